@@ -1,0 +1,262 @@
+//! The options of the attribute. Strict: what is not understood is an error that says what to write.
+
+use crate::duration;
+use crate::error::Mistakes;
+use crate::suggest::{list, nearest};
+use crate::template::Template;
+use proc_macro2::{Group, Ident, TokenStream, TokenTree};
+use syn::ext::IdentExt;
+use syn::parse::{Parse, ParseStream, Parser};
+use syn::{Expr, LitBool, LitStr, Path, Token, token};
+
+/// Every option, with an example of it.
+const OPTIONS: [(&str, &str); 11] = [
+    ("key", "key = \"room_<id>\""),
+    ("backend", "backend = \"redis\""),
+    ("locks", "locks = self.locks"),
+    ("wait", "wait = \"5s\""),
+    ("lease", "lease = \"30s\""),
+    ("on_lost", "on_lost = \"abort\""),
+    ("on_busy", "on_busy = Ok(None)"),
+    ("on_unavailable", "on_unavailable = \"error\""),
+    ("guard", "guard = held"),
+    ("recheck", "recheck = false"),
+    ("crate", "crate = ::dlock"),
+];
+
+/// What other libraries call them.
+const OTHER_NAMES: [(&str, &str); 6] = [
+    ("ttl", "lease"),
+    ("expire", "lease"),
+    ("timeout", "wait"),
+    ("wait_time", "wait"),
+    ("name", "key"),
+    ("held", "guard"),
+];
+
+#[derive(Default)]
+pub(crate) struct Args {
+    pub key: Option<Key>,
+    pub backend: Option<LitStr>,
+    pub locks: Option<Expr>,
+    pub wait: Option<Wait>,
+    pub lease: Option<u64>,
+    pub on_lost: Option<OnLost>,
+    pub on_busy: Option<Expr>,
+    pub on_unavailable: Option<OnUnavailable>,
+    pub guard: Option<Ident>,
+    pub recheck: Option<LitBool>,
+    pub krate: Option<Path>,
+    /// The names of the options that were given, right or wrong.
+    given: Vec<Ident>,
+}
+
+pub(crate) enum Key {
+    Template(Template),
+    Expr(TokenStream),
+}
+
+pub(crate) enum Wait {
+    No,
+    Milliseconds(u64),
+    Forever,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum OnLost {
+    Abort,
+    Continue,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum OnUnavailable {
+    Error,
+    Run,
+}
+
+impl Args {
+    pub(crate) fn parse(tokens: TokenStream, mistakes: &mut Mistakes) -> Self {
+        let mut args = Self::default();
+        let parser = |input: ParseStream<'_>| {
+            while !input.is_empty() {
+                match args.option(input, mistakes) {
+                    Err(mistake) => mistakes.push(mistake),
+                    Ok(()) if input.is_empty() || input.peek(Token![,]) => {}
+                    Ok(()) => mistakes.at(input.span(), "expected a `,` between two options"),
+                }
+                // What was not read of an option is skipped, so that those after it are checked as well.
+                while !input.is_empty() && !input.peek(Token![,]) {
+                    input.parse::<TokenTree>()?;
+                }
+                input.parse::<Option<Token![,]>>()?;
+            }
+            Ok(())
+        };
+        let result = parser.parse2(tokens);
+        mistakes.take(result);
+        args.check(mistakes);
+        args
+    }
+
+    /// Whether the option was given, be its value right or wrong.
+    pub(crate) fn gives(&self, option: &str) -> bool {
+        self.given.iter().any(|given| given == option)
+    }
+
+    /// Reads one `name = value`, and stops anywhere after a mistake.
+    fn option(&mut self, input: ParseStream<'_>, mistakes: &mut Mistakes) -> syn::Result<()> {
+        if input.peek(LitStr) {
+            let text: LitStr = input.parse()?;
+            self.given.push(Ident::new("key", text.span()));
+            let message = format!("an option needs its name; write `key = \"{}\"`", text.value());
+            return Err(syn::Error::new(text.span(), message));
+        }
+        let name = input.call(Ident::parse_any)?;
+        let option = name.to_string();
+        let Some((_, example)) = OPTIONS.iter().find(|(known, _)| *known == option) else {
+            return Err(syn::Error::new(name.span(), unknown(&option)));
+        };
+        let repeated = self.gives(&option);
+        if repeated {
+            mistakes.at(name.span(), format!("`{option}` is given twice; keep one of them"));
+        }
+        let missing = syn::Error::new(name.span(), format!("`{option}` needs a value; write `{example}`"));
+        self.given.push(name);
+        if !input.peek(Token![=]) || input.peek(Token![==]) {
+            return Err(missing);
+        }
+        input.parse::<Token![=]>()?;
+        if input.is_empty() || input.peek(Token![,]) {
+            return Err(missing);
+        }
+        let mut ignored = Self::default();
+        let args = if repeated { &mut ignored } else { self };
+        args.value(&option, example, input)
+    }
+
+    fn value(&mut self, option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<()> {
+        match option {
+            "key" => self.key = Some(key(input)?),
+            "backend" => self.backend = Some(backend(&text(option, example, input)?)?),
+            "locks" => self.locks = Some(input.parse()?),
+            "wait" => self.wait = Some(wait(&text(option, example, input)?)?),
+            "lease" => self.lease = Some(duration::parse(option, &text(option, example, input)?, &duration::LEASE)?),
+            "on_lost" => {
+                let choices = [("abort", OnLost::Abort), ("continue", OnLost::Continue)];
+                self.on_lost = Some(choice(option, &text(option, example, input)?, choices)?);
+            }
+            "on_busy" => self.on_busy = Some(input.parse()?),
+            "on_unavailable" => {
+                let choices = [("run", OnUnavailable::Run), ("error", OnUnavailable::Error)];
+                self.on_unavailable = Some(choice(option, &text(option, example, input)?, choices)?);
+            }
+            "guard" => self.guard = Some(parse_or(input, "`guard` takes a name for the body to use", example)?),
+            "recheck" => self.recheck = Some(parse_or(input, "`recheck` is `true` or `false`", example)?),
+            _ => self.krate = Some(crate_path(input)?),
+        }
+        Ok(())
+    }
+
+    /// Options that do not go together, reported at the later one.
+    fn check(&self, mistakes: &mut Mistakes) {
+        let later = |a: &str, b: &str| {
+            let at = |option| self.given.iter().position(|given| given == option);
+            at(a).zip(at(b)).map(|(a, b)| self.given[a.max(b)].span())
+        };
+        if let Some(span) = later("backend", "locks") {
+            mistakes.at(span, "`backend` and `locks` both say where to lock; keep one of them");
+        }
+        if let (Some(Wait::Forever), Some(span)) = (&self.wait, later("wait", "on_busy")) {
+            let message = "nobody who waits forever is turned away, so that `on_busy` is never used; \
+                           remove it, or write `wait = \"no\"` or a duration";
+            mistakes.at(span, message);
+        }
+    }
+}
+
+fn unknown(option: &str) -> String {
+    let names = || OPTIONS.iter().map(|(name, _)| *name);
+    let other = OTHER_NAMES.iter().find(|(other, _)| *other == option).map(|(_, name)| *name);
+    let meant = other.or_else(|| nearest(option, names()));
+    let meant = meant.map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+    format!("unknown option `{option}`; {meant}expected one of {}", list(names()))
+}
+
+/// A literal in quotes, without a suffix.
+fn text(option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<LitStr> {
+    let what = format!("`{option}` takes a text in quotes");
+    match input.fork().parse()? {
+        TokenTree::Ident(word) => parse_or(input, &what, &format!("{option} = \"{word}\"")),
+        TokenTree::Literal(number) if option == "wait" || option == "lease" => {
+            let whole = number.to_string().bytes().all(|b| b.is_ascii_digit());
+            let example = if whole { &format!("{option} = \"{number}s\"") } else { example };
+            parse_or(input, "a duration is a text with a unit", example)
+        }
+        _ => parse_or(input, &what, example),
+    }
+}
+
+fn parse_or<T: Parse>(input: ParseStream<'_>, what: &str, remedy: &str) -> syn::Result<T> {
+    let at = input.span();
+    input.parse().map_err(|_| syn::Error::new(at, format!("{what}; write `{remedy}`")))
+}
+
+fn key(input: ParseStream<'_>) -> syn::Result<Key> {
+    if input.peek(token::Brace) {
+        let block: Group = input.parse()?;
+        if block.stream().is_empty() {
+            let message = "the block gives no key; write an expression in it, such as `key = { id.to_string() }`";
+            return Err(syn::Error::new(block.span(), message));
+        }
+        return Ok(Key::Expr(block.stream()));
+    }
+    if input.peek(LitStr) {
+        return Template::parse(input.parse()?).map(Key::Template);
+    }
+    let at = input.span();
+    let token: TokenTree = input.parse()?;
+    let remedy = match token {
+        TokenTree::Ident(name) if input.is_empty() || input.peek(Token![,]) => {
+            format!("`key = \"<{name}>\"` or `key = {{ {name} }}`")
+        }
+        _ => "`key = \"room_<id>\"`, or `key = { … }` around this".to_owned(),
+    };
+    let message = format!("the key is a text in quotes, or an expression in braces; write {remedy}");
+    Err(syn::Error::new(at, message))
+}
+
+fn backend(name: &LitStr) -> syn::Result<LitStr> {
+    if name.value().is_empty() {
+        let message = "an empty name; write the name that was given to `dlock::register`, or leave `backend` out \
+                       for the default";
+        return Err(syn::Error::new(name.span(), message));
+    }
+    Ok(name.clone())
+}
+
+fn wait(text: &LitStr) -> syn::Result<Wait> {
+    match text.value().as_str() {
+        "no" => Ok(Wait::No),
+        "forever" => Ok(Wait::Forever),
+        _ => duration::parse("wait", text, &duration::WAIT).map(Wait::Milliseconds),
+    }
+}
+
+fn choice<T>(option: &str, text: &LitStr, choices: [(&str, T); 2]) -> syn::Result<T> {
+    let value = text.value();
+    let [(first, _), (second, _)] = &choices;
+    let message = format!("`{option}` is `\"{first}\"` or `\"{second}\"`, not `\"{value}\"`");
+    let chosen = choices.into_iter().find(|(name, _)| *name == value);
+    chosen.map(|(_, chosen)| chosen).ok_or_else(|| syn::Error::new(text.span(), message))
+}
+
+fn crate_path(input: ParseStream<'_>) -> syn::Result<Path> {
+    const ABSOLUTE: &str = "the path of the crate is absolute; write `crate = ::name`, or `crate = crate::path` for \
+                            a re-export in this crate";
+    let at = input.span();
+    let path = Path::parse_mod_style(input).map_err(|_| syn::Error::new(at, ABSOLUTE))?;
+    let root = path.segments.first().map(|segment| segment.ident.to_string());
+    // `$crate` is what a `macro_rules!` macro of the re-exporting crate writes.
+    let absolute = path.leading_colon.is_some() || matches!(root.as_deref(), Some("crate" | "$crate"));
+    if absolute { Ok(path) } else { Err(syn::Error::new(at, ABSOLUTE)) }
+}

@@ -1,0 +1,237 @@
+//! Puts the lock around the body.
+//!
+//! ```text
+//! Input:   #[distributed_lock(key = "room_<id>", backend = "zk")]
+//!          async fn book(id: u64, who: &str) -> Result<Booking, AppError> { BODY }
+//!
+//! Output:  async fn book(id: u64, who: &str) -> Result<Booking, AppError> {
+//!              ::dlock::__private::require_zk! {}             // nothing, or an error when the feature is off
+//!              let mut section = ::dlock::__private::Section::new(
+//!                  ::dlock::__private::Site { function: …, template: "room_<id>" },
+//!                  ::dlock::__private::Source::Named("zk"),
+//!                  ::std::format!("room_{}", id),             // the key is complete before the arguments move
+//!              );
+//!              let body = ::core::pin::pin!(async move {      // pinned here: by value it would be stored twice
+//!                  let _ = &id;                               // every argument moves in, used or not,
+//!                  let _ = &who;                              // so that it is dropped before the release
+//!                  if false {                                 // `?` and mismatches are as in the plain function
+//!                      let output: Result<Booking, AppError> = loop {};
+//!                      return output;
+//!                  }
+//!                  { BODY }
+//!              });                                            // declared after `section`: dropped before it
+//!              let outcome = section.run(body).await;
+//!              match outcome {
+//!                  Ok(output) => output,
+//!                  Err(error) => ::dlock::__private::from_lock::<Result<Booking, AppError>>(error),
+//!              }
+//!          }
+//! ```
+//!
+//! No item is generated: inside a generic `impl` it could not use the type parameters.
+
+use crate::args::{Args, Key, OnLost, OnUnavailable, Wait};
+use crate::error::{Mistakes, report};
+use crate::function::Function;
+use proc_macro2::{Literal, Span, TokenStream};
+use quote::{quote, quote_spanned};
+use syn::ext::IdentExt;
+use syn::{Expr, LitStr};
+
+/// Backends that are behind a cargo feature of the same name.
+const FEATURES: [&str; 5] = ["redis", "zk", "sqlite", "postgres", "mysql"];
+
+pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
+    let mut mistakes = Mistakes::default();
+    let args = Args::parse(args, &mut mistakes);
+    let function = mistakes.take(Function::parse(item.clone()));
+    let expanded = function.and_then(|function| locked(&args, &function, &mut mistakes));
+    match (expanded, mistakes.into_error()) {
+        (_, Some(mistakes)) => report(&mistakes, &item),
+        (expanded, None) => expanded.unwrap_or(item),
+    }
+}
+
+/// The function with the lock around its body, or nothing when there were mistakes.
+fn locked(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
+    // Everything generated has spans of the macro: no name meets one of the user's, and no lint of the
+    // user's finds fault with it.
+    let here = Span::mixed_site();
+    let dlock = match &args.krate {
+        Some(path) => quote!(#path),
+        None => quote_spanned!(here=> ::dlock),
+    };
+    let private = quote_spanned!(here=> #dlock::__private);
+
+    check_guard(args, function, mistakes);
+    let key = key(args, function, mistakes);
+    let output = mistakes.take(function.output());
+    let (key, output) = key.zip(output)?;
+
+    let site = site(args, function, &private);
+    let (backend, source) = source(args, &private);
+    let options = options(args, &dlock);
+    let (enter, section) = match &args.on_busy {
+        Some(on_busy) => (on_busy_first(on_busy, &private, &output), quote_spanned!(here=> section)),
+        None => (TokenStream::new(), quote_spanned!(here=> section)),
+    };
+    let captures = captures(function);
+    let guard = args.guard.as_ref().map(|guard| quote_spanned!(here=> let #guard = #private::held();));
+    let body = &function.body.block;
+
+    Some(function.with_body(&quote_spanned! {here=>
+        #backend
+        let mut section = #private::Section::new(#site, #source, #key) #options;
+        #enter
+        let body = ::core::pin::pin!(async move {
+            #captures
+            if false {
+                let output: #output = loop {};
+                return output;
+            }
+            #guard
+            #body
+        });
+        let outcome = #section.run(body).await;
+        match outcome {
+            ::core::result::Result::Ok(output) => output,
+            ::core::result::Result::Err(error) => #private::from_lock::<#output>(error),
+        }
+    }))
+}
+
+fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
+    match &args.key {
+        Some(Key::Template(template)) => template.to_key(function, mistakes),
+        Some(Key::Expr(expr)) => {
+            let here = Span::mixed_site();
+            Some(quote_spanned!(here=> ::std::string::ToString::to_string(&{ #expr })))
+        }
+        None => {
+            if !args.gives("key") {
+                let example = function.names().find(|name| *name != "self");
+                let example = example.map_or_else(String::new, |name| format!("_<{}>", name.unraw()));
+                let message = format!(
+                    "a lock needs a key; write `#[distributed_lock(key = \"{}{example}\")]`",
+                    function.name.unraw()
+                );
+                mistakes.at(Span::call_site(), message);
+            }
+            None
+        }
+    }
+}
+
+/// What spans and metrics are labelled with: never the key, of which there can be any number.
+fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream {
+    let name = function.name.unraw().to_string();
+    let template = match &args.key {
+        Some(Key::Template(template)) => template.label(),
+        _ => format!("{{{name}}}"),
+    };
+    quote_spanned! {Span::mixed_site()=>
+        #private::Site {
+            function: ::core::concat!(::core::module_path!(), "::", #name),
+            template: #template,
+        }
+    }
+}
+
+/// Statements that must come first, and where to lock.
+fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
+    let here = Span::mixed_site();
+    if let Some(locks) = &args.locks {
+        // A clone, which is a count, so that the body can move what it was borrowed from.
+        return (
+            quote_spanned!(here=> let locks = ::core::clone::Clone::clone(#private::locks_of(&#locks));),
+            quote_spanned!(here=> #private::Source::Given(&locks)),
+        );
+    }
+    match &args.backend {
+        Some(name) => (feature(name, private), quote_spanned!(here=> #private::Source::Named(#name))),
+        None => (TokenStream::new(), quote_spanned!(here=> #private::Source::Default)),
+    }
+}
+
+/// An error at the backend's name when its cargo feature is off.
+fn feature(name: &LitStr, private: &TokenStream) -> TokenStream {
+    let value = name.value();
+    if !FEATURES.contains(&value.as_str()) {
+        return TokenStream::new();
+    }
+    let require = quote::format_ident!("require_{value}", span = name.span());
+    quote_spanned!(name.span()=> #private::#require! {})
+}
+
+fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
+    let here = Span::mixed_site();
+    let duration = |milliseconds: u64| {
+        let milliseconds = Literal::u64_suffixed(milliseconds);
+        quote_spanned!(here=> ::core::time::Duration::from_millis(#milliseconds))
+    };
+    let mut options = TokenStream::new();
+    if let Some(wait) = &args.wait {
+        let wait = match wait {
+            Wait::No => quote_spanned!(here=> No),
+            Wait::Forever => quote_spanned!(here=> Forever),
+            Wait::Milliseconds(wait) => {
+                let wait = duration(*wait);
+                quote_spanned!(here=> For(#wait))
+            }
+        };
+        options.extend(quote_spanned!(here=> .wait(#dlock::Wait::#wait)));
+    }
+    if let Some(lease) = args.lease.map(duration) {
+        options.extend(quote_spanned!(here=> .lease(#lease)));
+    }
+    if let Some(on_lost) = args.on_lost {
+        let on_lost = match on_lost {
+            OnLost::Abort => quote_spanned!(here=> Abort),
+            OnLost::Continue => quote_spanned!(here=> Continue),
+        };
+        options.extend(quote_spanned!(here=> .on_lost(#dlock::OnLost::#on_lost)));
+    }
+    if let Some(recheck) = &args.recheck {
+        options.extend(quote_spanned!(here=> .recheck(#recheck)));
+    }
+    if args.on_unavailable == Some(OnUnavailable::Run) {
+        options.extend(quote_spanned!(here=> .run_when_unavailable()));
+    }
+    options
+}
+
+/// With `on_busy` the lock is taken before the arguments move into the body, so that its expression
+/// can name them. Without it this is not done: it keeps room for the arguments twice.
+fn on_busy_first(on_busy: &Expr, private: &TokenStream, output: &TokenStream) -> TokenStream {
+    quote_spanned! {Span::mixed_site()=>
+        match section.enter().await {
+            ::core::result::Result::Ok(()) => {}
+            ::core::result::Result::Err(error) if #private::is_busy(&error) => return #on_busy,
+            ::core::result::Result::Err(error) => return #private::from_lock::<#output>(error),
+        }
+    }
+}
+
+/// Moves every argument into the body. A parameter `_` has no name, and stays outside.
+fn captures(function: &Function) -> TokenStream {
+    let here = Span::mixed_site();
+    let captures = function.arguments.iter().map(|argument| {
+        let mut name = argument.name.clone();
+        name.set_span(here.resolved_at(name.span()));
+        let cfgs = &argument.cfgs;
+        quote_spanned!(here=> #(#cfgs)* let _ = &#name;)
+    });
+    captures.collect()
+}
+
+fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {
+    if let Some(guard) = &args.guard
+        && function.names().any(|name| name == guard)
+    {
+        let message = format!(
+            "`{guard}` is an argument of `{}`, which the guard would hide; write another name, such as `guard = held`",
+            function.name
+        );
+        mistakes.at(guard.span(), message);
+    }
+}

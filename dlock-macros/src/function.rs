@@ -1,0 +1,332 @@
+//! The annotated function: its signature is read, its body is only moved.
+
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::spanned::Spanned;
+use syn::{
+    Attribute, FnArg, GenericArgument, Pat, Path, PathArguments, ReturnType, Signature, Token, Type,
+    TypeInfer, TypeParamBound, Visibility,
+};
+
+const PLACE: &str = "`#[distributed_lock]` goes on an `async fn` with a body";
+
+pub(crate) struct Function {
+    /// Attributes, visibility and signature, token by token as they were written.
+    pub header: TokenStream,
+    pub name: Ident,
+    pub arguments: Vec<Argument>,
+    pub body: Body,
+    output: Output,
+    boxing: Option<Boxing>,
+}
+
+/// A name that the parameters bind.
+pub(crate) struct Argument {
+    pub name: Ident,
+    /// The `#[cfg]`s of its parameter.
+    pub cfgs: Vec<Attribute>,
+}
+
+pub(crate) struct Body {
+    /// `#![…]` at its start, which are attributes of the function.
+    inner_attributes: TokenStream,
+    /// The statements in braces of their own.
+    pub block: Group,
+    /// Where the function's braces are.
+    span: Span,
+}
+
+enum Output {
+    Unit(Span),
+    Type(Box<Type>),
+}
+
+/// What stands around the body in a function that returns its future in a box, as `#[async_trait]`
+/// makes them: `Box::pin(async move { … })`.
+struct Boxing {
+    pin: TokenStream,
+    r#async: TokenStream,
+}
+
+impl Function {
+    pub(crate) fn parse(item: TokenStream) -> syn::Result<Self> {
+        let mut tokens: Vec<TokenTree> = ungrouped(item).into_iter().collect();
+        let last = tokens.pop();
+        let header: TokenStream = tokens.into_iter().collect();
+        let signature = match syn::parse2::<Header>(header.clone()) {
+            Ok(Header(signature)) => signature,
+            Err(error) if starts_as_function(&header) => return Err(error),
+            Err(_) => {
+                let span = header.into_iter().next().map_or_else(Span::call_site, |token| token.span());
+                return Err(syn::Error::new(span, PLACE));
+            }
+        };
+        let Some(block) = last.as_ref().and_then(braces) else {
+            return Err(syn::Error::new(
+                signature.ident.span(),
+                format!(
+                    "`{}` has no body to lock; put `#[distributed_lock]` on the function in the `impl`, \
+                     or give this one a body",
+                    signature.ident
+                ),
+            ));
+        };
+        Self::new(header, signature, block)
+    }
+
+    fn new(header: TokenStream, signature: Signature, block: Group) -> syn::Result<Self> {
+        let name = signature.ident.clone();
+        if let Some(constness) = signature.constness {
+            let message = "a `const fn` cannot wait for a lock; write `async fn`";
+            return Err(syn::Error::new(constness.span, message));
+        }
+        let mut body = Body::new(&block);
+        let mut boxing = None;
+        if signature.asyncness.is_none() {
+            let Some((around, inner)) = Boxing::find(&body.block) else {
+                return Err(syn::Error::new(
+                    signature.fn_token.span,
+                    format!(
+                        "`{name}` is not `async`; write `async fn {name}`, and put `#[distributed_lock]` above \
+                         an attribute that takes the `async` away, such as `#[tokio::main]` or `#[tokio::test]`"
+                    ),
+                ));
+            };
+            boxing = Some(around);
+            body.block = generated_block(inner.stream(), inner.span());
+        }
+        let mut arguments = Vec::new();
+        for input in &signature.inputs {
+            match input {
+                FnArg::Receiver(receiver) => {
+                    arguments.push(Argument { name: receiver.self_token.into(), cfgs: cfgs(&receiver.attrs) });
+                }
+                FnArg::Typed(argument) => bindings(&argument.pat, &cfgs(&argument.attrs), &mut arguments),
+            }
+        }
+        let output = match signature.output {
+            ReturnType::Default => Output::Unit(signature.ident.span()),
+            ReturnType::Type(_, ty) => Output::Type(ty),
+        };
+        Ok(Self { header, name, arguments, body, output, boxing })
+    }
+
+    /// The names a placeholder can use.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Ident> {
+        self.arguments.iter().map(|argument| &argument.name)
+    }
+
+    /// Whether it returns `Box::pin(async move { … })` instead of being `async`.
+    pub(crate) fn is_boxed(&self) -> bool {
+        self.boxing.is_some()
+    }
+
+    /// The type its future resolves to, written so that it can stand in a `let`.
+    pub(crate) fn output(&self) -> syn::Result<TokenStream> {
+        let mut output = match &self.output {
+            Output::Type(ty) if self.is_boxed() => match future_output(ty) {
+                Some(output) => output.clone(),
+                None => return Ok(quote!(_)),
+            },
+            Output::Type(ty) => Type::clone(ty),
+            Output::Unit(span) => {
+                return Err(syn::Error::new(
+                    *span,
+                    format!(
+                        "`{name}` returns nothing, so that it cannot say that the lock failed; \
+                         write `async fn {name}(…) -> Result<(), dlock::Error>`",
+                        name = self.name
+                    ),
+                ));
+            }
+        };
+        erase_impl_trait(&mut output);
+        Ok(output.into_token_stream())
+    }
+
+    /// `statements` as the whole body of the function.
+    pub(crate) fn with_body(&self, statements: &TokenStream) -> TokenStream {
+        let header = &self.header;
+        let mut inside = self.body.inner_attributes.clone();
+        match &self.boxing {
+            Some(Boxing { pin, r#async }) => inside.extend(quote!(#pin(#r#async { #statements }))),
+            None => inside.extend(quote!(#statements)),
+        }
+        let mut block = Group::new(Delimiter::Brace, inside);
+        block.set_span(self.body.span);
+        quote!(#header #block)
+    }
+}
+
+/// Everything of a function up to its body.
+struct Header(Signature);
+
+impl Parse for Header {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        input.call(Attribute::parse_outer)?;
+        input.parse::<Visibility>()?;
+        let signature = input.parse()?;
+        if input.is_empty() { Ok(Self(signature)) } else { Err(input.error("expected the body of the function")) }
+    }
+}
+
+impl Body {
+    fn new(block: &Group) -> Self {
+        let mut tokens = block.stream().into_iter().peekable();
+        let mut inner_attributes = TokenStream::new();
+        while matches!(tokens.peek(), Some(TokenTree::Punct(hash)) if hash.as_char() == '#') {
+            let mut ahead = tokens.clone();
+            let attribute: TokenStream = ahead.by_ref().take(3).collect();
+            if syn::parse::Parser::parse2(Attribute::parse_inner, attribute.clone()).is_err() {
+                break;
+            }
+            inner_attributes.extend(attribute);
+            tokens = ahead;
+        }
+        let span = block.span();
+        Self { inner_attributes, block: generated_block(tokens.collect(), span), span }
+    }
+}
+
+/// The user's braces would be reported as unused in the place where the block goes. Where they stand
+/// is kept, so that a mismatch is shown at the body.
+fn generated_block(statements: TokenStream, braces: Span) -> Group {
+    let mut block = Group::new(Delimiter::Brace, statements);
+    block.set_span(Span::mixed_site().located_at(braces));
+    block
+}
+
+impl Boxing {
+    /// The parts of `Box::pin(async move { … })` when that is all there is.
+    fn find(block: &Group) -> Option<(Self, Group)> {
+        let mut tokens: Vec<TokenTree> = block.stream().into_iter().collect();
+        let arguments = match tokens.pop()? {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => group.stream(),
+            _ => return None,
+        };
+        let pin: TokenStream = tokens.into_iter().collect();
+        let path = syn::parse2::<Path>(pin.clone()).ok()?;
+        let names: Vec<String> = path.segments.iter().rev().map(|segment| segment.ident.to_string()).collect();
+        if !matches!(names.as_slice(), [pin, r#box, ..] if pin == "pin" && r#box == "Box") {
+            return None;
+        }
+        match arguments.into_iter().collect::<Vec<_>>().as_slice() {
+            [TokenTree::Ident(r#async), TokenTree::Ident(r#move), TokenTree::Group(body)]
+                if r#async == "async" && r#move == "move" && body.delimiter() == Delimiter::Brace =>
+            {
+                Some((Self { pin, r#async: quote!(#r#async #r#move) }, body.clone()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Without the invisible groups that `macro_rules!` puts around what it captured.
+fn ungrouped(tokens: TokenStream) -> TokenStream {
+    let mut inside = tokens.clone().into_iter();
+    match (inside.next(), inside.next()) {
+        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => ungrouped(group.stream()),
+        _ => tokens,
+    }
+}
+
+fn braces(token: &TokenTree) -> Option<Group> {
+    match ungrouped(token.clone().into()).into_iter().next()? {
+        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(group),
+        _ => None,
+    }
+}
+
+/// Whether there is an `fn` outside of every bracket: then the parser's own error is to the point.
+fn starts_as_function(header: &TokenStream) -> bool {
+    header.clone().into_iter().any(|token| matches!(token, TokenTree::Ident(word) if word == "fn"))
+}
+
+fn cfgs(attributes: &[Attribute]) -> Vec<Attribute> {
+    attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).cloned().collect()
+}
+
+/// The names that a pattern binds. What is not known here is left out, and the compiler reports what
+/// follows from it in better words than this could.
+fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
+    let mut all = |patterns: &mut dyn Iterator<Item = &Pat>| {
+        for pattern in patterns {
+            bindings(pattern, cfgs, found);
+        }
+    };
+    match pattern {
+        Pat::Tuple(tuple) => all(&mut tuple.elems.iter()),
+        Pat::TupleStruct(tuple) => all(&mut tuple.elems.iter()),
+        Pat::Slice(slice) => all(&mut slice.elems.iter()),
+        Pat::Struct(fields) => all(&mut fields.fields.iter().map(|field| &*field.pat)),
+        Pat::Reference(reference) => bindings(&reference.pat, cfgs, found),
+        Pat::Paren(paren) => bindings(&paren.pat, cfgs, found),
+        // Every case binds the same names.
+        Pat::Or(or) => all(&mut or.cases.first().into_iter()),
+        Pat::Ident(binding) => {
+            found.push(Argument { name: binding.ident.clone(), cfgs: cfgs.to_vec() });
+            if let Some((_, part)) = &binding.subpat {
+                bindings(part, cfgs, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `T` of `Pin<Box<dyn Future<Output = T> + …>>`.
+fn future_output(ty: &Type) -> Option<&Type> {
+    match ty {
+        Type::Path(path) => arguments(&path.path)?.iter().find_map(|argument| match argument {
+            GenericArgument::Type(ty) => future_output(ty),
+            _ => None,
+        }),
+        Type::TraitObject(object) => object.bounds.iter().find_map(|bound| match bound {
+            TypeParamBound::Trait(bound) => arguments(&bound.path)?.iter().find_map(|argument| match argument {
+                GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
+                _ => None,
+            }),
+            _ => None,
+        }),
+        Type::Group(group) => future_output(&group.elem),
+        Type::Paren(paren) => future_output(&paren.elem),
+        _ => None,
+    }
+}
+
+fn arguments(path: &Path) -> Option<&syn::punctuated::Punctuated<GenericArgument, Token![,]>> {
+    match &path.segments.last()?.arguments {
+        PathArguments::AngleBracketed(arguments) => Some(&arguments.args),
+        _ => None,
+    }
+}
+
+/// `impl Trait` cannot be written in a `let`; `_` stands for the same type there.
+fn erase_impl_trait(ty: &mut Type) {
+    match ty {
+        Type::ImplTrait(opaque) => {
+            let underscore_token = Token![_](opaque.span());
+            *ty = Type::Infer(TypeInfer { attrs: Vec::new(), underscore_token });
+        }
+        Type::Path(path) => {
+            for segment in &mut path.path.segments {
+                if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
+                    for argument in &mut arguments.args {
+                        match argument {
+                            GenericArgument::Type(ty) => erase_impl_trait(ty),
+                            GenericArgument::AssocType(assoc) => erase_impl_trait(&mut assoc.ty),
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+        Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(erase_impl_trait),
+        Type::Reference(reference) => erase_impl_trait(&mut reference.elem),
+        Type::Array(array) => erase_impl_trait(&mut array.elem),
+        Type::Slice(slice) => erase_impl_trait(&mut slice.elem),
+        Type::Paren(paren) => erase_impl_trait(&mut paren.elem),
+        Type::Group(group) => erase_impl_trait(&mut group.elem),
+        _ => {}
+    }
+}
