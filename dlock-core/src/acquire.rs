@@ -1,0 +1,357 @@
+//! Taking a lock: attempts, waiting, and what to do when an outcome is unknown.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::backend::{Attempt, Busy, Grant};
+use crate::clock::Timestamp;
+use crate::engine::Engine;
+use crate::erased::DynClaim;
+use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::guard::Guard;
+use crate::hold::{Condition, Hold};
+use crate::holder::Holder;
+use crate::keeper::{Abandoned, Job};
+use crate::key::Key;
+use crate::line::Ticket;
+use crate::observe;
+use crate::options::{Options, Wait};
+use crate::wait::Backoff;
+
+/// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
+struct Pending {
+    engine: Arc<Engine>,
+    key: Key,
+    options: Options,
+    claim: Option<Box<dyn DynClaim>>,
+    /// An attempt is under way, or the outcome of one was never found out.
+    unsettled: bool,
+}
+
+impl Pending {
+    fn hand_over(&mut self) {
+        let Some(claim) = self.claim.take() else { return };
+        if self.unsettled || !claim.is_clean() {
+            self.engine.later(Job::Withdraw(Abandoned {
+                engine: Arc::clone(&self.engine),
+                key: self.key.clone(),
+                claim,
+                lease: self.options.lease,
+                request_timeout: self.options.request_timeout(),
+            }));
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
+/// How one attempt went.
+enum Step {
+    Granted(Grant),
+    Busy(Busy),
+    /// Nothing was changed.
+    Failed(Failure),
+    /// Something may have been changed.
+    Unknown(Failure),
+}
+
+/// One acquire.
+struct Acquire<'a> {
+    engine: &'a Arc<Engine>,
+    key: &'a Key,
+    template: Option<&'static str>,
+    options: &'a Options,
+    pending: Pending,
+    started: Instant,
+    attempts: u32,
+    /// When the first request was sent whose effect may still be standing.
+    first_sent: Option<Timestamp>,
+    /// Attempts since the outcome was last known.
+    unknowns: u32,
+    backoff: Backoff,
+    holder: Option<Holder>,
+}
+
+/// Takes the lock, without a look at what the caller holds already.
+pub(crate) async fn acquire(
+    engine: &Arc<Engine>,
+    key: &Key,
+    template: Option<&'static str>,
+    options: &Options,
+) -> Result<Guard, Error> {
+    let refuse = |failure: Failure| engine.error(Operation::Acquire, failure).of(key);
+    engine.refuse_when_closed().map_err(refuse)?;
+    if tokio::runtime::Handle::try_current().is_err() {
+        return Err(refuse(Failure::new(
+            ErrorKind::Closed,
+            "there is no tokio runtime here to wait on; acquire inside of one",
+        )));
+    }
+    let span = observe::acquire_span(engine, key, template);
+    let acquire = Acquire {
+        pending: Pending {
+            engine: Arc::clone(engine),
+            key: key.clone(),
+            options: *options,
+            claim: Some(engine.claim(key, options).map_err(refuse)?),
+            unsettled: false,
+        },
+        engine,
+        key,
+        template,
+        options,
+        started: Instant::now(),
+        attempts: 0,
+        first_sent: None,
+        unknowns: 0,
+        backoff: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
+        holder: None,
+    };
+    acquire.go().instrument(span).await
+}
+
+impl<'a> Acquire<'a> {
+    async fn go(mut self) -> Result<Guard, Error> {
+        let result = self.attempt_until_done().await;
+        let waited = self.started.elapsed();
+        match result {
+            Ok(guard) => {
+                observe::acquired(guard.fence(), waited, self.attempts);
+                Ok(guard)
+            }
+            Err(failure) => {
+                let mut error = self.engine.error(Operation::Acquire, failure).of(self.key);
+                observe::not_acquired(&error, waited, self.attempts);
+                if error.kind() == ErrorKind::Unknown {
+                    error = error.maybe_held_for(self.maybe_held_for());
+                }
+                Err(error.after(waited, self.attempts).held_by(self.holder.take()))
+            }
+        }
+    }
+
+    async fn attempt_until_done(&mut self) -> Result<Guard, Failure> {
+        let engine = self.engine;
+        let mut ticket = None;
+        // With a line before us there is no point in asking: the first in line does.
+        if self.options.wait != Wait::No && !engine.capabilities.fair && engine.line.has(self.key) {
+            ticket = Some(self.stand_in_line().await?);
+        }
+        loop {
+            match self.attempt().await {
+                Step::Granted(grant) => {
+                    if let Some(guard) = self.accept(grant)? {
+                        return Ok(guard);
+                    }
+                }
+                Step::Busy(busy) => {
+                    let retry_after = busy.retry_after;
+                    if let Some(holder) = busy.holder {
+                        self.holder = Some(*holder);
+                    }
+                    if self.options.wait == Wait::No {
+                        return Err(Failure::new(ErrorKind::Busy, ""));
+                    }
+                    if ticket.is_none() && !engine.capabilities.fair {
+                        let first = !engine.line.has(self.key);
+                        ticket = Some(self.stand_in_line().await?);
+                        if !first {
+                            continue;
+                        }
+                    }
+                    self.wait_for_change(retry_after, ticket.as_ref()).await?;
+                }
+                Step::Unknown(failure) => {
+                    observe::unknown_outcome(&failure, self.unknowns < self.options.rechecks);
+                    self.recheck_after(failure).await?;
+                }
+                Step::Failed(failure) if self.first_sent.is_some() => {
+                    // This attempt changed nothing; an earlier one may have.
+                    self.recheck_after(failure).await?;
+                }
+                Step::Failed(failure) => {
+                    if !failure.is_transient() || self.options.wait == Wait::No {
+                        return Err(failure);
+                    }
+                    let pause = self.backoff_after_failure();
+                    self.pause(pause).await.map_err(|_| failure)?;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&mut self) -> Step {
+        let sent = self.engine.clock.now();
+        self.attempts = self.attempts.saturating_add(1);
+        if self.unknowns > 0 {
+            self.engine.book.count(|counters| &counters.rechecks);
+        }
+        let limit = self.options.request_timeout();
+        let was_unsettled = std::mem::replace(&mut self.pending.unsettled, true);
+        let Some(claim) = self.pending.claim.as_mut() else {
+            return Step::Failed(Failure::new(ErrorKind::Closed, "the claim is gone"));
+        };
+        let first_sent = self.first_sent;
+        // Noted before the request goes out: from now on something of ours may be on the server.
+        self.first_sent.get_or_insert(sent);
+        match tokio::time::timeout(limit, claim.attempt()).await {
+            Ok(Ok(Attempt::Granted(grant))) => Step::Granted(grant),
+            Ok(Ok(Attempt::Busy(busy))) => {
+                // Somebody else has it, so an earlier attempt of ours does not. It may still be on its way, which is
+                // why the claim stays unsettled when there was one.
+                self.first_sent = None;
+                self.unknowns = 0;
+                self.pending.unsettled = was_unsettled;
+                Step::Busy(busy)
+            }
+            Ok(Err(failure)) if failure.kind() != ErrorKind::Unknown => {
+                self.first_sent = first_sent;
+                self.pending.unsettled = was_unsettled;
+                Step::Failed(failure)
+            }
+            Ok(Err(failure)) => Step::Unknown(failure),
+            Err(_) => Step::Unknown(Failure::unknown(format!("no answer within {limit:?}"))),
+        }
+    }
+
+    /// Makes a guard of a grant; `None` when the grant came so late that it is worth nothing any more.
+    fn accept(&mut self, grant: Grant) -> Result<Option<Guard>, Failure> {
+        let sent = self.first_sent.unwrap_or_else(|| self.engine.clock.now());
+        let Some(claim) = self.pending.claim.take() else {
+            return Err(Failure::new(ErrorKind::Closed, "the claim is gone"));
+        };
+        let hold = Hold::new(
+            Arc::clone(self.engine),
+            self.key.clone(),
+            self.template,
+            self.options,
+            claim,
+            grant,
+            sent,
+        );
+        self.engine.book.list(&hold);
+        // Dropping a guard gives the lock back, also one that comes too late.
+        let guard = Guard::new(hold);
+        self.engine.refuse_when_closed()?;
+        if guard.hold().condition() != Condition::Lost {
+            return Ok(Some(guard));
+        }
+        drop(guard);
+        if self.options.wait == Wait::No || self.left().is_some_and(|left| left.is_zero()) {
+            return Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"));
+        }
+        self.pending.claim = Some(self.engine.claim(self.key, self.options)?);
+        self.pending.unsettled = false;
+        (self.first_sent, self.unknowns) = (None, 0);
+        Ok(None)
+    }
+
+    /// After an unknown outcome: a short pause, and then another attempt under the same token, if there is one left.
+    async fn recheck_after(&mut self, failure: Failure) -> Result<(), Failure> {
+        if self.unknowns >= self.options.rechecks {
+            return Err(match failure.kind() {
+                ErrorKind::Unknown => failure,
+                _ => Failure::unknown("an earlier request may have taken effect").with_source(failure),
+            });
+        }
+        self.unknowns += 1;
+        // Not bounded by the wait: whether we hold the lock has to be found out in any case.
+        tokio::time::sleep(self.backoff_after_failure()).await;
+        Ok(())
+    }
+
+    fn backoff_after_failure(&mut self) -> Duration {
+        self.backoff.next().max(Duration::from_millis(2))
+    }
+
+    async fn stand_in_line(&self) -> Result<Ticket<'a>, Failure> {
+        let ticket = self.engine.line.join(self.key);
+        self.within_wait(ticket.first()).await?;
+        Ok(ticket)
+    }
+
+    /// Waits until another attempt may be worth while, or the time is up.
+    async fn wait_for_change(
+        &mut self,
+        retry_after: Option<Duration>,
+        ticket: Option<&Ticket<'_>>,
+    ) -> Result<(), Failure> {
+        let mut pause = self.backoff.next();
+        if self.engine.capabilities.notified {
+            // A notification will come; the poll is only the safety net.
+            pause = self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0);
+        }
+        if let Some(left) = retry_after {
+            pause = pause.min(left + Duration::from_millis(1));
+        }
+        let Some(claim) = self.pending.claim.as_mut() else {
+            return Err(Failure::new(ErrorKind::Closed, "the claim is gone"));
+        };
+        let changed = async {
+            let poll = tokio::time::sleep(pause);
+            let released = async {
+                match ticket {
+                    Some(ticket) => ticket.released().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = poll => Ok(()),
+                () = released => Ok(()),
+                told = watch(claim) => told,
+            }
+        };
+        within(left(self.options.wait, self.started), changed).await?
+    }
+
+    async fn pause(&self, pause: Duration) -> Result<(), Failure> {
+        self.within_wait(tokio::time::sleep(pause)).await
+    }
+
+    async fn within_wait<T>(&self, future: impl Future<Output = T>) -> Result<T, Failure> {
+        within(self.left(), future).await
+    }
+
+    fn left(&self) -> Option<Duration> {
+        left(self.options.wait, self.started)
+    }
+
+    fn maybe_held_for(&self) -> Duration {
+        let sent = self.first_sent.unwrap_or_else(|| self.engine.clock.now());
+        // A request that is still on its way starts its lease when it arrives.
+        (sent + self.options.lease + self.options.request_timeout()).since(self.engine.clock.now())
+    }
+}
+
+/// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
+async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
+    match claim.changed().await {
+        Err(failure) if failure.is_transient() => std::future::pending().await,
+        told => told,
+    }
+}
+
+/// What is left of a wait that began at `started`; `None` when it has no end.
+fn left(wait: Wait, started: Instant) -> Option<Duration> {
+    match wait {
+        Wait::No => Some(Duration::ZERO),
+        Wait::For(limit) => Some(limit.saturating_sub(started.elapsed())),
+        Wait::Forever => None,
+    }
+}
+
+async fn within<T>(left: Option<Duration>, future: impl Future<Output = T>) -> Result<T, Failure> {
+    match left {
+        None => Ok(future.await),
+        Some(left) => tokio::time::timeout(left, future)
+            .await
+            .map_err(|_| Failure::new(ErrorKind::TimedOut, "")),
+    }
+}

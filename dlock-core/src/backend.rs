@@ -1,0 +1,354 @@
+//! The contract between the engine and a backend.
+//!
+//! A backend supplies primitives; waiting, deadlines, retries, renewal, loss, reentrancy and spans are written once, in
+//! this crate. To add a backend, implement [`Backend`] and [`Claim`] with plain `async fn`s, and run the conformance
+//! suite of `dlock-testkit` over it. [`Memory`](crate::Memory) is the reference implementation.
+//!
+//! # The life of a claim
+//!
+//! ```text
+//! claim() ── attempt() ─┬─ Granted ── granted(signal) ── renew()* ── withdraw()
+//!              ▲        ├─ Busy ───── changed() ─┐
+//!              └────────┼────────────────────────┘        withdraw() may follow anything, at any time
+//!                       └─ Err ────── attempt() again, or withdraw()
+//! ```
+//!
+//! # Rules
+//!
+//! 1. **One token.** A claim has one [`Token`] for its whole life and leaves it on the server. Every step is idempotent
+//!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else.
+//! 2. **Every await can be the last.** The engine drops the future of any step when the caller goes away or a request
+//!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
+//!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
+//!    backend has one, so that it arrives later.
+//! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from the
+//!    moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, or report what is left.
+//! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
+//!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
+//! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
+//! 6. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//!    whose I/O is driven by the caller's runtime must not be needed there.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+use crate::clock::{Clock, Timestamp};
+use crate::error::Failure;
+use crate::fence::Fence;
+use crate::hold::Hold;
+use crate::holder::{Holder, Identity};
+use crate::key::Key;
+use crate::token::Token;
+
+/// A lock service: Redis, ZooKeeper, a database, this process's memory.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// One series of attempts under one token.
+    type Claim: Claim;
+
+    /// A short lower-case name for errors, spans and metrics, such as `redis`.
+    fn name(&self) -> &'static str;
+
+    /// What the backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The clock that this backend's leases are measured with on our side.
+    fn clock(&self) -> Clock {
+        Clock::system()
+    }
+
+    /// Prepares a claim. No I/O happens here.
+    fn claim(&self, request: ClaimRequest) -> Self::Claim;
+
+    /// Who holds `key`; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
+
+    /// Closes connections, as the last step of a shutdown. Later calls may fail.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// One series of attempts to take one lock under one token, and the hold that may come of it.
+///
+/// See the [module](self) for the rules.
+pub trait Claim: Send + 'static {
+    /// Tries once and never waits for other holders.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; the outcome then counts as unknown.
+    fn attempt(&mut self) -> impl Future<Output = Result<Attempt, Failure>> + Send;
+
+    /// After [`Attempt::Busy`]: resolves when another attempt is worth while. It may resolve for nothing, and it may miss
+    /// a change: the engine tries again after a while by itself. The default never resolves.
+    ///
+    /// # Errors
+    ///
+    /// A transient failure is taken as "cannot tell" and the engine polls; a final one ends the acquire.
+    ///
+    /// # Cancel safety
+    ///
+    /// Must be cancel-safe: dropping it loses nothing but the notification.
+    fn changed(&mut self) -> impl Future<Output = Result<(), Failure>> + Send {
+        std::future::pending()
+    }
+
+    /// Called once, right after an attempt was granted. Backends that learn of trouble by themselves (a session that is
+    /// suspended or expires) keep the signal; the default drops it.
+    fn granted(&mut self, signal: Signal) {
+        drop(signal);
+    }
+
+    /// Extends the lease by its full length from now, if the lock still carries our token; never re-creates it. Only
+    /// called for [`Term::Lease`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend could not be asked; the engine tries again until the lease ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await.
+    fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
+
+    /// Gives back whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at any
+    /// time, also when nothing was ever granted.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when it could not be confirmed; the engine tries again until the lease ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; it is then called again.
+    fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawn, Failure>> + Send;
+
+    /// Whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
+    /// correct. The engine does not rely on it after an unknown outcome.
+    fn is_clean(&self) -> bool {
+        false
+    }
+}
+
+/// What the engine asks a backend to claim.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClaimRequest {
+    /// The lock's name.
+    pub key: Key,
+    /// The mark of this claim.
+    pub token: Token,
+    /// How long the backend keeps the lock when nothing is heard of us.
+    pub lease: Duration,
+    /// Whether the engine will ask again after an unknown outcome. When not, the backend may leave out what only serves
+    /// that.
+    pub recheck: bool,
+    /// Who we are, to be stored with the lock.
+    pub identity: Arc<Identity>,
+}
+
+impl ClaimRequest {
+    pub(crate) fn new(
+        key: Key,
+        token: Token,
+        lease: Duration,
+        recheck: bool,
+        identity: Arc<Identity>,
+    ) -> Self {
+        Self { key, token, lease, recheck, identity }
+    }
+
+    /// The line to store with the lock, for [`Holder::parse`] to read.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        self.identity.describe(SystemTime::now())
+    }
+}
+
+/// The answer to one attempt.
+#[derive(Debug)]
+#[must_use]
+pub enum Attempt {
+    /// The lock is ours.
+    Granted(Grant),
+    /// Somebody else has it.
+    Busy(Busy),
+}
+
+/// A lock that was given to us.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Grant {
+    /// The fencing token, where the backend has them.
+    pub fence: Option<Fence>,
+    /// How long it is ours.
+    pub term: Term,
+}
+
+impl Grant {
+    /// A grant of this term without a fence.
+    #[must_use]
+    pub const fn new(term: Term) -> Self {
+        Self { fence: None, term }
+    }
+
+    /// Adds the fence.
+    #[must_use]
+    pub const fn with_fence(mut self, fence: Fence) -> Self {
+        self.fence = Some(fence);
+        self
+    }
+}
+
+/// How long a grant lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// For this long from the send of the attempt, and again from each renewal.
+    Lease(Duration),
+    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after the
+    /// last proof of life ([`Signal::trust`]); without one, only [`Signal::lost`] ends it.
+    Session(Option<Duration>),
+}
+
+/// Somebody else holds the lock.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Busy {
+    /// After how long the holder's lease ends if it is not renewed.
+    pub retry_after: Option<Duration>,
+    /// Who it is, where the answer tells.
+    pub holder: Option<Box<Holder>>,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Renewed {
+    /// The lease runs for its full length again, counted from the send of the request.
+    Extended,
+    /// The lock no longer carries our token.
+    Gone,
+}
+
+/// The answer to a withdrawal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Withdrawn {
+    /// Something of ours was there and is gone now.
+    Removed,
+    /// Nothing of ours was there.
+    Absent,
+}
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Every grant carries a [`Fence`].
+    pub fencing: bool,
+    /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
+    /// process ask at a time, in their order.
+    pub fair: bool,
+    /// [`Claim::changed`] is told of releases by other processes.
+    pub notified: bool,
+    /// A session keeps the lock, instead of a lease that is renewed.
+    pub session_kept: bool,
+    /// The shortest useful pause between two polls of a busy lock.
+    pub poll_from: Duration,
+    /// The longest pause between two polls. With notifications this is only the safety net.
+    pub poll_to: Duration,
+}
+
+impl Capabilities {
+    /// A leased lock without fences that is polled every 10 ms to 250 ms: what the least backend has.
+    #[must_use]
+    pub const fn basic() -> Self {
+        Self {
+            fencing: false,
+            fair: false,
+            notified: false,
+            session_kept: false,
+            poll_from: Duration::from_millis(10),
+            poll_to: Duration::from_millis(250),
+        }
+    }
+
+    /// With fences.
+    #[must_use]
+    pub const fn with_fencing(mut self) -> Self {
+        self.fencing = true;
+        self
+    }
+
+    /// With a queue on the server.
+    #[must_use]
+    pub const fn with_fairness(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// With notifications, and a poll every `safety_net` in case one is lost.
+    #[must_use]
+    pub const fn with_notifications(mut self, safety_net: Duration) -> Self {
+        self.notified = true;
+        self.poll_to = safety_net;
+        self
+    }
+
+    /// Kept by a session.
+    #[must_use]
+    pub const fn with_session(mut self) -> Self {
+        self.session_kept = true;
+        self
+    }
+
+    /// Polled with pauses between these two lengths.
+    #[must_use]
+    pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
+        self.poll_from = from;
+        self.poll_to = to;
+        self
+    }
+}
+
+/// A backend's line to one hold: to say that it is suspect, proven, or lost.
+///
+/// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
+#[derive(Clone, Debug)]
+pub struct Signal(Weak<Hold>);
+
+impl Signal {
+    pub(crate) fn new(hold: &Arc<Hold>) -> Self {
+        Self(Arc::downgrade(hold))
+    }
+
+    /// The lock is gone. `check` is an error from now on, for good.
+    pub fn lost(&self, cause: impl Into<std::borrow::Cow<'static, str>>) {
+        if let Some(hold) = self.0.upgrade() {
+            hold.lose(cause.into());
+        }
+    }
+
+    /// The lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
+    pub fn suspect(&self) {
+        if let Some(hold) = self.0.upgrade() {
+            hold.suspect();
+        }
+    }
+
+    /// The lock was confirmed by a request that was sent at `proof`.
+    pub fn trust(&self, proof: Timestamp) {
+        if let Some(hold) = self.0.upgrade() {
+            hold.confirm(proof);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The object-safe twins of [`Backend`] and [`Claim`]: authors write plain `async fn`s, users see no type parameter.
+
+use std::fmt;
+use std::pin::Pin;
+
+use crate::backend::{
+    Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawn,
+};
+use crate::clock::Clock;
+use crate::error::Failure;
+use crate::holder::Holder;
+use crate::key::Key;
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
+    fn name(&self) -> &'static str;
+    fn capabilities(&self) -> Capabilities;
+    fn clock(&self) -> Clock;
+    fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>>;
+    fn close(&self) -> Answer<'_, ()>;
+}
+
+impl<B: Backend> DynBackend for B {
+    fn name(&self) -> &'static str {
+        Backend::name(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Backend::capabilities(self)
+    }
+
+    fn clock(&self) -> Clock {
+        Backend::clock(self)
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim> {
+        Box::new(Backend::claim(self, request))
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>> {
+        Box::pin(Backend::inspect(self, key))
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        Box::pin(Backend::close(self))
+    }
+}
+
+pub(crate) trait DynClaim: Send {
+    fn attempt(&mut self) -> Answer<'_, Result<Attempt, Failure>>;
+    fn changed(&mut self) -> Answer<'_, Result<(), Failure>>;
+    fn granted(&mut self, signal: Signal);
+    fn renew(&mut self) -> Answer<'_, Result<Renewed, Failure>>;
+    fn withdraw(&mut self) -> Answer<'_, Result<Withdrawn, Failure>>;
+    fn is_clean(&self) -> bool;
+}
+
+impl<C: Claim> DynClaim for C {
+    fn attempt(&mut self) -> Answer<'_, Result<Attempt, Failure>> {
+        Box::pin(Claim::attempt(self))
+    }
+
+    fn changed(&mut self) -> Answer<'_, Result<(), Failure>> {
+        Box::pin(Claim::changed(self))
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        Claim::granted(self, signal);
+    }
+
+    fn renew(&mut self) -> Answer<'_, Result<Renewed, Failure>> {
+        Box::pin(Claim::renew(self))
+    }
+
+    fn withdraw(&mut self) -> Answer<'_, Result<Withdrawn, Failure>> {
+        Box::pin(Claim::withdraw(self))
+    }
+
+    fn is_clean(&self) -> bool {
+        Claim::is_clean(self)
+    }
+}

@@ -1,0 +1,311 @@
+//! The handles of a lock that is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::backend::Withdrawn;
+use crate::engine::Engine;
+use crate::erased::DynClaim;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::fence::Fence;
+use crate::hold::{Condition, Hold};
+use crate::keeper::{Abandoned, Job, withdraw_once};
+use crate::observe;
+
+/// A lock that is held, until this is released or dropped.
+///
+/// [`release`](Self::release) waits for the backend's confirmation. Dropping is best effort: it never blocks and never
+/// panics, works on any thread, without a runtime, while unwinding and after the runtime is gone; dlock's own thread
+/// then gives the lock back, and the lease is the floor if it cannot. **Release on drop is not immediate.**
+///
+/// A guard does not prove that the lock is *still* held: a lease can run out while the process is paused. Ask
+/// [`check`](Self::check) before a step that matters, and send the [`fence`](Self::fence) along with every write.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let guard = locks.lock("room_7").acquire().await?;
+/// guard.check()?;
+/// println!("fence {:?}, lease ends in {:?}", guard.fence(), guard.remaining());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "the lock is given back as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct Guard(Option<Arc<Hold>>);
+
+impl Guard {
+    pub(crate) fn new(hold: Arc<Hold>) -> Self {
+        Self(Some(hold))
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        match &self.0 {
+            Some(hold) => hold,
+            None => unreachable!("a guard loses its hold only when it is consumed"),
+        }
+    }
+
+    /// A read-only view that can be cloned and given to other tasks. It does not keep the lock.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        Held(Some(Arc::clone(self.hold())))
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.hold().key.as_str()
+    }
+
+    /// The fencing token of this grant; `None` on backends without fences.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.hold().fence
+    }
+
+    /// Whether the lock is held at this moment: a local test of a deadline that lies before the end of the lease on the
+    /// server. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the lock was lost, for good. [`ErrorKind::Suspect`] while the backend cannot be reached
+    /// to confirm it.
+    pub fn check(&self) -> Result<()> {
+        self.hold().check()
+    }
+
+    /// How long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps it
+    /// without a known end.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        remaining(self.hold())
+    }
+
+    /// Resolves when the lock is lost; never when it is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        lost(self.hold()).await;
+    }
+
+    /// Gives the lock back and waits until the backend confirms it. A nested guard only steps back: the lock is given
+    /// back with the last guard of its owner.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the error, this guard is gone and `check` of its views is an error.
+    /// [`ErrorKind::NotHeld`]: the lock had been lost, or somebody removed it; a successor's lock is not touched.
+    /// [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and final kinds: the backend did not confirm; the release goes
+    /// on in the background, until it is confirmed or the lease has ended the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the release goes on in the background.
+    pub async fn release(mut self) -> Result<()> {
+        let Some(hold) = self.0.take() else { return Ok(()) };
+        if !hold.unshare() {
+            return match hold.condition() {
+                Condition::Lost => Err(not_held(&hold)),
+                _ => Ok(()),
+            };
+        }
+        let was = hold.close();
+        let span = observe::release_span(&hold.engine, &hold.key, false);
+        let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
+        if !span.is_disabled() {
+            span.record("outcome", result.as_ref().map_or_else(|e| e.kind().as_str(), |()| "released"));
+        }
+        result
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(hold) = self.0.take()
+            && hold.unshare()
+        {
+            hold.close();
+            let engine = Arc::clone(&hold.engine);
+            engine.later(Job::Release(hold));
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(self.hold()).finish()
+    }
+}
+
+/// A closed hold that is being given back. Dropping it midway leaves the rest to the keeper.
+struct Leaving {
+    hold: Arc<Hold>,
+    claim: Option<Box<dyn DynClaim>>,
+    done: bool,
+}
+
+impl Leaving {
+    async fn leave(mut self, was: Condition) -> Result<()> {
+        self.claim = self.hold.take_claim().await;
+        let mut asked = 0;
+        let answer = loop {
+            let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawn::Absent) };
+            match withdraw_once(claim, self.hold.request_timeout).await {
+                // A reply may be lost after the release took effect: ask once more before it is called unknown.
+                Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
+                answer => break answer,
+            }
+        };
+        match answer {
+            Ok(withdrawn) => {
+                self.done = true;
+                self.hold.engine.line.released(&self.hold.key);
+                let ours = withdrawn == Withdrawn::Removed || asked > 0;
+                if was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
+            }
+            Err(failure) => Err(self.hold.error(Operation::Release, failure)),
+        }
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let engine: &Arc<Engine> = &self.hold.engine;
+        engine.later(match self.claim.take() {
+            None => Job::Release(Arc::clone(&self.hold)),
+            Some(claim) => Job::Withdraw(Abandoned {
+                engine: Arc::clone(engine),
+                key: self.hold.key.clone(),
+                claim,
+                lease: self.hold.lease,
+                request_timeout: self.hold.request_timeout,
+            }),
+        });
+    }
+}
+
+fn not_held(hold: &Hold) -> Error {
+    let cause = hold.cause();
+    let cause = if cause.is_empty() { "the backend no longer had it under our token".into() } else { cause };
+    hold.error(Operation::Release, Failure::new(ErrorKind::NotHeld, cause))
+}
+
+/// A read-only view of a lock: for the body that runs under it, and for other tasks that want to know.
+///
+/// Cheap to clone. It neither keeps nor gives back the lock.
+#[derive(Clone)]
+pub struct Held(Option<Arc<Hold>>);
+
+impl Held {
+    /// The view of a body that runs without the lock, because that was asked for.
+    pub(crate) const fn nothing() -> Self {
+        Self(None)
+    }
+
+    pub(crate) const fn of(hold: Arc<Hold>) -> Self {
+        Self(Some(hold))
+    }
+
+    /// The key; `None` for a body that runs without the lock.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.0.as_ref().map(|hold| hold.key.as_str())
+    }
+
+    /// The fencing token of this grant; `None` on backends without fences, and without the lock.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.0.as_ref().and_then(|hold| hold.fence)
+    }
+
+    /// Whether the lock is held at this moment: a local test, no I/O. See [`Guard::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body runs
+    /// without the lock.
+    pub fn check(&self) -> Result<()> {
+        match &self.0 {
+            Some(hold) => hold.check(),
+            None => Err(Error::new(
+                Operation::Hold,
+                Failure::new(ErrorKind::NotHeld, "this body runs without the lock"),
+            )),
+        }
+    }
+
+    /// Whether [`check`](Self::check) would succeed.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.as_ref().is_some_and(|hold| hold.condition() == Condition::Held)
+    }
+
+    /// How long the lock stays valid if no renewal succeeds. See [`Guard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.0.as_ref().map_or(Some(Duration::ZERO), remaining)
+    }
+
+    /// Resolves when the lock is lost; never when it is released, and never without the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        match &self.0 {
+            Some(hold) => lost(hold).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when a renewal is late: the lock is still held, and will be lost if the next renewals fail too. Resolves
+    /// at once while that is so, and when the lock is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn at_risk(&self) {
+        match &self.0 {
+            Some(hold) => {
+                hold.when(|hold| hold.is_at_risk() || hold.condition() == Condition::Lost).await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether a renewal is late at this moment.
+    #[must_use]
+    pub fn is_at_risk(&self) -> bool {
+        self.0.as_ref().is_some_and(|hold| hold.is_at_risk())
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.0).finish()
+    }
+}
+
+fn remaining(hold: &Arc<Hold>) -> Option<Duration> {
+    match hold.condition() {
+        Condition::Lost | Condition::Released => Some(Duration::ZERO),
+        _ if hold.deadline() == crate::clock::Timestamp::NEVER => None,
+        _ => Some(hold.deadline().since(hold.engine.clock.now())),
+    }
+}
+
+/// The keeper ends the hold at its deadline, so that nothing here depends on the caller's timers.
+async fn lost(hold: &Arc<Hold>) {
+    hold.when(|hold| hold.condition() == Condition::Lost).await;
+}

@@ -1,0 +1,179 @@
+//! Who holds a lock, as stored with it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::fence::Fence;
+
+/// Who holds a lock, as far as the backend knows. Any field may be missing: a holder of another library
+/// stores less.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The host name of the holder.
+    pub host: Option<String>,
+    /// The process id on that host.
+    pub pid: Option<u32>,
+    /// The label the holder's `Locks` were given.
+    pub label: Option<String>,
+    /// When it was taken, by the holder's clock.
+    pub since: Option<SystemTime>,
+    /// The fence of this grant.
+    pub fence: Option<Fence>,
+    /// How long the lease still runs if it is not renewed, as of the answer.
+    pub expires_in: Option<Duration>,
+    /// The W3C trace context of the holder.
+    pub trace: Option<String>,
+}
+
+impl Holder {
+    /// Reads what [`Identity::describe`] wrote. Unknown fields are passed over; text of another library gives a
+    /// holder without any.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut holder = Self::default();
+        for (name, value) in text.split(' ').filter_map(|field| field.split_once('=')) {
+            match name {
+                "host" => holder.host = Some(unescape(value)),
+                "pid" => holder.pid = value.parse().ok(),
+                "label" => holder.label = Some(unescape(value)),
+                "trace" => holder.trace = Some(unescape(value)),
+                "since" => {
+                    holder.since = value
+                        .parse()
+                        .ok()
+                        .and_then(|millis| UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
+                }
+                _ => {}
+            }
+        }
+        holder
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.host, self.pid) {
+            (Some(host), Some(pid)) => write!(f, "process {pid} on {}", host.escape_debug())?,
+            (Some(host), None) => write!(f, "{}", host.escape_debug())?,
+            (None, Some(pid)) => write!(f, "process {pid}")?,
+            (None, None) => f.write_str("an unnamed holder")?,
+        }
+        if let Some(label) = &self.label {
+            write!(f, " ({})", label.escape_debug())?;
+        }
+        if let Some(fence) = self.fence {
+            write!(f, ", fence {fence}")?;
+        }
+        if let Some(since) = self.since.and_then(|since| since.elapsed().ok()) {
+            write!(f, ", since {since:.1?}")?;
+        }
+        if let Some(left) = self.expires_in {
+            write!(f, ", lease ends in {left:.1?} unless renewed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Who this process is, as it tells the backends: host, process id, and the label of its `Locks`.
+#[derive(Debug)]
+pub struct Identity {
+    host: String,
+    pid: u32,
+    label: Option<String>,
+}
+
+impl Identity {
+    pub(crate) fn of_this_process(label: Option<String>) -> Arc<Self> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Arc::new(Self { host, pid: std::process::id(), label })
+    }
+
+    /// One line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where there
+    /// is one, and `since` in milliseconds of the wall clock. Values are percent-escaped, so that the line has no
+    /// spaces and control characters of a label's making. [`Holder::parse`] reads it.
+    #[must_use]
+    pub fn describe(&self, since: SystemTime) -> String {
+        use fmt::Write;
+        let millis = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let mut text = format!("host={} pid={} since={millis}", Escaped(&self.host), self.pid);
+        if let Some(label) = &self.label {
+            let _ = write!(text, " label={}", Escaped(label));
+        }
+        text
+    }
+
+    /// The same as a [`Holder`], for backends in this process.
+    #[must_use]
+    pub fn to_holder(&self, since: SystemTime) -> Holder {
+        Holder {
+            host: Some(self.host.clone()),
+            pid: Some(self.pid),
+            label: self.label.clone(),
+            since: Some(since),
+            ..Holder::default()
+        }
+    }
+}
+
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in self.0.bytes() {
+            if byte.is_ascii_graphic() && byte != b'%' && byte != b'=' {
+                write!(f, "{}", char::from(byte))?;
+            } else {
+                write!(f, "%{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let code = (first == b'%')
+            .then(|| tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()))
+            .flatten()
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match code {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_described_is_read_back() {
+        let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        for label in ["orders", "a b=c%d\n", "Zürich 🔒", ""] {
+            let identity = Identity { host: "web 1".into(), pid: 7, label: Some(label.into()) };
+            let text = identity.describe(since);
+            assert!(text.is_ascii() && !text.contains('\n'), "{text:?}");
+            assert_eq!(Holder::parse(&text), identity.to_holder(since));
+        }
+    }
+
+    #[test]
+    fn text_of_another_library_gives_an_unnamed_holder() {
+        for text in ["", "locked", "pid=x %%% =", "%", "label"] {
+            let holder = Holder::parse(text);
+            assert_eq!((holder.host, holder.pid), (None, None), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The keeper: the thread that dlock owns.
+//!
+//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks every
+//! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. There is one thread for the
+//! process, with one task for each `Locks`; a backend that hangs holds up its own locks only.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc;
+use tracing::Instrument;
+
+use crate::backend::{Renewed, Withdrawn};
+use crate::engine::{Book, Engine};
+use crate::erased::DynClaim;
+use crate::error::{ErrorKind, Failure};
+use crate::hold::{Condition, Hold};
+use crate::key::Key;
+use crate::observe;
+use crate::wait::Backoff;
+
+/// Work for the keeper.
+pub(crate) enum Job {
+    /// Give back a hold that was closed.
+    Release(Arc<Hold>),
+    /// Withdraw a claim that nobody waits for any more.
+    Withdraw(Abandoned),
+}
+
+/// A claim that nobody waits for any more.
+pub(crate) struct Abandoned {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) claim: Box<dyn DynClaim>,
+    pub(crate) lease: Duration,
+    pub(crate) request_timeout: Duration,
+}
+
+/// The runtime of the keeper's thread. A backend drives its own connections there, so that they live on when
+/// the user's runtime is blocked or gone.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unavailable`] when the operating system gives no thread.
+pub fn runtime() -> Result<&'static Handle, Failure> {
+    static KEEPER: OnceLock<Result<Handle, String>> = OnceLock::new();
+    let started = KEEPER.get_or_init(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new()
+            .name("dlock-keeper".into())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            .map_err(|e| e.to_string())?;
+        Ok(handle)
+    });
+    started.as_ref().map_err(|e| Failure::unavailable(format!("the keeper thread could not be started: {e}")))
+}
+
+/// Looks after one book until its engine is gone.
+pub(crate) fn look_after(book: Arc<Book>, inbox: mpsc::UnboundedReceiver<Job>) -> Result<(), Failure> {
+    runtime()?.spawn(keep(book, inbox));
+    Ok(())
+}
+
+async fn keep(book: Arc<Book>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+    loop {
+        let (due, next) = book.look();
+        for hold in due {
+            tokio::spawn(renew(hold));
+        }
+        let look = async {
+            tokio::select! {
+                () = book.clock.sleep_until(next) => {}
+                () = book.wake.notified() => {}
+            }
+        };
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                () = &mut look => break,
+                job = inbox.recv() => match job {
+                    Some(job) => drop(tokio::spawn(job.carry_out())),
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+async fn renew(hold: Arc<Hold>) {
+    let span = observe::renew_span(&hold);
+    renew_once(&hold).instrument(span).await;
+    // The plan of the next renewal may lie before the keeper's next look.
+    hold.engine.book.look_by(hold.due_at());
+}
+
+async fn renew_once(hold: &Hold) {
+    let mut claim = hold.claim().await;
+    let Some(claim) = claim.as_mut() else { return };
+    if matches!(hold.condition(), Condition::Lost | Condition::Released) {
+        return;
+    }
+    let clock = &hold.engine.clock;
+    let book = &hold.engine.book;
+    let sent = clock.now();
+    let limit = hold.request_timeout.min(hold.deadline().since(sent));
+    let answer = tokio::select! {
+        biased;
+        // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.
+        () = hold.ended() => return,
+        answer = tokio::time::timeout(limit, claim.renew()) => answer,
+    };
+    match answer {
+        Ok(Ok(Renewed::Extended)) => {
+            hold.confirm(sent);
+            book.count(|counters| &counters.renewals);
+            observe::renewed(hold);
+        }
+        Ok(Ok(Renewed::Gone)) => hold.lose("the backend no longer has it under our token".into()),
+        failed => {
+            let failure = match failed {
+                Ok(Err(failure)) => failure,
+                _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
+            };
+            book.count(|counters| &counters.failed_renewals);
+            observe::renewal_failed(hold, &failure);
+            let pause = (hold.lease / 12).max(Duration::from_millis(5));
+            hold.plan_renewal(clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
+            hold.endanger();
+        }
+    }
+}
+
+impl Job {
+    async fn carry_out(self) {
+        let abandoned = match self {
+            Self::Withdraw(abandoned) => abandoned,
+            Self::Release(hold) => match hold.take_claim().await {
+                Some(claim) => Abandoned {
+                    engine: Arc::clone(&hold.engine),
+                    key: hold.key.clone(),
+                    claim,
+                    lease: hold.lease,
+                    request_timeout: hold.request_timeout,
+                },
+                None => return hold.engine.book.finished(),
+            },
+        };
+        let span = observe::release_span(&abandoned.engine, &abandoned.key, true);
+        abandoned.withdraw().instrument(span).await;
+    }
+}
+
+impl Abandoned {
+    /// Withdraws, again and again until it is confirmed or the lease has ended it anyway.
+    async fn withdraw(mut self) {
+        let until = self.engine.clock.now() + self.lease;
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        loop {
+            match withdraw_once(&mut self.claim, self.request_timeout).await {
+                Ok(_) => break,
+                Err(failure) => {
+                    self.engine.book.count(|counters| &counters.failed_withdrawals);
+                    let given_up = !failure.is_transient() || self.engine.clock.now() >= until;
+                    observe::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
+                    if given_up {
+                        self.engine.book.count(|counters| &counters.abandoned);
+                        break;
+                    }
+                }
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+        self.engine.line.released(&self.key);
+        self.engine.book.finished();
+    }
+}
+
+/// One bounded request to withdraw.
+pub(crate) async fn withdraw_once(
+    claim: &mut Box<dyn DynClaim>,
+    limit: Duration,
+) -> Result<Withdrawn, Failure> {
+    match tokio::time::timeout(limit, claim.withdraw()).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
+    }
+}

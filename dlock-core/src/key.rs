@@ -1,0 +1,111 @@
+//! The name of a lock.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Failure;
+
+/// The name of a lock: any UTF-8 text of 1 to [`Key::MAX_LEN`] bytes without a NUL.
+///
+/// Two keys name the same lock exactly when their bytes are equal: nothing is trimmed, folded or normalised, so
+/// `A` and `a`, `é` written in two ways, and `room` with and without a trailing space are different locks on every
+/// backend. Cloning shares the text.
+///
+/// ```
+/// use dlock_core::Key;
+///
+/// assert!(Key::new("room_7").is_ok());
+/// assert!(Key::new("").is_err());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// The longest key, in bytes. Backends with a shorter limit of their own encode longer keys.
+    pub const MAX_LEN: usize = 512;
+
+    /// Checks `text` and makes a key of it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey) when the text is empty, longer than
+    /// [`Key::MAX_LEN`] bytes, or contains a NUL.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Failure> {
+        let text = text.as_ref();
+        if text.is_empty() {
+            return Err(Failure::invalid_key("the key is empty; give it at least one character"));
+        }
+        if text.len() > Self::MAX_LEN {
+            return Err(Failure::invalid_key(format!(
+                "the key has {} bytes and the longest allowed is {}; use an identifier or a digest instead",
+                text.len(),
+                Self::MAX_LEN
+            )));
+        }
+        if text.contains('\0') {
+            return Err(Failure::invalid_key("the key contains a NUL character; remove it"));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    /// Control characters are escaped, so that a key cannot forge a log line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn empty_long_and_nul_keys_are_refused_with_a_reason() {
+        for (text, word) in
+            [(String::new(), "empty"), ("x".repeat(10_240), "512"), ("a\0b".to_owned(), "NUL")]
+        {
+            let failure = Key::new(&text).unwrap_err();
+            assert_eq!(failure.kind(), ErrorKind::InvalidKey);
+            assert!(failure.message().contains(word), "{}", failure.message());
+        }
+    }
+
+    #[test]
+    fn keys_that_look_alike_stay_different() {
+        let texts = ["a", "A", "a ", " a", "é", "e\u{301}", "a\n", "../a", "{a}", "'a'", "\\a", "🔒"];
+        let keys: std::collections::HashSet<Key> = texts.iter().map(|t| Key::new(t).unwrap()).collect();
+        assert_eq!(keys.len(), texts.len());
+    }
+
+    #[test]
+    fn debug_escapes_line_breaks() {
+        assert_eq!(format!("{:?}", Key::new("a\nb").unwrap()), r#""a\nb""#);
+    }
+}

@@ -1,0 +1,124 @@
+//! A lock: a key with options.
+
+use std::sync::Arc;
+
+use crate::acquire::acquire;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::guard::Guard;
+use crate::key::Key;
+use crate::options::{Options, Wait, option_setters};
+use crate::scope;
+
+/// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
+///
+/// What it does not give: a lock with a lease cannot stop a holder that is paused for longer than its lease
+/// from acting when it wakes up. dlock tells it so at the first `check`, stops the body, and hands out a
+/// [`Fence`](crate::Fence) with which the resource refuses stale writes; only the last holds whatever happens.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let lock = locks.lock("room_7").with_wait(Duration::from_secs(5)).with_lease(Duration::from_secs(10));
+/// let guard = lock.acquire().await?;
+/// assert!(lock.try_acquire().await?.is_none(), "it is taken");
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock {
+    engine: Arc<Engine>,
+    key: std::result::Result<Key, Arc<str>>,
+    options: Options,
+    template: Option<&'static str>,
+}
+
+impl Lock {
+    pub(crate) fn new(engine: Arc<Engine>, key: &str, options: Options) -> Self {
+        let key = Key::new(key).map_err(|failure| failure.message().into());
+        Self { engine, key, options, template: None }
+    }
+
+    option_setters!();
+
+    /// The pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
+    /// attribute gives it by itself.
+    pub const fn with_template(mut self, template: &'static str) -> Self {
+        self.template = Some(template);
+        self
+    }
+
+    /// Takes the lock, waiting for as long as the options say.
+    ///
+    /// When the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
+    /// the same hold.
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Busy`] with `Wait::No`, [`ErrorKind::TimedOut`] otherwise: somebody else holds it.
+    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes on in
+    ///   the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
+    /// * [`ErrorKind::Unavailable`], [`ErrorKind::Denied`] and other kinds of the backend. A backend that is away is
+    ///   asked again for as long as the wait allows.
+    /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep.
+    /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
+    /// * [`ErrorKind::Closed`]: the locks were shut down, or there is no tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: when dropped at any await, whatever the attempt left on the server is withdrawn in the
+    /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
+    pub async fn acquire(&self) -> Result<Guard> {
+        let guard = self.acquire_unnoted().await?;
+        scope::note(guard.hold());
+        Ok(guard)
+    }
+
+    /// Takes the lock if nobody holds it; `None` if somebody does. Never waits for others.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but for a lock that is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        match self.clone().with_wait(Wait::No).acquire().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == ErrorKind::Busy => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
+    /// its own.
+    pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
+        let key = match &self.key {
+            Ok(key) => key,
+            Err(why) => return Err(self.error(Operation::Acquire, Failure::invalid_key(why.to_string()))),
+        };
+        self.options.check().map_err(|failure| self.error(Operation::Acquire, failure))?;
+        if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
+            return Ok(guard);
+        }
+        acquire(&self.engine, key, self.template, &self.options).await
+    }
+
+    pub(crate) const fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
+        let error = self.engine.error(operation, failure);
+        match &self.key {
+            Ok(key) => error.of(key),
+            Err(_) => error,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The handle that users hold.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::backend::{Backend, Capabilities};
+use crate::engine::{Engine, Stats};
+use crate::erased::DynBackend;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::holder::Holder;
+use crate::keeper::Job;
+use crate::key::Key;
+use crate::lock::Lock;
+use crate::options::{Options, option_setters};
+use crate::scope::Scope;
+
+/// Locks on one backend, with default options. Cheap to clone: clones share everything.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::builder(Memory::new())
+///     .with_lease(Duration::from_secs(10))
+///     .with_label("orders")
+///     .build()?;
+///
+/// let guard = locks.lock("room_7").acquire().await?;
+/// let holder = locks.inspect("room_7").await?.expect("we hold it");
+/// assert_eq!(holder.label.as_deref(), Some("orders"));
+/// guard.release().await?;
+///
+/// locks.shutdown(Duration::from_secs(5)).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locks {
+    engine: Arc<Engine>,
+    defaults: Options,
+}
+
+impl Locks {
+    /// Locks with the default options.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system gives no thread for the keeper; [`LocksBuilder::build`] returns that as an error.
+    pub fn new(backend: impl Backend) -> Self {
+        match Self::builder(backend).build() {
+            Ok(locks) => locks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Locks with options.
+    pub fn builder(backend: impl Backend) -> LocksBuilder {
+        LocksBuilder {
+            backend: Box::new(backend),
+            options: Options::default(),
+            label: None,
+            show_keys: false,
+        }
+    }
+
+    /// The lock named `key`. Whether the key is valid is said when it is acquired.
+    pub fn lock(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
+    }
+
+    /// Runs `body` as one owner: guards that are taken by hand inside of it are reentrant, so that a function called
+    /// while a guard is held may take the same lock again.
+    ///
+    /// All branches of the body share the owner: inside of one scope, two branches of a `join!` do not exclude
+    /// each other by guards taken by hand. Use [`Lock::run`] where they shall.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// locks.scope(async {
+    ///     let outer = locks.lock("room_7").acquire().await?;
+    ///     let inner = locks.lock("room_7").acquire().await?;
+    ///     assert_eq!(outer.fence(), inner.fence());
+    ///     inner.release().await?;
+    ///     outer.release().await
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the body.
+    pub async fn scope<F: Future>(&self, body: F) -> F::Output {
+        Scope::of_owner().enter(body).await
+    }
+
+    /// Who holds `key`; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`], [`ErrorKind::Unavailable`] and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn inspect(&self, key: impl AsRef<str> + Send) -> Result<Option<Holder>> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
+        let limit = self.defaults.request_timeout();
+        match tokio::time::timeout(limit, engine.backend.inspect(&key)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::unavailable(format!("no answer within {limit:?}"))),
+        }
+        .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+    }
+
+    /// Refuses new acquires, gives back everything that is held, waits for the work in the background, and closes the
+    /// backend. For a graceful end of the process: after it nothing of ours is left on the server.
+    ///
+    /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
+    /// leave; then their locks are given back without them.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::TimedOut`] when something was still under way after `timeout`; the lease is then the floor.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again; acquires stay refused.
+    pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
+        let book = &self.engine.book;
+        book.closed.store(true, Ordering::Release);
+        for hold in book.held() {
+            hold.lose("these locks were shut down".into());
+        }
+        let mut settled = tokio::time::timeout(timeout / 2, book.settled()).await.is_ok();
+        if !settled {
+            for hold in book.held() {
+                hold.close();
+                self.engine.later(Job::Release(hold));
+            }
+            settled = tokio::time::timeout(timeout / 2, book.settled()).await.is_ok();
+        }
+        self.engine.backend.close().await;
+        if settled {
+            return Ok(());
+        }
+        let left = book.stats();
+        let what = format!("{} locks and {} background releases were left to their leases", left.held, left.background);
+        Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+    }
+
+    /// The name of the backend.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.engine.name
+    }
+
+    /// What the backend can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities
+    }
+
+    /// Counts since these locks were built.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.book.stats()
+    }
+}
+
+impl AsRef<Self> for Locks {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+/// Builds a [`Locks`]; options are checked by [`build`](Self::build).
+#[derive(Debug)]
+#[must_use = "build() makes the locks"]
+pub struct LocksBuilder {
+    backend: Box<dyn DynBackend>,
+    options: Options,
+    label: Option<String>,
+    show_keys: bool,
+}
+
+impl LocksBuilder {
+    option_setters!();
+
+    /// A name for this process, stored with every lock, for `inspect` and error messages: a service or replica name.
+    /// At most 64 bytes.
+    pub fn with_label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Shows keys in clear in spans and events. By default they appear as a hash, since keys often contain the ids of
+    /// people.
+    pub const fn with_keys_shown(mut self) -> Self {
+        self.show_keys = true;
+        self
+    }
+
+    /// The locks.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`] when an option is outside its bounds; [`ErrorKind::Unavailable`] when the operating
+    /// system gives no thread for the keeper.
+    pub fn build(self) -> Result<Locks> {
+        let name = self.backend.name();
+        let refuse = |failure| Error::new(Operation::Configure, failure).on(name);
+        self.options.check().map_err(refuse)?;
+        if let Some(label) = self.label.as_ref().filter(|label| label.len() > 64) {
+            let what = format!("the label has {} bytes; use up to 64", label.len());
+            return Err(refuse(Failure::invalid_config(what)));
+        }
+        let engine = Engine::start(self.backend, self.label, self.show_keys).map_err(refuse)?;
+        Ok(Locks { engine, defaults: self.options })
+    }
+}

@@ -1,0 +1,335 @@
+//! Locks inside this process: the reference for authors of backends, and the tool with which users test their code.
+
+mod faults;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::Notify;
+
+use crate::backend::{
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn,
+};
+use crate::clock::{Clock, Timestamp};
+use crate::error::Failure;
+use crate::fence::Fence;
+use crate::holder::{Holder, Identity};
+use crate::key::Key;
+use crate::token::Token;
+pub use faults::Faults;
+
+/// A backend in this process's memory.
+///
+/// Clones share the same locks, so two `Locks` built over clones behave like two processes. [`faults`](Self::faults) and
+/// a [movable clock](crate::MovableClock) let a test show what a service does when a lock is lost, a reply is lost, or
+/// the backend is slow or away.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{ErrorKind, Locks, Memory, MovableClock};
+///
+/// let clock = MovableClock::stopped();
+/// let locks = Locks::new(Memory::with_clock(clock.clock()));
+/// let guard = locks.lock("room_7").acquire().await?;
+/// guard.check()?;
+/// clock.advance(Duration::from_secs(3_600));
+/// assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Default)]
+pub struct Memory(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    clock: Clock,
+    faults: Faults,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    locks: HashMap<Key, Entry>,
+    /// Who waits for a change of a key. Only keys with waiters have an entry.
+    watched: HashMap<Key, Arc<Notify>>,
+    /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
+    fence: u64,
+}
+
+struct Entry {
+    token: Token,
+    fence: Fence,
+    expires: Timestamp,
+    identity: Arc<Identity>,
+    since: SystemTime,
+    signal: Option<Signal>,
+}
+
+impl Memory {
+    /// An empty backend on the machine's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty backend whose leases run by `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        Self(Arc::new(Shared { clock, ..Shared::default() }))
+    }
+
+    /// What can be made to go wrong.
+    #[must_use]
+    pub fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+
+    /// Takes the lock of `key` away from its holder, who is told at once. Whether there was one.
+    pub fn lose(&self, key: &str) -> bool {
+        let entry = self.0.remove(key);
+        if let Some(signal) = entry.as_ref().and_then(|entry| entry.signal.as_ref()) {
+            signal.lost("the test took it away");
+        }
+        entry.is_some()
+    }
+
+    /// Deletes the lock of `key` behind its holder's back, as an administrator or a lost server would. The holder
+    /// finds out at its next renewal. Whether there was one.
+    pub fn delete(&self, key: &str) -> bool {
+        self.0.remove(key).is_some()
+    }
+
+    /// How many locks are held now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let now = self.0.clock.now();
+        self.0.state().locks.values().filter(|entry| entry.expires > now).count()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remove(&self, key: &str) -> Option<Entry> {
+        let mut state = self.state();
+        let entry = state.locks.remove(key);
+        if entry.is_some() {
+            state.tell(key);
+        }
+        entry
+    }
+}
+
+impl State {
+    fn tell(&self, key: &str) {
+        if let Some(changed) = self.watched.get(key) {
+            changed.notify_waiters();
+        }
+    }
+}
+
+impl Backend for Memory {
+    type Claim = MemoryClaim;
+
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::basic().with_fencing().with_notifications(Duration::from_millis(500))
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock.clone()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> MemoryClaim {
+        MemoryClaim { shared: Arc::clone(&self.0), request, unsettled: false, held: false }
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        let shared = &self.0;
+        shared
+            .faults
+            .around(|| {
+                let now = shared.clock.now();
+                let state = shared.state();
+                state.locks.get(key).filter(|entry| entry.expires > now).map(|entry| entry.holder(now))
+            })
+            .await
+    }
+}
+
+impl Entry {
+    fn holder(&self, now: Timestamp) -> Holder {
+        let mut holder = self.identity.to_holder(self.since);
+        holder.fence = Some(self.fence);
+        holder.expires_in = Some(self.expires.since(now));
+        holder
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("locks", &self.0.state().locks.len()).finish_non_exhaustive()
+    }
+}
+
+/// A claim on a lock of [`Memory`].
+pub struct MemoryClaim {
+    shared: Arc<Shared>,
+    request: ClaimRequest,
+    /// A request is under way, or its answer was lost.
+    unsettled: bool,
+    held: bool,
+}
+
+impl MemoryClaim {
+    /// The server's part of an attempt: one atomic step.
+    fn grant(&self) -> Attempt {
+        let MemoryClaim { shared, request, .. } = self;
+        let now = shared.clock.now();
+        let mut state = shared.state();
+        let state = &mut *state;
+        match state.locks.get_mut(&request.key) {
+            Some(entry) if entry.token == request.token && entry.expires > now => {
+                // The reply of an earlier attempt was lost: adopt what it took.
+                entry.expires = now + request.lease;
+                Attempt::Granted(Grant::new(Term::Lease(request.lease)).with_fence(entry.fence))
+            }
+            Some(entry) if entry.expires > now => Attempt::Busy(Busy {
+                retry_after: Some(entry.expires.since(now)),
+                holder: Some(Box::new(entry.holder(now))),
+            }),
+            _ => {
+                state.fence += 1;
+                let fence = Fence::new(state.fence);
+                let entry = Entry {
+                    token: request.token,
+                    fence,
+                    expires: now + request.lease,
+                    identity: Arc::clone(&request.identity),
+                    since: SystemTime::now(),
+                    signal: None,
+                };
+                state.locks.insert(request.key.clone(), entry);
+                Attempt::Granted(Grant::new(Term::Lease(request.lease)).with_fence(fence))
+            }
+        }
+    }
+
+    fn extend(&self) -> Renewed {
+        let now = self.shared.clock.now();
+        match self.shared.state().locks.get_mut(&self.request.key) {
+            Some(entry) if entry.token == self.request.token && entry.expires > now => {
+                entry.expires = now + self.request.lease;
+                Renewed::Extended
+            }
+            _ => Renewed::Gone,
+        }
+    }
+
+    fn remove(&self) -> Withdrawn {
+        let now = self.shared.clock.now();
+        let mut state = self.shared.state();
+        let key = &self.request.key;
+        match state.locks.get(key) {
+            Some(entry) if entry.token == self.request.token => {
+                let expired = entry.expires <= now;
+                state.locks.remove(key);
+                state.tell(key.as_str());
+                if expired { Withdrawn::Absent } else { Withdrawn::Removed }
+            }
+            _ => Withdrawn::Absent,
+        }
+    }
+
+    /// The notification of this key, shared by all who wait for it.
+    fn watch(&self) -> Watch<'_> {
+        let mut state = self.shared.state();
+        let changed = match state.watched.get(&self.request.key) {
+            Some(changed) => Arc::clone(changed),
+            None => Arc::clone(state.watched.entry(self.request.key.clone()).or_default()),
+        };
+        Watch { claim: self, changed }
+    }
+
+    fn is_free(&self) -> bool {
+        let now = self.shared.clock.now();
+        self.shared.state().locks.get(&self.request.key).is_none_or(|entry| entry.expires <= now)
+    }
+}
+
+/// One waiter of a key; the last one takes the entry away.
+struct Watch<'a> {
+    claim: &'a MemoryClaim,
+    changed: Arc<Notify>,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.claim.shared.state();
+        // The map's own, and this one.
+        if Arc::strong_count(&self.changed) == 2 {
+            state.watched.remove(&self.claim.request.key);
+        }
+    }
+}
+
+impl Claim for MemoryClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.unsettled = true;
+        let answer = self.shared.faults.around(|| self.grant()).await?;
+        self.unsettled = false;
+        self.held = matches!(answer, Attempt::Granted(_));
+        Ok(answer)
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        let watch = self.watch();
+        loop {
+            let changed = watch.changed.notified();
+            let moved = self.shared.clock.moved();
+            if self.is_free() {
+                return Ok(());
+            }
+            tokio::select! {
+                () = changed => return Ok(()),
+                () = moved => {}
+            }
+        }
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        if let Some(entry) = self.shared.state().locks.get_mut(&self.request.key)
+            && entry.token == self.request.token
+        {
+            entry.signal = Some(signal);
+        }
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.shared.faults.around(|| self.extend()).await
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        let answer = self.shared.faults.around(|| self.remove()).await?;
+        self.unsettled = false;
+        self.held = false;
+        Ok(answer)
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.unsettled && !self.held
+    }
+}
+
+impl fmt::Debug for MemoryClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryClaim").field("key", &self.request.key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! Spans and events: one place for their names and fields.
+//!
+//! | span | level | covers | fields |
+//! |---|---|---|---|
+//! | `dlock.acquire` | info | the wait for a lock | `outcome`, `waited_ms`, `attempts`, `fence` |
+//! | `dlock.hold` | info | the body that runs under a lock; the parent of the body's own spans | `fence` |
+//! | `dlock.renew` | debug | one renewal, on the keeper's thread | `outcome` |
+//! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
+//!
+//! All have `backend`, `template` (the key's pattern, where the attribute gave it) and `key`. The key is shown as a
+//! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tracing::field::Empty;
+use tracing::{Span, debug, debug_span, info_span, warn};
+
+use crate::engine::Engine;
+use crate::error::{Error, Failure};
+use crate::fence::Fence;
+use crate::hold::Hold;
+use crate::key::Key;
+
+pub(crate) fn acquire_span(engine: &Engine, key: &Key, template: Option<&'static str>) -> Span {
+    let span = info_span!(
+        target: "dlock",
+        "dlock.acquire",
+        backend = engine.name,
+        key = Empty,
+        template,
+        outcome = Empty,
+        waited_ms = Empty,
+        attempts = Empty,
+        fence = Empty,
+    );
+    with_key(span, engine, key)
+}
+
+pub(crate) fn acquired(fence: Option<Fence>, waited: Duration, attempts: u32) {
+    let span = Span::current();
+    if span.is_disabled() {
+        return;
+    }
+    span.record("outcome", "acquired");
+    record_wait(&span, waited, attempts);
+    span.record("fence", fence.map(Fence::get));
+}
+
+pub(crate) fn not_acquired(error: &Error, waited: Duration, attempts: u32) {
+    let span = Span::current();
+    if span.is_disabled() {
+        return;
+    }
+    span.record("outcome", error.kind().as_str());
+    record_wait(&span, waited, attempts);
+}
+
+fn record_wait(span: &Span, waited: Duration, attempts: u32) {
+    span.record("waited_ms", waited.as_secs_f64() * 1e3);
+    span.record("attempts", attempts);
+}
+
+pub(crate) fn unknown_outcome(failure: &Failure, again: bool) {
+    debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown");
+}
+
+pub(crate) fn hold_span(hold: &Hold) -> Span {
+    let span = info_span!(
+        target: "dlock",
+        "dlock.hold",
+        backend = hold.engine.name,
+        key = Empty,
+        template = hold.template,
+        fence = hold.fence.map(Fence::get),
+    );
+    with_key(span, &hold.engine, &hold.key)
+}
+
+pub(crate) fn renew_span(hold: &Hold) -> Span {
+    let span = debug_span!(
+        target: "dlock",
+        parent: None,
+        "dlock.renew",
+        backend = hold.engine.name,
+        key = Empty,
+        template = hold.template,
+        outcome = Empty,
+    );
+    with_key(span, &hold.engine, &hold.key)
+}
+
+pub(crate) fn renewed(_hold: &Hold) {
+    outcome("renewed");
+}
+
+pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
+    outcome(failure.kind().as_str());
+    let left = hold.deadline().since(hold.engine.clock.now());
+    warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again");
+}
+
+pub(crate) fn lost(hold: &Hold) {
+    let held = hold.engine.clock.now().since(hold.acquired_at);
+    let key = shown(&hold.engine, &hold.key);
+    let (cause, template) = (hold.cause(), hold.template);
+    warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost");
+}
+
+pub(crate) fn release_span(engine: &Engine, key: &Key, background: bool) -> Span {
+    let span = info_span!(
+        target: "dlock",
+        "dlock.release",
+        backend = engine.name,
+        key = Empty,
+        background,
+        outcome = Empty
+    );
+    with_key(span, engine, key)
+}
+
+pub(crate) fn outcome(word: &'static str) {
+    Span::current().record("outcome", word);
+}
+
+pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, failure: &Failure, given_up: bool) {
+    let key = shown(engine, key);
+    let backend = engine.name;
+    if given_up {
+        warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock");
+    } else {
+        debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again");
+    }
+}
+
+pub(crate) fn running_unlocked(error: &Error) {
+    let (backend, failure) = (error.backend(), error.failure());
+    warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case");
+}
+
+pub(crate) fn release_failed_after_body(hold: &Hold, error: &Error) {
+    let key = shown(&hold.engine, &hold.key);
+    let (backend, failure) = (hold.engine.name, error.failure());
+    warn!(target: "dlock", backend, key, %failure, "the body is done, and its lock was not released properly");
+}
+
+fn with_key(span: Span, engine: &Engine, key: &Key) -> Span {
+    if !span.is_disabled() {
+        span.record("key", shown(engine, key));
+    }
+    span
+}
+
+/// The key as it may be shown: in clear when that was asked for, else the start of its SHA-256.
+fn shown(engine: &Engine, key: &Key) -> String {
+    if engine.show_keys {
+        return key.as_str().escape_debug().to_string();
+    }
+    let digest = Sha256::digest(key.as_str());
+    digest.iter().take(8).fold(String::with_capacity(16), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,84 @@
+//! A backend from a URL, as it stands in a configuration.
+
+use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result};
+
+/// Connects to the backend that `url` names, with the default options.
+///
+/// | URL | backend | feature |
+/// |---|---|---|
+/// | `memory:` | this process only, for tests; every call makes a new one | |
+/// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let locks = dlock::connect("memory:").await?;
+/// locks.lock("room_7").run(async {}).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the URL is not one of these, or its feature is not
+/// compiled in; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend. No error
+/// contains the URL's password.
+///
+/// # Cancel safety
+///
+/// Cancel-safe.
+pub async fn connect(url: &str) -> Result<Locks> {
+    from_url(url).await?.build()
+}
+
+/// Like [`connect`], for options that are not the defaults.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let locks = dlock::from_url("memory:").await?.with_lease(Duration::from_secs(5)).build()?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`connect`].
+///
+/// # Cancel safety
+///
+/// Cancel-safe.
+pub async fn from_url(url: &str) -> Result<LocksBuilder> {
+    let Some((scheme, _)) = url.split_once(':') else {
+        return Err(invalid("the URL has no scheme; write for example sqlite:///var/lib/shop/locks.db".into()));
+    };
+    match scheme {
+        "memory" if url == "memory:" => Ok(Locks::builder(Memory::new())),
+        "memory" => Err(invalid("a memory backend takes no name; write `memory:`".into())),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Locks::builder(dlock_sql::Sqlite::connect(url).await?)),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into())),
+        other => Err(invalid(format!(
+            "nothing is known of the scheme {other:?}; this build knows {}",
+            if cfg!(feature = "sqlite") { "memory: and sqlite:" } else { "memory:" }
+        ))),
+    }
+}
+
+fn invalid(what: String) -> Error {
+    Error::new(Operation::Configure, Failure::invalid_config(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::ErrorKind;
+
+    #[tokio::test]
+    async fn wrong_urls_are_refused_and_never_repeat_a_password() {
+        for url in ["", "locks.db", "redis://user:hunter2@host/", "memory:shared", "http://u:hunter2@h", "://"] {
+            let error = connect(url).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What `#[distributed_lock]` expands to calls of. Not for use by hand, and not covered by any promise.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use dlock_core::{Error, Held, Lock, Locks, OnLost, Result, Wait};
+
+use crate::registry;
+
+/// Where the attribute stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    /// The function's path.
+    pub function: &'static str,
+    /// The key's pattern.
+    pub template: &'static str,
+}
+
+/// Which locks the attribute names.
+#[derive(Debug)]
+pub enum Source<'a> {
+    /// None: the default ones.
+    Default,
+    /// Those registered under a name.
+    Named(&'static str),
+    /// These.
+    Given(&'a Locks),
+}
+
+/// The locks that `locks = expr` gives.
+pub fn locks_of<T: AsRef<Locks> + ?Sized>(locks: &T) -> &Locks {
+    locks.as_ref()
+}
+
+/// A critical section that finds its locks when it is entered.
+#[derive(Debug)]
+pub struct Section<'a> {
+    site: Site,
+    source: Source<'a>,
+    key: String,
+    wait: Option<Wait>,
+    lease: Option<Duration>,
+    on_lost: Option<OnLost>,
+    recheck: Option<bool>,
+    run_when_unavailable: bool,
+    inner: Option<dlock_core::Section>,
+}
+
+impl<'a> Section<'a> {
+    /// A section; nothing happens yet.
+    #[must_use]
+    pub const fn new(site: Site, source: Source<'a>, key: String) -> Self {
+        Self {
+            site,
+            source,
+            key,
+            wait: None,
+            lease: None,
+            on_lost: None,
+            recheck: None,
+            run_when_unavailable: false,
+            inner: None,
+        }
+    }
+
+    /// `wait = ...`
+    #[must_use]
+    pub const fn wait(mut self, wait: Wait) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// `lease = ...`
+    #[must_use]
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// `on_lost = ...`
+    #[must_use]
+    pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = Some(on_lost);
+        self
+    }
+
+    /// `recheck = ...`
+    #[must_use]
+    pub const fn recheck(mut self, on: bool) -> Self {
+        self.recheck = Some(on);
+        self
+    }
+
+    /// `on_unavailable = "run"`
+    #[must_use]
+    pub const fn run_when_unavailable(mut self) -> Self {
+        self.run_when_unavailable = true;
+        self
+    }
+
+    /// Takes the lock.
+    ///
+    /// # Errors
+    ///
+    /// Those of the look-up and of [`Lock::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`].
+    pub async fn enter(&mut self) -> Result<()> {
+        self.inner()?.enter().await
+    }
+
+    /// Takes the lock if that was not done, runs the body, and gives the lock back.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`enter`](Self::enter), and `Lost`.
+    ///
+    /// # Cancel safety
+    ///
+    /// The lock is given back in the background once this section is dropped.
+    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
+        self.inner()?.run(body).await
+    }
+
+    fn inner(&mut self) -> Result<&mut dlock_core::Section> {
+        let section = match self.inner.take() {
+            Some(section) => section,
+            None => {
+                let section = dlock_core::Section::new(self.lock()?);
+                if self.run_when_unavailable { section.run_when_unavailable() } else { section }
+            }
+        };
+        Ok(self.inner.insert(section))
+    }
+
+    fn lock(&self) -> Result<Lock> {
+        let lock = match self.source {
+            Source::Default => registry::default_locks()?.lock(&self.key),
+            Source::Named(name) => registry::registered(name)?.lock(&self.key),
+            Source::Given(locks) => locks.lock(&self.key),
+        };
+        let mut lock = lock.with_template(self.site.template);
+        if let Some(wait) = self.wait {
+            lock = lock.with_wait(wait);
+        }
+        if let Some(lease) = self.lease {
+            lock = lock.with_lease(lease);
+        }
+        if let Some(on_lost) = self.on_lost {
+            lock = lock.with_on_lost(on_lost);
+        }
+        match self.recheck {
+            Some(false) => lock = lock.with_rechecks(0),
+            Some(true) => lock = lock.with_rechecks(1),
+            None => {}
+        }
+        Ok(lock)
+    }
+}
+
+/// The view of the body that calls this, for `guard = name`.
+///
+/// # Panics
+///
+/// Outside of a body, which the attribute never does.
+#[must_use]
+pub fn held() -> Held {
+    match dlock_core::current_hold() {
+        Some(held) => held,
+        None => unreachable!("only called by the body of a section"),
+    }
+}
+
+/// Whether `on_busy` applies.
+#[must_use]
+pub fn is_busy(error: &Error) -> bool {
+    error.is_busy()
+}
+
+/// A return type that can carry a failure of the lock.
+#[diagnostic::on_unimplemented(
+    message = "a `#[distributed_lock]` function must return `Result<T, E>` where `E: From<dlock::Error>`",
+    label = "the lock can fail, and this type cannot carry the failure",
+    note = "return `Result<{Self}, dlock::Error>`, or an error of your own with `impl From<dlock::Error>` (for example a variant with \
+            thiserror's `#[from]`)"
+)]
+pub trait FromLock {
+    /// The failure as this type.
+    fn from_lock(error: Error) -> Self;
+}
+
+impl<T, E: From<Error>> FromLock for Result<T, E> {
+    fn from_lock(error: Error) -> Self {
+        Err(error.into())
+    }
+}
+
+/// Turns a failure of the lock into the function's return type.
+#[must_use]
+pub fn from_lock<R: FromLock>(error: Error) -> R {
+    R::from_lock(error)
+}
+
+/// `require_x!{}` is this where the backend is compiled in, and else the macro that says what to do.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __nothing_required {
+    () => {};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __sqlite_missing {
+    () => {
+        ::core::compile_error!(
+            "`backend = \"sqlite\"` needs the `sqlite` feature of `dlock`: dlock = { features = [\"sqlite\"] }"
+        );
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __redis_missing {
+    () => {
+        ::core::compile_error!("`backend = \"redis\"` needs the `redis` feature of `dlock`, which this version does not have");
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __zk_missing {
+    () => {
+        ::core::compile_error!("`backend = \"zk\"` needs the `zk` feature of `dlock`, which this version does not have");
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __postgres_missing {
+    () => {
+        ::core::compile_error!("`backend = \"postgres\"` needs the `postgres` feature of `dlock`, which this version does not have");
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __mysql_missing {
+    () => {
+        ::core::compile_error!("`backend = \"mysql\"` needs the `mysql` feature of `dlock`, which this version does not have");
+    };
+}
+
+pub use crate::__mysql_missing as require_mysql;
+#[cfg(feature = "sqlite")]
+pub use crate::__nothing_required as require_sqlite;
+pub use crate::__postgres_missing as require_postgres;
+pub use crate::__redis_missing as require_redis;
+#[cfg(not(feature = "sqlite"))]
+pub use crate::__sqlite_missing as require_sqlite;
+pub use crate::__zk_missing as require_zk;
