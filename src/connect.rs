@@ -48,7 +48,9 @@ pub async fn connect(url: &str) -> Result<Locks> {
 /// Cancel-safe.
 pub async fn from_url(url: &str) -> Result<LocksBuilder> {
     let Some((scheme, _)) = url.split_once(':') else {
-        return Err(invalid("the URL has no scheme; write for example sqlite:///var/lib/shop/locks.db".into()));
+        return Err(invalid(
+            "the URL has no scheme; write for example sqlite:///var/lib/shop/locks.db".into(),
+        ));
     };
     match scheme {
         "memory" if url == "memory:" => Ok(Locks::builder(Memory::new())),
@@ -56,7 +58,9 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Locks::builder(dlock_sql::Sqlite::connect(url).await?)),
         #[cfg(not(feature = "sqlite"))]
-        "sqlite" => Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into())),
+        "sqlite" => {
+            Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into()))
+        }
         other => Err(invalid(format!(
             "nothing is known of the scheme {other:?}; this build knows {}",
             if cfg!(feature = "sqlite") { "memory: and sqlite:" } else { "memory:" }
@@ -75,7 +79,9 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_urls_are_refused_and_never_repeat_a_password() {
-        for url in ["", "locks.db", "redis://user:hunter2@host/", "memory:shared", "http://u:hunter2@h", "://"] {
+        for url in
+            ["", "locks.db", "redis://user:hunter2@host/", "memory:shared", "http://u:hunter2@h", "://"]
+        {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");

@@ -4,17 +4,17 @@
 
 #![forbid(unsafe_code)]
 
-mod connect;
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
+mod connect;
 mod registry;
 
 pub use connect::{connect, from_url};
 pub use dlock_core::{
     Backend, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key,
-    Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, OnLost, Operation, Result,
-    Stats, Timestamp, Wait, backend, current_hold,
+    Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, OnLost, Operation,
+    Result, Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]

@@ -224,7 +224,9 @@ macro_rules! __sqlite_missing {
 #[macro_export]
 macro_rules! __redis_missing {
     () => {
-        ::core::compile_error!("`backend = \"redis\"` needs the `redis` feature of `dlock`, which this version does not have");
+        ::core::compile_error!(
+            "`backend = \"redis\"` needs the `redis` feature of `dlock`, which this version does not have"
+        );
     };
 }
 
@@ -232,7 +234,9 @@ macro_rules! __redis_missing {
 #[macro_export]
 macro_rules! __zk_missing {
     () => {
-        ::core::compile_error!("`backend = \"zk\"` needs the `zk` feature of `dlock`, which this version does not have");
+        ::core::compile_error!(
+            "`backend = \"zk\"` needs the `zk` feature of `dlock`, which this version does not have"
+        );
     };
 }
 
@@ -248,7 +252,9 @@ macro_rules! __postgres_missing {
 #[macro_export]
 macro_rules! __mysql_missing {
     () => {
-        ::core::compile_error!("`backend = \"mysql\"` needs the `mysql` feature of `dlock`, which this version does not have");
+        ::core::compile_error!(
+            "`backend = \"mysql\"` needs the `mysql` feature of `dlock`, which this version does not have"
+        );
     };
 }
 

@@ -213,7 +213,8 @@ mod tests {
     async fn the_innermost_override_wins_and_ends_with_its_body() {
         let (a, b) = (Locks::new(Memory::new()), Locks::new(Memory::new()));
         let _held = a.lock("k").acquire().await.unwrap();
-        let free = async || registered("registry-c").unwrap().lock("k").try_acquire().await.unwrap().is_some();
+        let free =
+            async || registered("registry-c").unwrap().lock("k").try_acquire().await.unwrap().is_some();
         with_backend("registry-c", a.clone(), async {
             assert!(!free().await);
             with_backend("registry-c", b.clone(), async {

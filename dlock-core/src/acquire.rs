@@ -142,7 +142,7 @@ impl<'a> Acquire<'a> {
         let mut ticket = None;
         // With a line before us there is no point in asking: the first in line does.
         if self.options.wait != Wait::No && !engine.capabilities.fair && engine.line.has(self.key) {
-            ticket = Some(self.stand_in_line().await?);
+            ticket = Some(stand_in_line(engine, self.key, self.left()).await?);
         }
         loop {
             match self.attempt().await {
@@ -161,7 +161,7 @@ impl<'a> Acquire<'a> {
                     }
                     if ticket.is_none() && !engine.capabilities.fair {
                         let first = !engine.line.has(self.key);
-                        ticket = Some(self.stand_in_line().await?);
+                        ticket = Some(stand_in_line(engine, self.key, self.left()).await?);
                         if !first {
                             continue;
                         }
@@ -181,7 +181,7 @@ impl<'a> Acquire<'a> {
                         return Err(failure);
                     }
                     let pause = self.backoff_after_failure();
-                    self.pause(pause).await.map_err(|_| failure)?;
+                    within(self.left(), tokio::time::sleep(pause)).await.map_err(|_| failure)?;
                 }
             }
         }
@@ -271,12 +271,6 @@ impl<'a> Acquire<'a> {
         self.backoff.next().max(Duration::from_millis(2))
     }
 
-    async fn stand_in_line(&self) -> Result<Ticket<'a>, Failure> {
-        let ticket = self.engine.line.join(self.key);
-        self.within_wait(ticket.first()).await?;
-        Ok(ticket)
-    }
-
     /// Waits until another attempt may be worth while, or the time is up.
     async fn wait_for_change(
         &mut self,
@@ -311,14 +305,6 @@ impl<'a> Acquire<'a> {
         within(left(self.options.wait, self.started), changed).await?
     }
 
-    async fn pause(&self, pause: Duration) -> Result<(), Failure> {
-        self.within_wait(tokio::time::sleep(pause)).await
-    }
-
-    async fn within_wait<T>(&self, future: impl Future<Output = T>) -> Result<T, Failure> {
-        within(self.left(), future).await
-    }
-
     fn left(&self) -> Option<Duration> {
         left(self.options.wait, self.started)
     }
@@ -328,6 +314,17 @@ impl<'a> Acquire<'a> {
         // A request that is still on its way starts its lease when it arrives.
         (sent + self.options.lease + self.options.request_timeout()).since(self.engine.clock.now())
     }
+}
+
+/// Resolves when it is our turn among the waiters of this process.
+async fn stand_in_line<'a>(
+    engine: &'a Engine,
+    key: &'a Key,
+    left: Option<Duration>,
+) -> Result<Ticket<'a>, Failure> {
+    let ticket = engine.line.join(key);
+    within(left, ticket.first()).await?;
+    Ok(ticket)
 }
 
 /// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
@@ -350,8 +347,8 @@ fn left(wait: Wait, started: Instant) -> Option<Duration> {
 async fn within<T>(left: Option<Duration>, future: impl Future<Output = T>) -> Result<T, Failure> {
     match left {
         None => Ok(future.await),
-        Some(left) => tokio::time::timeout(left, future)
-            .await
-            .map_err(|_| Failure::new(ErrorKind::TimedOut, "")),
+        Some(left) => {
+            tokio::time::timeout(left, future).await.map_err(|_| Failure::new(ErrorKind::TimedOut, ""))
+        }
     }
 }

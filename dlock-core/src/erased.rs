@@ -3,9 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 
-use crate::backend::{
-    Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawn,
-};
+use crate::backend::{Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawn};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;

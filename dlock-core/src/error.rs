@@ -426,7 +426,9 @@ mod tests {
         .after(Duration::from_millis(5_000), 3)
         .held_by(Some(holder))
         .to_string();
-        for part in ["acquire", r#""room\n7""#, "on redis", "timed out", "boom", "5.0s", "3 attempts", "web-1", "42"] {
+        for part in
+            ["acquire", r#""room\n7""#, "on redis", "timed out", "boom", "5.0s", "3 attempts", "web-1", "42"]
+        {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
         assert!(!text.contains('\n'));

@@ -76,8 +76,7 @@ impl Hold {
             Term::Lease(length) | Term::Session(Some(length)) => Some(length),
             Term::Session(None) => None,
         };
-        let deadline =
-            length.map_or(Timestamp::NEVER, |length| sent + length - margin(length)).min(ends_at);
+        let deadline = length.map_or(Timestamp::NEVER, |length| sent + length - margin(length)).min(ends_at);
         let renew_at = match grant.term {
             Term::Lease(length) => sent + length / 3,
             Term::Session(_) => Timestamp::NEVER,
@@ -163,9 +162,9 @@ impl Hold {
     /// Marks the hold lost, for good. Does nothing to one that was released.
     pub(crate) fn lose(&self, cause: Cow<'static, str>) {
         let _ = self.loss.set(cause);
-        let was = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            (state < LOST).then_some(LOST)
-        });
+        let was = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
         if was.is_ok() {
             self.engine.note_lost(self);
             self.changed.notify_waiters();
@@ -272,9 +271,9 @@ impl Hold {
     /// From here on nobody renews it. Says what it was worth until now.
     pub(crate) fn close(&self) -> Condition {
         let was = self.condition();
-        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            (state < LOST).then_some(RELEASED)
-        });
+        let _ = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
         self.engine.book.unlist(&self.slot);
         self.changed.notify_waiters();
         was

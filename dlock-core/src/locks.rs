@@ -149,7 +149,10 @@ impl Locks {
             return Ok(());
         }
         let left = book.stats();
-        let what = format!("{} locks and {} background releases were left to their leases", left.held, left.background);
+        let what = format!(
+            "{} locks and {} background releases were left to their leases",
+            left.held, left.background
+        );
         Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
     }
 

@@ -191,7 +191,7 @@ pub struct MemoryClaim {
 impl MemoryClaim {
     /// The server's part of an attempt: one atomic step.
     fn grant(&self) -> Attempt {
-        let MemoryClaim { shared, request, .. } = self;
+        let Self { shared, request, .. } = self;
         let now = shared.clock.now();
         let mut state = shared.state();
         let state = &mut *state;

@@ -86,7 +86,8 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
     let found = SCOPE.try_with(|scope| {
         scope.find(|hold| {
             let same = Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
-            (same && matches!(hold.condition(), Condition::Held | Condition::Suspect)).then(|| Arc::clone(hold))
+            (same && matches!(hold.condition(), Condition::Held | Condition::Suspect))
+                .then(|| Arc::clone(hold))
         })
     });
     let Ok(Some(hold)) = found else { return Ok(None) };

@@ -6,8 +6,8 @@ use std::task::Poll;
 
 use tracing::Instrument;
 
-use crate::error::{ErrorKind, Operation, Result};
 use crate::error::Failure;
+use crate::error::{ErrorKind, Operation, Result};
 use crate::guard::{Guard, Held};
 use crate::hold::{Condition, Hold};
 use crate::lock::Lock;
@@ -105,10 +105,8 @@ impl Section {
             }
             (_, Some(output)) => Ok(output),
             (state, None) => {
-                let failure = Failure::new(
-                    ErrorKind::Lost,
-                    hold.as_deref().map(Hold::cause).unwrap_or_default(),
-                );
+                let failure =
+                    Failure::new(ErrorKind::Lost, hold.as_deref().map(Hold::cause).unwrap_or_default());
                 let error = match &state {
                     State::Locked(guard) => guard.hold().error(Operation::Hold, failure),
                     _ => self.lock.error(Operation::Hold, failure),

@@ -55,7 +55,8 @@ mod tests {
 
     #[test]
     fn tokens_do_not_repeat() {
-        let tokens: std::collections::HashSet<Token> = (0..100_000).map(|_| Token::random().unwrap()).collect();
+        let tokens: std::collections::HashSet<Token> =
+            (0..100_000).map(|_| Token::random().unwrap()).collect();
         assert_eq!(tokens.len(), 100_000);
     }
 
