@@ -135,22 +135,23 @@ impl Args {
     }
 
     fn value(&mut self, option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<()> {
+        let text = |input: ParseStream<'_>| text(option, example, input);
         match option {
             "key" => self.key = Some(key(input)?),
-            "backend" => self.backend = Some(backend(&text(option, example, input)?)?),
+            "backend" => self.backend = Some(backend(&text(input)?)?),
             "locks" => self.locks = Some(input.parse()?),
-            "wait" => self.wait = Some(wait(&text(option, example, input)?)?),
-            "lease" => self.lease = Some(duration::parse(option, &text(option, example, input)?, &duration::LEASE)?),
+            "wait" => self.wait = Some(wait(&text(input)?)?),
+            "lease" => self.lease = Some(duration::parse(option, &text(input)?, &duration::LEASE)?),
             "on_lost" => {
                 let choices = [("abort", OnLost::Abort), ("continue", OnLost::Continue)];
-                self.on_lost = Some(choice(option, &text(option, example, input)?, choices)?);
+                self.on_lost = Some(choice(option, &text(input)?, choices)?);
             }
             "on_busy" => self.on_busy = Some(input.parse()?),
             "on_unavailable" => {
                 let choices = [("run", OnUnavailable::Run), ("error", OnUnavailable::Error)];
-                self.on_unavailable = Some(choice(option, &text(option, example, input)?, choices)?);
+                self.on_unavailable = Some(choice(option, &text(input)?, choices)?);
             }
-            "guard" => self.guard = Some(parse_or(input, "`guard` takes a name for the body to use", example)?),
+            "guard" => self.guard = Some(parse_or(input, "`guard` takes a name for the body", example)?),
             "recheck" => self.recheck = Some(parse_or(input, "`recheck` is `true` or `false`", example)?),
             _ => self.krate = Some(crate_path(input)?),
         }
@@ -205,7 +206,8 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
     if input.peek(token::Brace) {
         let block: Group = input.parse()?;
         if block.stream().is_empty() {
-            let message = "the block gives no key; write an expression in it, such as `key = { id.to_string() }`";
+            let message =
+                "the block gives no key; write an expression in it, such as `key = { id.to_string() }`";
             return Err(syn::Error::new(block.span(), message));
         }
         return Ok(Key::Expr(block.stream()));

@@ -12,11 +12,10 @@
 //!                  ::std::format!("room_{}", id),             // the key is complete before the arguments move
 //!              );
 //!              let body = ::core::pin::pin!(async move {      // pinned here: by value it would be stored twice
-//!                  let _ = &id;                               // every argument moves in, used or not,
-//!                  let _ = &who;                              // so that it is dropped before the release
-//!                  if false {                                 // `?` and mismatches are as in the plain function
-//!                      let output: Result<Booking, AppError> = loop {};
-//!                      return output;
+//!                  let _ = &who;                              // every argument moves in, used or not,
+//!                  let _ = &id;                               // so that it is dropped before the release
+//!                  if let Some(output) = None::<Result<Booking, AppError>> {
+//!                      return output;                         // `?` and mismatches are as in the plain function
 //!                  }
 //!                  { BODY }
 //!              });                                            // declared after `section`: dropped before it
@@ -85,8 +84,7 @@ fn locked(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<T
         #enter
         let body = ::core::pin::pin!(async move {
             #captures
-            if false {
-                let output: #output = loop {};
+            if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
                 return output;
             }
             #guard
@@ -212,14 +210,17 @@ fn on_busy_first(on_busy: &Expr, private: &TokenStream, output: &TokenStream) ->
     }
 }
 
-/// Moves every argument into the body. A parameter `_` has no name, and stays outside.
+/// Moves every argument into the body, the last one first: what is captured is dropped in this order, which
+/// is that of a plain function. A parameter `_` has no name, and stays outside.
 fn captures(function: &Function) -> TokenStream {
     let here = Span::mixed_site();
-    let captures = function.arguments.iter().map(|argument| {
+    let captures = function.arguments.iter().rev().map(|argument| {
         let mut name = argument.name.clone();
         name.set_span(here.resolved_at(name.span()));
         let cfgs = &argument.cfgs;
-        quote_spanned!(here=> #(#cfgs)* let _ = &#name;)
+        let unused = name.to_string().starts_with('_');
+        let allow = unused.then(|| quote_spanned!(here=> #[allow(clippy::used_underscore_binding)]));
+        quote_spanned!(here=> #(#cfgs)* #allow let _ = &#name;)
     });
     captures.collect()
 }

@@ -100,7 +100,8 @@ impl Function {
         for input in &signature.inputs {
             match input {
                 FnArg::Receiver(receiver) => {
-                    arguments.push(Argument { name: receiver.self_token.into(), cfgs: cfgs(&receiver.attrs) });
+                    arguments
+                        .push(Argument { name: receiver.self_token.into(), cfgs: cfgs(&receiver.attrs) });
                 }
                 FnArg::Typed(argument) => bindings(&argument.pat, &cfgs(&argument.attrs), &mut arguments),
             }
@@ -167,7 +168,11 @@ impl Parse for Header {
         input.call(Attribute::parse_outer)?;
         input.parse::<Visibility>()?;
         let signature = input.parse()?;
-        if input.is_empty() { Ok(Self(signature)) } else { Err(input.error("expected the body of the function")) }
+        if input.is_empty() {
+            Ok(Self(signature))
+        } else {
+            Err(input.error("expected the body of the function"))
+        }
     }
 }
 
@@ -207,7 +212,8 @@ impl Boxing {
         };
         let pin: TokenStream = tokens.into_iter().collect();
         let path = syn::parse2::<Path>(pin.clone()).ok()?;
-        let names: Vec<String> = path.segments.iter().rev().map(|segment| segment.ident.to_string()).collect();
+        let names: Vec<String> =
+            path.segments.iter().rev().map(|segment| segment.ident.to_string()).collect();
         if !matches!(names.as_slice(), [pin, r#box, ..] if pin == "pin" && r#box == "Box") {
             return None;
         }
@@ -226,7 +232,9 @@ impl Boxing {
 fn ungrouped(tokens: TokenStream) -> TokenStream {
     let mut inside = tokens.clone().into_iter();
     match (inside.next(), inside.next()) {
-        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => ungrouped(group.stream()),
+        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => {
+            ungrouped(group.stream())
+        }
         _ => tokens,
     }
 }
@@ -277,15 +285,21 @@ fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
 /// `T` of `Pin<Box<dyn Future<Output = T> + …>>`.
 fn future_output(ty: &Type) -> Option<&Type> {
     match ty {
-        Type::Path(path) => arguments(&path.path)?.iter().find_map(|argument| match argument {
-            GenericArgument::Type(ty) => future_output(ty),
-            _ => None,
-        }),
-        Type::TraitObject(object) => object.bounds.iter().find_map(|bound| match bound {
-            TypeParamBound::Trait(bound) => arguments(&bound.path)?.iter().find_map(|argument| match argument {
-                GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
+        Type::Path(path)
+            if path.path.segments.last().is_some_and(|last| last.ident == "Pin" || last.ident == "Box") =>
+        {
+            arguments(&path.path)?.iter().find_map(|argument| match argument {
+                GenericArgument::Type(ty) => future_output(ty),
                 _ => None,
-            }),
+            })
+        }
+        Type::TraitObject(object) => object.bounds.iter().find_map(|bound| match bound {
+            TypeParamBound::Trait(bound) => {
+                arguments(&bound.path)?.iter().find_map(|argument| match argument {
+                    GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
+                    _ => None,
+                })
+            }
             _ => None,
         }),
         Type::Group(group) => future_output(&group.elem),

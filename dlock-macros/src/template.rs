@@ -68,7 +68,7 @@ impl Template {
     fn value(&self, path: &[String], function: &Function) -> syn::Result<TokenStream> {
         let at = self.literal.span();
         let (root, fields) = path.split_first().expect("a placeholder has a name");
-        let Some(argument) = function.names().find(|name| *name == unraw(root)) else {
+        let Some(argument) = function.names().find(|name| name.unraw() == unraw(root)) else {
             return Err(syn::Error::new(at, unknown(path, function)));
         };
         let mut root = argument.clone();
@@ -96,26 +96,23 @@ fn unknown(path: &[String], function: &Function) -> String {
     let (patterns, names): (Vec<_>, Vec<_>) =
         names.iter().partition(|name| function.is_boxed() && name.starts_with("__arg"));
     let names = || names.iter().map(|name| name.as_str());
-    if root == "self" {
-        return format!("`<{}>`: `{name}` has no `self`{}", path.join("."), in_scope(names()));
-    }
-    let mut message = format!("`<{root}>` does not name an argument of `{name}`");
-    if let Some(near) = nearest(root, names()) {
-        let path: String = fields.iter().fold(near.to_owned(), |path, field| path + "." + field);
-        message.push_str(&format!("; did you mean `<{path}>`?"));
-    }
-    message.push_str(&in_scope(names()));
+    let in_scope = match list(names()) {
+        none if none.is_empty() => "no arguments are in scope".to_owned(),
+        names => format!("in scope are {names}"),
+    };
+    let mut message = if root == "self" {
+        format!("`<{}>`: `{name}` has no `self`; {in_scope}", path.join("."))
+    } else if let Some(near) = nearest(root, names()) {
+        let path = fields.iter().fold(near.to_owned(), |path, field| path + "." + field);
+        format!("`<{root}>` does not name an argument of `{name}`, did you mean `<{path}>`? {in_scope}")
+    } else {
+        format!("`<{root}>` does not name an argument of `{name}`; {in_scope}")
+    };
     if !patterns.is_empty() {
-        message.push_str("; under `#[async_trait]` the parts of a pattern are not: give that argument one name");
+        message
+            .push_str("; under `#[async_trait]` the parts of a pattern are not: give that argument one name");
     }
     message
-}
-
-fn in_scope<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    match list(names) {
-        none if none.is_empty() => "; there are no arguments in scope".to_owned(),
-        names => format!("; in scope are {names}"),
-    }
 }
 
 fn unraw(name: &str) -> &str {
@@ -136,7 +133,9 @@ const MAX_LEN: usize = 512;
 
 fn pieces(template: &str) -> Result<Vec<Piece>, String> {
     if template.is_empty() {
-        return Err("an empty key; write the name of what is locked, such as `key = \"room_<id>\"`".to_owned());
+        return Err(
+            "an empty key; write the name of what is locked, such as `key = \"room_<id>\"`".to_owned()
+        );
     }
     let mut pieces = Vec::new();
     let mut text = String::new();
@@ -147,7 +146,9 @@ fn pieces(template: &str) -> Result<Vec<Piece>, String> {
             '{' => '}',
             '>' | '}' => {
                 if !follows(&mut chars, c) {
-                    return Err(format!("`{c}` closes no placeholder; write `{c}{c}` for one `{c}` in the key"));
+                    return Err(format!(
+                        "`{c}` closes no placeholder; write `{c}{c}` for one `{c}` in the key"
+                    ));
                 }
                 text.push(c);
                 continue;
@@ -184,9 +185,12 @@ fn pieces(template: &str) -> Result<Vec<Piece>, String> {
     if !text.is_empty() {
         pieces.push(Piece::Text(text));
     }
-    let fixed = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.len() } else { 0 }).sum::<usize>();
+    let fixed =
+        pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.len() } else { 0 }).sum::<usize>();
     if fixed > MAX_LEN {
-        return Err(format!("the text of this key has {fixed} bytes, and a key has at most {MAX_LEN}; shorten it"));
+        return Err(format!(
+            "the text of this key has {fixed} bytes, and a key has at most {MAX_LEN}; shorten it"
+        ));
     }
     if template.contains('\0') {
         return Err("a key cannot contain a NUL character; remove it".to_owned());
