@@ -414,9 +414,7 @@ mod tests {
 
     #[test]
     fn display_names_operation_key_backend_cause_and_holder() {
-        let mut holder = Holder::default();
-        holder.host = Some("web-1".into());
-        holder.pid = Some(42);
+        let holder = Holder { host: Some("web-1".into()), pid: Some(42), ..Holder::default() };
         let text = Error::new(
             Operation::Acquire,
             Failure::new(ErrorKind::TimedOut, "").with_source(std::io::Error::other("boom")),

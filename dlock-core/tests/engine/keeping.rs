@@ -1,0 +1,290 @@
+//! Renewal, loss and release: what the keeper does, and in which order.
+
+use std::time::Duration;
+
+use crate::script::{Answer, Call, Scripted};
+use dlock_core::backend::{Renewed, Term, Withdrawn};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, MovableClock};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn granted() -> Answer {
+    Answer::Grant(Term::Lease(LEASE))
+}
+
+fn renewals(backend: &Scripted, answers: impl IntoIterator<Item = Result<Renewed, Failure>>) {
+    backend.0.renewals.lock().unwrap().extend(answers);
+}
+
+/// Resolves when `test` holds; the keeper runs on a thread of its own.
+async fn eventually(what: &str, test: impl Fn() -> bool + Send) {
+    let wait = async {
+        while !test() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never happened: {what}");
+}
+
+#[tokio::test]
+async fn a_lock_is_renewed_at_a_third_of_its_lease_and_its_validity_grows() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    renewals(&backend, [Ok(Renewed::Extended), Ok(Renewed::Extended)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    for n in 1..=2 {
+        clock.advance(LEASE / 3);
+        eventually("the renewal", || locks.stats().renewals == n).await;
+        assert_eq!(guard.remaining().unwrap(), LEASE - LEASE / 100);
+    }
+    guard.check().unwrap();
+    assert_eq!(backend.count(|call| *call == Call::Renew), 2);
+}
+
+#[tokio::test]
+async fn a_renewal_that_finds_the_lock_gone_loses_it() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    renewals(&backend, [Ok(Renewed::Gone)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    clock.advance(LEASE / 3);
+    guard.lost().await;
+    let error = guard.check().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(error.to_string().contains("no longer has it"), "{error}");
+    // The release is sent all the same, touches nothing of others, and says what became of the lock.
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(matches!(backend.calls().last(), Some(Call::Withdraw(_))));
+}
+
+#[tokio::test]
+async fn a_failed_renewal_is_a_warning_first_and_a_later_one_lifts_it() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    renewals(&backend, [Err(Failure::unavailable("away")), Ok(Renewed::Extended)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let held = guard.held();
+    assert!(!held.is_at_risk());
+    clock.advance(LEASE / 3);
+    held.at_risk().await;
+    guard.check().unwrap();
+    clock.advance(LEASE / 12);
+    eventually("the second renewal", || !held.is_at_risk()).await;
+    guard.check().unwrap();
+    assert_eq!(locks.stats().failed_renewals, 1);
+}
+
+#[tokio::test]
+async fn a_renewal_that_hangs_does_not_extend_the_belief_in_the_lock() {
+    let backend = Scripted::new([Answer::Grant(Term::Lease(Duration::from_millis(300)))]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").with_lease(Duration::from_millis(300)).acquire().await.unwrap();
+    guard.lost().await;
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(backend.count(|call| *call == Call::Renew) >= 1);
+}
+
+#[tokio::test]
+async fn a_renewal_that_is_confirmed_after_the_deadline_comes_too_late() {
+    let clock = MovableClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let locks = Locks::new(memory.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    memory.faults().set_hanging(true);
+    clock.advance(LEASE / 3);
+    clock.advance(LEASE);
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    memory.faults().set_hanging(false);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+}
+
+#[tokio::test]
+async fn a_release_does_not_wait_for_a_renewal_and_none_follows_it() {
+    let clock = MovableClock::stopped();
+    // Renewals hang: the script has no answer for them.
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    clock.advance(LEASE / 3);
+    backend.wait_for(|calls| calls.contains(&Call::Renew)).await;
+    guard.release().await.unwrap();
+    clock.advance(LEASE / 3);
+    assert!(matches!(backend.calls()[..], [Call::Attempt(_), Call::Renew, Call::Withdraw(_)]));
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_is_asked_once_more_and_believed() {
+    let backend = Scripted::new([granted()]);
+    backend
+        .0
+        .withdrawals
+        .lock()
+        .unwrap()
+        .extend([Err(Failure::unknown("reply lost")), Ok(Withdrawn::Absent)]);
+    let locks = Locks::new(backend.clone());
+    locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_that_cannot_be_confirmed_is_an_error_and_goes_on_in_the_background() {
+    let backend = Scripted::new([granted()]);
+    let away = || Err(Failure::unavailable("away"));
+    backend.0.withdrawals.lock().unwrap().extend([away(), away(), away(), Ok(Withdrawn::Removed)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let held = guard.held();
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(held.check().unwrap_err().kind(), ErrorKind::NotHeld);
+    eventually("the release", || locks.stats().background == 0).await;
+    assert_eq!(backend.count(|call| matches!(call, Call::Withdraw(_))), 4);
+    assert_eq!(locks.stats().abandoned, 0);
+}
+
+#[tokio::test]
+async fn a_release_that_finds_nothing_of_ours_says_so() {
+    let backend = Scripted::new([granted()]);
+    backend.0.withdrawals.lock().unwrap().push_back(Ok(Withdrawn::Absent));
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").acquire().await.unwrap().release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotHeld);
+}
+
+#[tokio::test]
+async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
+    let clock = MovableClock::stopped();
+    let session = Answer::Grant(Term::Session(Some(LEASE)));
+    let backend = Scripted::with_clock(clock.clock(), [session]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let signal = backend.signal();
+    signal.suspect();
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Suspect);
+    assert!(guard.held().is_at_risk());
+    clock.advance(LEASE / 2);
+    signal.trust(clock.clock().now());
+    guard.check().unwrap();
+    assert_eq!(guard.remaining().unwrap(), LEASE - LEASE / 100);
+    // No proof of life for a whole session: lost, whatever the backend says later.
+    signal.suspect();
+    clock.advance(LEASE);
+    guard.lost().await;
+    signal.trust(clock.clock().now());
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(backend.count(|call| *call == Call::Renew), 0, "a session is not renewed");
+}
+
+#[tokio::test]
+async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Term::Session(None))]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    clock.advance(Duration::from_secs(1_000_000));
+    guard.check().unwrap();
+    assert_eq!(guard.remaining(), None);
+    backend.signal().lost("the session expired");
+    guard.lost().await;
+    assert!(guard.check().unwrap_err().to_string().contains("the session expired"));
+}
+
+#[tokio::test]
+async fn max_hold_ends_a_lock_that_is_renewed_all_the_time() {
+    let clock = MovableClock::stopped();
+    let locks = Locks::builder(Memory::with_clock(clock.clock())).with_max_hold(LEASE * 2).build().unwrap();
+    let guard = locks.lock("k").acquire().await.unwrap();
+    for renewed in 1..=5 {
+        clock.advance(LEASE / 3);
+        eventually("a renewal", || locks.stats().renewals >= renewed.min(4)).await;
+        guard.check().unwrap();
+    }
+    clock.advance(LEASE / 3);
+    guard.lost().await;
+    assert!(guard.check().unwrap_err().to_string().contains("max_hold"));
+}
+
+#[tokio::test]
+async fn locks_that_are_released_in_time_never_wake_the_keeper() {
+    let locks = Locks::new(Memory::new());
+    let looks = locks.stats().keeper_looks;
+    for _ in 0..10_000 {
+        locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+    }
+    let stats = locks.stats();
+    assert_eq!(stats.keeper_wakes, 0);
+    assert!(stats.keeper_looks <= looks + 3, "{stats:?}");
+    assert_eq!(stats.renewals, 0);
+}
+
+#[test]
+fn a_guard_dropped_without_any_runtime_is_released() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime.block_on(locks.lock("k").acquire()).unwrap();
+    drop(runtime);
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(eventually("the release", || memory.held() == 0));
+}
+
+#[test]
+fn an_acquire_without_a_runtime_is_an_error() {
+    use std::task::{Context, Poll, Waker};
+    let locks = Locks::new(Memory::new());
+    let lock = locks.lock("k");
+    let mut acquire = std::pin::pin!(lock.acquire());
+    match acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Err(error)) => assert_eq!(error.kind(), ErrorKind::Closed),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_panicking_body_gives_the_lock_back() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let lock = locks.lock("k");
+    let body = tokio::spawn(async move { lock.run(async { panic!("the body panics") }).await });
+    assert!(body.await.unwrap_err().is_panic());
+    eventually("the release", || memory.held() == 0).await;
+}
+
+#[tokio::test]
+async fn shutdown_tells_the_holders_refuses_new_ones_and_leaves_nothing() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let lock = locks.lock("body");
+    let body = tokio::spawn(async move { lock.run(std::future::pending::<()>()).await });
+    let forgotten = locks.lock("guard").acquire().await.unwrap();
+    eventually("both are held", || memory.held() == 2).await;
+    locks.shutdown(Duration::from_millis(200)).await.unwrap();
+    assert_eq!(memory.held(), 0);
+    assert_eq!(body.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(forgotten.check().unwrap_err().to_string().contains("shut down"));
+    assert_eq!(locks.lock("k").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn shutdown_says_what_it_had_to_leave_behind() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+    memory.faults().set_unavailable(true);
+    let error = locks.shutdown(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    memory.faults().set_unavailable(false);
+}
+
+#[tokio::test]
+async fn the_clock_of_the_keeper_is_the_backends() {
+    // A lease of an hour on a clock that stands still is not lost by real time passing.
+    let clock = MovableClock::stopped();
+    let locks = Locks::new(Memory::with_clock(clock.clock()));
+    let guard = locks.lock("k").with_lease(Duration::from_millis(50)).acquire().await.unwrap();
+    let system = Clock::system();
+    system.sleep_until(system.now() + Duration::from_millis(120)).await;
+    guard.check().unwrap();
+}

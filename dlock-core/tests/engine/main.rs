@@ -1,0 +1,8 @@
+//! The engine over a scripted backend and over memory: outcomes, renewal, loss, release, owners, spans.
+
+mod keeping;
+mod owners;
+mod script;
+mod spans;
+mod unknown_outcome;
+mod waiting;

@@ -1,0 +1,176 @@
+//! A backend whose answers are scripted, to put the engine into exact situations.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock_core::backend::{
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn,
+};
+use dlock_core::{Clock, Failure, Fence, Holder, Key};
+use tokio::sync::Notify;
+
+/// What the backend was asked, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Attempt(u128),
+    Renew,
+    Withdraw(u128),
+}
+
+/// What an attempt answers.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Grant(Term),
+    Busy,
+    Fail(Failure),
+    Hang,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scripted(pub(crate) Arc<Script>);
+
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) calls: Mutex<Vec<Call>>,
+    pub(crate) attempts: Mutex<VecDeque<Answer>>,
+    pub(crate) renewals: Mutex<VecDeque<Result<Renewed, Failure>>>,
+    pub(crate) withdrawals: Mutex<VecDeque<Result<Withdrawn, Failure>>>,
+    pub(crate) changes: Mutex<VecDeque<Result<(), Failure>>>,
+    pub(crate) signals: Mutex<Vec<Signal>>,
+    pub(crate) called: Notify,
+    pub(crate) clock: Clock,
+    pub(crate) capabilities: Capabilities,
+}
+
+impl Scripted {
+    pub(crate) fn new(attempts: impl IntoIterator<Item = Answer>) -> Self {
+        Self::with_clock(Clock::system(), attempts)
+    }
+
+    pub(crate) fn with_clock(clock: Clock, attempts: impl IntoIterator<Item = Answer>) -> Self {
+        Self::with(clock, Capabilities::basic().with_fencing(), attempts)
+    }
+
+    pub(crate) fn with(
+        clock: Clock,
+        capabilities: Capabilities,
+        attempts: impl IntoIterator<Item = Answer>,
+    ) -> Self {
+        Self(Arc::new(Script {
+            calls: Mutex::default(),
+            attempts: Mutex::new(attempts.into_iter().collect()),
+            renewals: Mutex::default(),
+            withdrawals: Mutex::default(),
+            changes: Mutex::default(),
+            signals: Mutex::default(),
+            called: Notify::new(),
+            clock,
+            capabilities,
+        }))
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.0.calls.lock().unwrap().clone()
+    }
+
+    pub(crate) fn count(&self, test: impl Fn(&Call) -> bool) -> usize {
+        self.calls().iter().filter(|call| test(call)).count()
+    }
+
+    pub(crate) fn signal(&self) -> Signal {
+        self.0.signals.lock().unwrap().last().cloned().expect("something was granted")
+    }
+
+    /// Waits until the backend was asked something that passes `test`.
+    pub(crate) async fn wait_for(&self, test: impl Fn(&[Call]) -> bool + Send) {
+        let wait = async {
+            loop {
+                let called = self.0.called.notified();
+                if test(&self.calls()) {
+                    return;
+                }
+                called.await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(20), wait).await;
+        assert!(waited.is_ok(), "never asked for; calls were {:?}", self.calls());
+    }
+}
+
+impl Script {
+    fn note(&self, call: Call) {
+        self.calls.lock().unwrap().push(call);
+        self.called.notify_waiters();
+    }
+}
+
+impl Backend for Scripted {
+    type Claim = ScriptedClaim;
+
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock.clone()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> ScriptedClaim {
+        ScriptedClaim { script: Arc::clone(&self.0), token: u128::from_be_bytes(*request.token.as_bytes()) }
+    }
+
+    async fn inspect(&self, _key: &Key) -> Result<Option<Holder>, Failure> {
+        Ok(None)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct ScriptedClaim {
+    script: Arc<Script>,
+    token: u128,
+}
+
+impl Claim for ScriptedClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.script.note(Call::Attempt(self.token));
+        let answer = self.script.attempts.lock().unwrap().pop_front().unwrap_or(Answer::Hang);
+        match answer {
+            Answer::Grant(term) => Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(7)))),
+            Answer::Busy => Ok(Attempt::Busy(Busy::default())),
+            Answer::Fail(failure) => Err(failure),
+            Answer::Hang => std::future::pending().await,
+        }
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        let change = self.script.changes.lock().unwrap().pop_front();
+        match change {
+            Some(change) => change,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        self.script.signals.lock().unwrap().push(signal);
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.script.note(Call::Renew);
+        let answer = self.script.renewals.lock().unwrap().pop_front();
+        match answer {
+            Some(answer) => answer,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        self.script.note(Call::Withdraw(self.token));
+        let answer = self.script.withdrawals.lock().unwrap().pop_front();
+        answer.unwrap_or(Ok(Withdrawn::Removed))
+    }
+}

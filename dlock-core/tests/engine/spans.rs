@@ -1,0 +1,137 @@
+//! What is traced, and what never appears in it.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex};
+
+use dlock_core::{Locks, Memory, Wait};
+use tracing::Instrument;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Collects spans and events as lines: `name < parent field=value ...`.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, " {}={value:?}", field.name());
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let span = context.span(id).unwrap();
+        let mut fields = Fields(String::new());
+        attributes.record(&mut fields);
+        let parent = span.parent().map_or("nothing", |parent| parent.name());
+        let line = format!("{} < {parent}{}", span.name(), fields.0);
+        span.extensions_mut().insert(line);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let mut fields = Fields(String::new());
+        values.record(&mut fields);
+        if let Some(line) = context.span(id).unwrap().extensions_mut().get_mut::<String>() {
+            line.push_str(&fields.0);
+        }
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
+        let mut fields = Fields(String::new());
+        event.record(&mut fields);
+        self.0.lock().unwrap().push(format!("event{}", fields.0));
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let line = context.span(&id).unwrap().extensions_mut().remove::<String>();
+        self.0.lock().unwrap().extend(line);
+    }
+}
+
+impl Lines {
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn of(&self, name: &str) -> String {
+        let start = format!("{name} <");
+        self.all().into_iter().find(|line| line.starts_with(&start)).unwrap_or_default()
+    }
+}
+
+async fn traced(body: impl Future<Output = ()>) -> Lines {
+    let lines = Lines::default();
+    let subscriber = tracing_subscriber::registry().with(lines.clone());
+    let _default = tracing::subscriber::set_default(subscriber);
+    body.await;
+    lines
+}
+
+#[tokio::test]
+async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_the_hold() {
+    let locks = Locks::new(Memory::new());
+    let lines = traced(async {
+        let lock = locks.lock("room_7").with_template("room_<id>");
+        let request = tracing::info_span!("request");
+        let body = async { tracing::info_span!("body").in_scope(|| {}) };
+        lock.run(body).instrument(request).await.unwrap();
+    })
+    .await;
+    let acquire = lines.of("dlock.acquire");
+    for part in [
+        "< request",
+        "backend=\"memory\"",
+        "room_<id>",
+        "outcome=\"acquired\"",
+        "waited_ms=",
+        "attempts=1",
+        "fence=1",
+    ] {
+        assert!(acquire.contains(part), "{part} is missing in {acquire}");
+    }
+    assert!(lines.of("dlock.hold").contains("< request"), "{:?}", lines.all());
+    assert!(lines.of("body").contains("< dlock.hold"), "{:?}", lines.all());
+    let release = lines.of("dlock.release");
+    assert!(release.contains("outcome=\"released\"") && release.contains("background=false"), "{release}");
+}
+
+#[tokio::test]
+async fn a_busy_lock_has_its_outcome_in_the_span() {
+    let locks = Locks::new(Memory::new());
+    let lines = traced(async {
+        let _held = locks.lock("k").acquire().await.unwrap();
+        let _ = locks.lock("k").with_wait(Wait::No).acquire().await;
+    })
+    .await;
+    assert!(lines.all().iter().any(|line| line.contains("outcome=\"busy\"")), "{:?}", lines.all());
+}
+
+#[tokio::test]
+async fn the_key_is_hashed_unless_it_is_asked_for() {
+    for shown in [false, true] {
+        let memory = Memory::new();
+        let mut builder = Locks::builder(memory.clone());
+        if shown {
+            builder = builder.with_keys_shown();
+        }
+        let locks = builder.build().unwrap();
+        let lines = traced(async {
+            let lock = locks.lock("patient_4711");
+            lock.run(async {}).await.unwrap();
+            let guard = lock.acquire().await.unwrap();
+            let _ = lock.try_acquire().await;
+            memory.lose("patient_4711");
+            let _ = guard.release().await;
+        })
+        .await;
+        assert!(lines.all().len() >= 6, "{:?}", lines.all());
+        for line in lines.all() {
+            assert_eq!(line.contains("patient_4711"), shown && line.contains("key="), "{line}");
+        }
+    }
+}

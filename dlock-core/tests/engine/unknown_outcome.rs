@@ -1,0 +1,181 @@
+//! What the engine does when it is not known whether a request took effect.
+
+use std::time::Duration;
+
+use crate::script::{Answer, Call, Scripted};
+use dlock_core::backend::{Capabilities, Term};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, MovableClock, Wait};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn granted() -> Answer {
+    Answer::Grant(Term::Lease(LEASE))
+}
+
+fn lost_reply() -> Answer {
+    Answer::Fail(Failure::unknown("the connection was lost after the request was sent"))
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_asked_again_under_the_same_token() {
+    let backend = Scripted::new([lost_reply(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    guard.check().unwrap();
+    let calls = backend.calls();
+    assert!(matches!(calls[..], [Call::Attempt(a), Call::Attempt(b)] if a == b), "{calls:?}");
+    assert_eq!(locks.stats().rechecks, 1);
+}
+
+#[tokio::test]
+async fn rechecks_are_bounded_and_the_claim_is_then_withdrawn_in_the_background() {
+    let backend = Scripted::new([lost_reply(), lost_reply(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    let left = error.maybe_held_for_at_most().unwrap();
+    assert!(left > LEASE && left < LEASE * 2, "{left:?}");
+    backend
+        .wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Attempt(_), Call::Withdraw(w)] if a == w))
+        .await;
+}
+
+#[tokio::test]
+async fn without_rechecks_an_unknown_outcome_costs_one_request_less() {
+    let backend = Scripted::new([lost_reply(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").with_rechecks(0).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(_), Call::Withdraw(_)])).await;
+}
+
+#[tokio::test]
+async fn a_recheck_is_made_even_when_the_caller_does_not_wait() {
+    let backend = Scripted::new([lost_reply(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_is_an_unknown_outcome() {
+    let backend = Scripted::new([Answer::Hang, granted()]);
+    let locks = Locks::new(backend.clone());
+    let lock = locks.lock("k").with_request_timeout(Duration::from_millis(20));
+    let _guard = lock.acquire().await.unwrap();
+    assert_eq!(locks.stats().rechecks, 1);
+}
+
+#[tokio::test]
+async fn a_failure_after_an_unknown_outcome_leaves_it_unknown() {
+    let refused = Answer::Fail(Failure::unavailable("connection refused"));
+    let backend = Scripted::new([lost_reply(), refused, Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.to_string().contains("connection refused"), "{error}");
+    backend.wait_for(|calls| matches!(calls.last(), Some(Call::Withdraw(_)))).await;
+}
+
+#[tokio::test]
+async fn a_busy_answer_settles_the_outcome_but_the_claim_is_still_withdrawn() {
+    // The first request may still be on its way and take effect later.
+    let backend = Scripted::new([lost_reply(), Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    backend.wait_for(|calls| matches!(calls.last(), Some(Call::Withdraw(_)))).await;
+}
+
+#[tokio::test]
+async fn validity_counts_from_the_first_request_that_may_have_taken_effect() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [Answer::Hang, granted()]);
+    let locks = Locks::new(backend.clone());
+    let lock = locks.lock("k").with_lease(LEASE).with_request_timeout(Duration::from_millis(100));
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    backend.wait_for(|calls| calls.len() == 1).await;
+    clock.advance(Duration::from_secs(10));
+    let guard = acquire.await.unwrap().unwrap();
+    let left = guard.remaining().unwrap();
+    assert_eq!(left, LEASE - Duration::from_secs(10) - LEASE / 100);
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_after_its_lease_is_given_back_and_asked_for_anew() {
+    let clock = MovableClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [Answer::Hang, granted(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let lock = locks.lock("k").with_lease(LEASE).with_request_timeout(Duration::from_millis(100));
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    backend.wait_for(|calls| calls.len() == 1).await;
+    clock.advance(LEASE);
+    let guard = acquire.await.unwrap().unwrap();
+    guard.check().unwrap();
+    let late = match backend.calls()[0] {
+        Call::Attempt(token) => token,
+        other => panic!("{other:?}"),
+    };
+    backend.wait_for(|calls| calls.contains(&Call::Withdraw(late))).await;
+    let fresh = backend.count(|call| matches!(call, Call::Attempt(token) if *token != late));
+    assert_eq!(fresh, 1, "{:?}", backend.calls());
+}
+
+#[tokio::test]
+async fn a_final_failure_ends_the_acquire_at_once() {
+    let backend = Scripted::new([Answer::Fail(Failure::denied("wrong password")), granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert_eq!(backend.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn an_unavailable_backend_is_asked_again_while_the_wait_lasts() {
+    let refused = || Answer::Fail(Failure::unavailable("connection refused"));
+    let backend = Scripted::new([refused(), refused(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+    assert_eq!(locks.stats().rechecks, 0, "nothing was unknown");
+
+    let backend = Scripted::new([refused(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_final_failure_while_waiting_for_a_change_ends_the_acquire() {
+    let slow = Capabilities::basic().with_polling(Duration::from_secs(60), Duration::from_secs(60));
+    let backend = Scripted::with(Clock::system(), slow, [Answer::Busy]);
+    backend.0.changes.lock().unwrap().push_back(Err(Failure::new(ErrorKind::Lost, "the session expired")));
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn a_transient_failure_while_waiting_for_a_change_falls_back_to_polling() {
+    let backend = Scripted::new([Answer::Busy, granted()]);
+    backend.0.changes.lock().unwrap().push_back(Err(Failure::unavailable("the subscription is gone")));
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_while_its_request_is_under_way_is_withdrawn() {
+    let backend = Scripted::new([Answer::Hang]);
+    let locks = Locks::new(backend.clone());
+    let acquire = tokio::spawn(async move { locks.lock("k").acquire().await.map(|_| ()) });
+    backend.wait_for(|calls| calls.len() == 1).await;
+    acquire.abort();
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
+}
+
+#[tokio::test]
+async fn an_acquire_that_was_never_polled_asks_nothing() {
+    let backend = Scripted::new([granted()]);
+    let locks = Locks::new(backend.clone());
+    drop(locks.lock("k").acquire());
+    locks.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!(backend.calls(), []);
+}

@@ -1,0 +1,111 @@
+//! Waiting for a busy lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlock_core::backend::{Capabilities, Term};
+use dlock_core::{Clock, ErrorKind, Locks, Memory, Wait};
+
+use crate::script::{Answer, Call, Scripted};
+
+fn granted() -> Answer {
+    Answer::Grant(Term::Lease(Duration::from_secs(30)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bounded_wait_ends_on_time_and_names_the_holder() {
+    let locks = Locks::builder(Memory::new()).with_label("till 3").build().unwrap();
+    let _held = locks.lock("k").acquire().await.unwrap();
+    let started = tokio::time::Instant::now();
+    let error = locks.lock("k").with_wait(Duration::from_secs(20)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let waited = started.elapsed();
+    assert!(waited >= Duration::from_secs(20) && waited < Duration::from_secs(21), "{waited:?}");
+    assert_eq!(error.holder().and_then(|holder| holder.label.as_deref()), Some("till 3"));
+    assert_eq!(error.holder().and_then(|holder| holder.pid), Some(std::process::id()));
+}
+
+#[tokio::test]
+async fn without_a_wait_a_busy_lock_is_an_error_after_one_attempt() {
+    let backend = Scripted::new([Answer::Busy, granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), 1);
+}
+
+#[tokio::test]
+async fn a_lost_notification_costs_time_and_no_progress() {
+    // This backend promises notifications and sends none.
+    let deaf = Capabilities::basic().with_notifications(Duration::from_millis(20));
+    let backend = Scripted::with(Clock::system(), deaf, [Answer::Busy, Answer::Busy, granted()]);
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+    assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), 3);
+}
+
+#[tokio::test]
+async fn a_release_in_this_process_wakes_the_first_in_line_at_once() {
+    // Polling would take a minute.
+    let slow = Capabilities::basic().with_polling(Duration::from_secs(60), Duration::from_secs(60));
+    let backend = Scripted::with(Clock::system(), slow, [granted(), Answer::Busy, granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let lock = locks.lock("k");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    backend.wait_for(|calls| calls.len() == 2).await;
+    guard.release().await.unwrap();
+    let _guard = waiter.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_herd_in_one_process_asks_the_backend_one_at_a_time() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let held = locks.lock("k").acquire().await.unwrap();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..200 {
+        let (lock, inside) = (locks.lock("k"), Arc::clone(&inside));
+        waiters.spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            guard.release().await.unwrap();
+        });
+    }
+    tokio::task::yield_now().await;
+    held.release().await.unwrap();
+    while let Some(waiter) = waiters.join_next().await {
+        waiter.unwrap();
+    }
+    assert_eq!(memory.held(), 0);
+}
+
+#[tokio::test]
+async fn a_waiter_that_gives_up_does_not_hold_up_the_next() {
+    let locks = Locks::new(Memory::new());
+    let held = locks.lock("k").acquire().await.unwrap();
+    let lock = locks.lock("k");
+    let mut first = Box::pin(lock.acquire());
+    assert!(futures_poll(&mut first).await.is_none());
+    let second = locks.lock("k");
+    let second = tokio::spawn(async move { second.acquire().await });
+    tokio::task::yield_now().await;
+    drop(first);
+    held.release().await.unwrap();
+    let _guard = second.await.unwrap().unwrap();
+}
+
+/// One poll.
+async fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        std::task::Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
