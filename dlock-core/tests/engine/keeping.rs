@@ -17,7 +17,7 @@ fn renewals(backend: &Scripted, answers: impl IntoIterator<Item = Result<Renewed
 }
 
 /// Resolves when `test` holds; the keeper runs on a thread of its own.
-async fn eventually(what: &str, test: impl Fn() -> bool + Send) {
+async fn eventually(what: &str, test: impl Fn() -> bool + Send + Sync) {
     let wait = async {
         while !test() {
             tokio::time::sleep(Duration::from_millis(1)).await;

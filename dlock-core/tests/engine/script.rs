@@ -83,7 +83,7 @@ impl Scripted {
     }
 
     /// Waits until the backend was asked something that passes `test`.
-    pub(crate) async fn wait_for(&self, test: impl Fn(&[Call]) -> bool + Send) {
+    pub(crate) async fn wait_for(&self, test: impl Fn(&[Call]) -> bool + Send + Sync) {
         let wait = async {
             loop {
                 let called = self.0.called.notified();
