@@ -111,6 +111,8 @@ async fn a_release_does_not_wait_for_a_renewal_and_none_follows_it() {
     clock.advance(LEASE / 3);
     backend.wait_for(|calls| calls.contains(&Call::Renew)).await;
     guard.release().await.unwrap();
+    // It was let go of, and did not have to time out first.
+    assert_eq!(locks.stats().failed_renewals, 0);
     clock.advance(LEASE / 3);
     assert!(matches!(backend.calls()[..], [Call::Attempt(_), Call::Renew, Call::Withdraw(_)]));
 }
