@@ -223,7 +223,7 @@ mod tests {
             assert!(!free().await);
             with_backend("registry-c", b.clone(), async {
                 assert!(free().await);
-                assert!(default_locks().unwrap().lock("k").try_acquire().await.unwrap().is_some());
+                assert!(default_locks().unwrap().lock("other").try_acquire().await.unwrap().is_some());
                 let task = tokio::spawn(in_current_scope(async { registered("registry-c").is_ok() }));
                 assert!(task.await.unwrap());
                 assert!(!tokio::spawn(async { registered("registry-c").is_ok() }).await.unwrap());
