@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,7 +20,7 @@ pub(crate) enum News {
     Gone,
 }
 
-/// The workers of one round. Dropping it kills those that still run, frozen or not.
+/// The workers of one round. Dropping it ends them.
 pub(crate) struct Fleet {
     workers: Vec<Worker>,
     news: mpsc::UnboundedReceiver<(usize, News)>,
@@ -104,9 +105,23 @@ impl Fleet {
     }
 }
 
+impl Drop for Fleet {
+    /// Kills what still runs, frozen or not, and waits for it, so that nobody writes to files that are then removed.
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            let _ = worker.child.start_kill();
+        }
+        let patience = Instant::now() + Duration::from_secs(2);
+        let ended = |worker: &mut Worker| !matches!(worker.child.try_wait(), Ok(None));
+        while !self.workers.iter_mut().all(ended) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 impl Worker {
     /// Sends a signal to this child. Its number stays its own until we have waited for it, which only
-    /// [`ended`](Self::ended) does.
+    /// [`ended`](Self::ended) does and the end of the fleet.
     pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
         let pid = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = pid.context("the worker has ended already")?;

@@ -110,7 +110,7 @@ pub(crate) async fn run(
         failed: 0,
         refused: 0,
         takeover: None,
-        waits: Histogram::new(3)?,
+        waits: Histogram::new_with_max(3_600_000_000, 3)?,
     };
     let took = match tokio::time::timeout(PATIENCE, round.play()).await {
         Ok(took) => took?,

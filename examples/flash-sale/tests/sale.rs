@@ -40,8 +40,7 @@ fn a_locked_sale_is_exact_although_workers_die_and_freeze_and_an_unlocked_one_lo
         assert_eq!(round["lost_updates"], 0, "{round}\n{log}");
         assert_eq!(round["oversold"], 0, "{round}\n{log}");
     }
-    assert_eq!(locked["refused"], 0, "{locked}\n{log}");
-    assert_eq!(incidents["refused"], 1, "{incidents}\n{log}");
+    assert!(incidents["refused"].as_i64() > Some(0), "the frozen worker's write: {incidents}\n{log}");
     assert!(incidents["takeover_ms"].as_f64() > Some(0.0), "{incidents}\n{log}");
 }
 
