@@ -1,4 +1,5 @@
 //! What the attribute does when it runs: exclusion, waiting, loss, fences, nesting, and how it finds its backend.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

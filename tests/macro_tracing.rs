@@ -1,4 +1,5 @@
 //! `#[tracing::instrument]` above and below the attribute.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

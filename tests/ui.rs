@@ -2,6 +2,7 @@
 //!
 //! The texts are those of the stable compiler the project is built with. After a change that is meant,
 //! `TRYBUILD=overwrite cargo test --test ui` writes them anew: read the difference.
+#![cfg(feature = "macros")]
 
 #[test]
 fn wrong_uses_are_refused_with_what_to_write_instead() {
