@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! // tests/conformance.rs, with `harness = false` in Cargo.toml
-//! use dlock_core::{Failure, Memory};
+//! use dlock_core::{Memory, Result};
 //! use dlock_testkit::conformance::{self, Harness};
 //!
 //! #[derive(Default)]
@@ -15,7 +15,7 @@
 //!
 //! impl Harness for OverMemory {
 //!     type Backend = Memory;
-//!     async fn open(&self) -> Result<Memory, Failure> { Ok(self.0.clone()) }
+//!     async fn open(&self) -> Result<Memory> { Ok(self.0.clone()) }
 //! }
 //!
 //! fn main() {
@@ -37,7 +37,7 @@ use std::pin::Pin;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use dlock_core::{Backend, Capabilities, Failure, Locks};
+use dlock_core::{Backend, Capabilities, Locks};
 pub use libtest_mimic::{Arguments, Conclusion, Trial};
 
 pub use stage::{Process, Stage};
@@ -53,7 +53,7 @@ pub trait Harness: Send + Sync + 'static {
     /// # Errors
     ///
     /// Those of the backend; they fail the case.
-    fn open(&self) -> impl Future<Output = Result<Self::Backend, Failure>> + Send;
+    fn open(&self) -> impl Future<Output = dlock_core::Result<Self::Backend>> + Send;
 
     /// The lease of cases that let one run out. Long enough that a renewal on a busy test machine is never a third of it
     /// late; the suite's length grows with it. Default 600 ms.
@@ -184,33 +184,28 @@ const LIMIT: Duration = Duration::from_secs(45);
 pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
     let harness = Arc::new(harness);
     let capabilities = capabilities(harness());
+    let missing = |case: &Case| capabilities.as_ref().ok().and_then(|all| case.needs.missing(all));
     let mut trials = Vec::new();
-    let mut missing = Vec::new();
-    for case in cases() {
-        match capabilities.as_ref().ok().and_then(|capabilities| case.needs.missing(capabilities)) {
-            Some(why) => missing.push((case.name, why)),
-            None => {
-                let harness = Arc::clone(&harness);
-                trials.push(Trial::test(format!("{backend}::{}", case.name), move || {
-                    Ok(case.run(harness(), LIMIT)?)
-                }));
-            }
-        }
+    for case in cases().filter(|case| missing(case).is_none()) {
+        let harness = Arc::clone(&harness);
+        trials
+            .push(Trial::test(format!("{backend}::{}", case.name), move || Ok(case.run(harness(), LIMIT)?)));
     }
-    let run = trials.len();
     trials.push(Trial::test(format!("{backend}::no_case_is_left_out_unnoticed"), move || {
-        capabilities?;
-        let named: BTreeSet<_> = harness().left_out().iter().copied().collect();
-        let found: BTreeSet<_> = missing.iter().map(|(name, _)| *name).collect();
-        if named != found {
-            return Err(format!(
-                "{run} cases are run; left out are {missing:#?}, and the harness names {named:#?}"
-            )
-            .into());
-        }
-        Ok(())
+        Ok(account_for(&capabilities?, harness().left_out())?)
     }));
     trials
+}
+
+/// Whether the cases that are left out are those that were named.
+fn account_for(capabilities: &Capabilities, named: &[&str]) -> Result<(), String> {
+    let missing: Vec<_> =
+        cases().filter_map(|case| Some((case.name, case.needs.missing(capabilities)?))).collect();
+    let found: BTreeSet<_> = missing.iter().map(|(name, _)| *name).collect();
+    if named.iter().copied().collect::<BTreeSet<_>>() == found {
+        return Ok(());
+    }
+    Err(format!("left out are {missing:#?}, and the harness names {named:#?}"))
 }
 
 /// What the backend can do.
@@ -221,7 +216,7 @@ fn capabilities(harness: impl Harness) -> Result<Capabilities, String> {
         .build()
         .map_err(|error| error.to_string())?;
     let locks = runtime.block_on(async {
-        let backend = harness.open().await.map_err(|failure| failure.to_string())?;
+        let backend = harness.open().await.map_err(|error| error.to_string())?;
         Locks::builder(backend).build().map_err(|error| error.to_string())
     })?;
     let capabilities = locks.capabilities();
@@ -239,6 +234,7 @@ pub fn run(arguments: &Arguments, tests: Vec<Trial>) -> Conclusion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dlock_core::Failure;
 
     #[test]
     fn every_case_has_a_name_of_its_own_that_is_a_sentence() {
@@ -279,7 +275,7 @@ mod tests {
     impl Harness for Bare {
         type Backend = NoFences;
 
-        async fn open(&self) -> Result<NoFences, Failure> {
+        async fn open(&self) -> dlock_core::Result<NoFences> {
             Ok(NoFences(self.0.clone()))
         }
     }
@@ -291,12 +287,13 @@ mod tests {
         let fenced = cases().filter(|case| case.needs.missing(&Capabilities::basic()).is_some()).count();
         assert!(fenced >= 5);
         assert_eq!(trials.len(), all - fenced + 1, "the others, and the test that counts them");
-        let only = Arguments {
-            filter: Some("bare::no_case_is_left_out_unnoticed".into()),
-            exact: true,
-            quiet: true,
-            ..Arguments::default()
-        };
-        assert_eq!(libtest_mimic::run(&only, trials).num_failed, 1);
+        let error = account_for(&Capabilities::basic(), &[]).unwrap_err();
+        assert!(error.contains("a_fence_grows_after_a_drop") && error.contains("no fences"), "{error}");
+        let named: Vec<_> = cases()
+            .filter(|case| case.needs.missing(&Capabilities::basic()).is_some())
+            .map(Case::name)
+            .collect();
+        account_for(&Capabilities::basic(), &named).unwrap();
+        account_for(&Capabilities::basic().with_fencing(), &named).unwrap_err();
     }
 }

@@ -15,12 +15,12 @@ type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Sen
 
 /// A harness whose backend is not part of its type.
 pub(super) trait DynHarness: Send + Sync {
-    fn open(&self, wire: Wire) -> Future<'_, Result<(LocksBuilder, Delete), Failure>>;
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>>;
     fn lease(&self) -> Duration;
 }
 
 impl<H: Harness> DynHarness for H {
-    fn open(&self, wire: Wire) -> Future<'_, Result<(LocksBuilder, Delete), Failure>> {
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>> {
         Box::pin(async {
             let wired = Wired::new(Harness::open(self).await?, wire);
             let builder = Locks::builder(wired.clone());
@@ -87,7 +87,7 @@ impl Stage {
         let wire = Wire::default();
         let (builder, delete) = match self.harness.open(wire.clone()).await {
             Ok(opened) => opened,
-            Err(failure) => panic!("the store could not be opened: {failure}"),
+            Err(error) => panic!("the store could not be opened: {error}"),
         };
         let builder = builder.with_lease(Duration::from_secs(20)).with_wait(Duration::from_secs(10));
         match options(builder).build() {
