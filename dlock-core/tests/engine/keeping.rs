@@ -202,6 +202,8 @@ async fn max_hold_ends_a_lock_that_is_renewed_all_the_time() {
         eventually("a renewal", || locks.stats().renewals >= renewed.min(4)).await;
         guard.check().unwrap();
     }
+    // The fourth renewal reached the end that max_hold sets, and no other follows.
+    assert_eq!(locks.stats().renewals, 4);
     clock.advance(LEASE / 3);
     guard.lost().await;
     assert!(guard.check().unwrap_err().to_string().contains("max_hold"));
