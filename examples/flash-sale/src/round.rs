@@ -30,7 +30,7 @@ impl Kind {
         match self {
             Self::Unlocked => "no lock",
             Self::Locked => "locked",
-            Self::Incidents => "locked, one worker killed, one frozen",
+            Self::Incidents => "locked, kill and freeze",
         }
     }
 }
@@ -116,7 +116,6 @@ pub(crate) async fn run(
         Ok(took) => took?,
         Err(_) => bail!("it was not over after {PATIENCE:?}"),
     };
-    screen.clear();
     let (orders, left) = shop.audit().await?;
     shop.close().await;
     Ok(Outcome {
