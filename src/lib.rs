@@ -19,4 +19,6 @@ pub use dlock_core::{
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
 pub use dlock_macros::distributed_lock;
+#[cfg(feature = "sqlite")]
+pub use dlock_sql as sql;
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
