@@ -141,7 +141,7 @@ impl<'a> Section<'a> {
             Source::Named(name) => registry::registered(name)?.lock(&self.key),
             Source::Given(locks) => locks.lock(&self.key),
         };
-        let mut lock = lock.with_template(self.site.template);
+        let mut lock = lock.with_template(self.site.template).with_function(self.site.function);
         if let Some(wait) = self.wait {
             lock = lock.with_wait(wait);
         }
