@@ -304,7 +304,7 @@ impl Round<'_> {
         if let Plot::TakeOver { victim, thawed, .. } = &mut self.plot {
             *thawed = true;
             self.screen.note(
-                "  nobody can take over: the worker was frozen while it wrote to the database of the locks",
+                "  nobody could take over: a process frozen in a write blocks the file; it is continued",
             );
             self.fleet.worker(*victim).signal(Signal::CONT)?;
         }
