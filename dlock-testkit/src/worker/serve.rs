@@ -165,9 +165,9 @@ fn watch(held: &Held, gap_ns: u64, first: tokio::sync::oneshot::Sender<()>) {
         }
         let paused = began.saturating_sub(last);
         // One that was not fine and began before the pause ended after it.
-        if (paused > gap_ns || !fine) && tell(&Report::Paused { for_ns: paused, held: fine }).is_err()
-            || !fine
-        {
+        let tells = paused > gap_ns || !fine;
+        let told = !tells || tell(&Report::Paused { for_ns: paused, held: fine }).is_ok();
+        if !fine || !told {
             return;
         }
         last = began;

@@ -44,7 +44,7 @@ async fn cancel_many(
     let bar = progress(what, store.name(), total);
     let cuts = cuts(store, ours, theirs, contended).await?;
     let (mut cancelled, mut late, mut orphans, mut n) = (0, 0, 0, 0);
-    let mut places = BTreeSet::new();
+    let (mut places, mut all) = (BTreeSet::new(), Vec::new());
     while cancelled < total {
         let keys: Vec<_> = (0..BATCH).map(|_| store.key()).collect();
         let mut holders = Vec::new();
@@ -78,7 +78,10 @@ async fn cancel_many(
             return Err("the clean-up took so long that a lease may have done it".into());
         }
         orphans += held(theirs, &keys).await?;
+        all.extend(keys);
     }
+    // A request that was overtaken by its own withdrawal would show up by now.
+    orphans += held(theirs, &all).await?;
     bar.finish_and_clear();
     let what = format!("{what}, at {} places", places.len());
     let of = |n| format!("{n} of {cancelled}");

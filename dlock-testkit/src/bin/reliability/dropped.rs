@@ -12,9 +12,12 @@ use crate::{Failed, Volume};
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
+/// How a guard goes.
+type Way = (&'static str, fn(Guard));
+
 pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
     cycles(store, volume, report).await?;
-    let ways: [(&str, fn(Guard)); 3] = [
+    let ways: [Way; 3] = [
         ("by a panic that unwinds", |guard| {
             let unwound = catch_unwind(AssertUnwindSafe(move || {
                 let _guard = guard;
