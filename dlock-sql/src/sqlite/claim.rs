@@ -83,7 +83,7 @@ impl SqliteClaim {
             })
             .await;
         drop(turn);
-        match answer.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
+        match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
                 self.unsettled = None;
                 Ok(fence.map(|fence| Fence::new(fence.unsigned_abs())))
@@ -177,7 +177,7 @@ impl Claim for SqliteClaim {
             .await;
         drop(turn);
         let had = answer
-            .and_then(|rows| rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
+            .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
         self.forget();
         Ok(if had == Some(true) { Withdrawn::Removed } else { Withdrawn::Absent })
@@ -203,12 +203,15 @@ impl fmt::Debug for SqliteClaim {
 /// What the row of `key` says. Changes nothing, however it fails.
 pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result<Standing, Failure> {
     let mut turn = database.connections.reader(until).await?;
-    let rows = turn
+    let answer = turn
         .run(until, |_| sqlx::query(database.statements.read.clone()).bind(key.as_str().as_bytes().to_vec()))
         .await;
     drop(turn);
     let now = time::now();
-    rows.and_then(|rows| rows.first().map_or(Ok(Standing::Free), |row| understand(row, &database.boot, now)))
+    answer
+        .and_then(|answer| {
+            answer.rows.first().map_or(Ok(Standing::Free), |row| understand(row, &database.boot, now))
+        })
         .map_err(|error| unchanged(classify(error, database.connections.path())))
 }
 

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use futures_util::TryStreamExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, Either, Executor};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::failure::{classify, closed, is_busy, unchanged};
@@ -123,6 +124,9 @@ impl Connections {
     }
 
     async fn first_free<'a>(&'a self, lanes: &'a [Lane], until: Until) -> Result<(Turn<'a>, usize), Failure> {
+        if let Ok(place) = lanes[0].0.try_lock() {
+            return Ok((self.opened(place).await?, 0));
+        }
         for (n, lane) in lanes.iter().enumerate() {
             let patience = PATIENCE.min(until.left() / 2);
             if let Ok(place) = tokio::time::timeout(patience, lane.0.lock()).await {
@@ -206,40 +210,47 @@ impl Pauses {
     }
 }
 
+/// What a statement came to.
+#[derive(Default)]
+pub(super) struct Answer {
+    pub(super) rows: Vec<SqliteRow>,
+    /// How many rows it changed.
+    pub(super) changed: u64,
+}
+
 impl Turn<'_> {
     /// Runs one statement, which is given the time, to its end. While other processes are in the way it is tried again; what
     /// failed that way changed nothing.
     ///
-    /// All rows are asked for although there is one at the most: SQLite commits when the statement has run to its end, and
-    /// sqlx would not tell of a commit that fails after the first row.
+    /// The end is waited for although there is one row at the most: SQLite commits when the statement has run to its end,
+    /// and who stops at the first row is not told of a commit that fails.
     pub(super) async fn run<'q>(
         &mut self,
         until: Until,
         statement: impl Fn(i64) -> Query<'q, sqlx::Sqlite, SqliteArguments>,
-    ) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    ) -> Result<Answer, sqlx::Error> {
         let mut pauses = Pauses { until, next: *PAUSES.start() };
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         loop {
-            match statement(time::now()).fetch_all(&mut *connection).await {
+            match run_once(connection, statement(time::now())).await {
                 Err(error) if pauses.before_another(&error).await => {}
                 answer => return answer,
             }
         }
     }
+}
 
-    /// As [`run`](Self::run), for how many rows it changed.
-    pub(super) async fn change<'q>(
-        &mut self,
-        until: Until,
-        statement: impl Fn(i64) -> Query<'q, sqlx::Sqlite, SqliteArguments>,
-    ) -> Result<u64, sqlx::Error> {
-        let mut pauses = Pauses { until, next: *PAUSES.start() };
-        let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
-        loop {
-            match statement(time::now()).execute(&mut *connection).await {
-                Err(error) if pauses.before_another(&error).await => {}
-                answer => return answer.map(|done| done.rows_affected()),
-            }
+async fn run_once(
+    connection: &mut SqliteConnection,
+    statement: Query<'_, sqlx::Sqlite, SqliteArguments>,
+) -> Result<Answer, sqlx::Error> {
+    let mut answer = Answer::default();
+    let mut parts = connection.fetch_many(statement);
+    while let Some(part) = parts.try_next().await? {
+        match part {
+            Either::Right(row) => answer.rows.push(row),
+            Either::Left(done) => answer.changed = done.rows_affected(),
         }
     }
+    Ok(answer)
 }

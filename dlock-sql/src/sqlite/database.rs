@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use super::time;
 
 /// How long to go on opening while other processes are in the way.
 const OPENING: Duration = Duration::from_secs(5);
+/// How old the last look at the files may be for a step to rely on it. Looking takes about 5 us.
+const LOOK: Duration = Duration::from_millis(10);
 /// No lease of those who have an earlier file open is taken to be shorter.
 const SHORTEST_QUARANTINE: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,7 @@ pub(super) struct Database {
     /// When this file was first seen at the path, if another one under the same name is open somewhere.
     since: Option<i64>,
     holds: Mutex<Holds>,
+    looked: AtomicI64,
 }
 
 /// What is held here, to be told when the database is lost.
@@ -118,6 +122,7 @@ impl Database {
             renewals,
             since: others.then_some(since),
             holds: Mutex::new(Holds { presence, ..Holds::default() }),
+            looked: AtomicI64::new(0),
         });
         renewals::look_after(&database, inbox).map_err(Wrong::Table)?;
         Ok(Some(database))
@@ -127,15 +132,22 @@ impl Database {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the path still leads here. When it does not, everything that is held here is lost from now on.
+    /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now on.
     pub(super) fn place(&self) -> Result<Place, Failure> {
+        let now = time::now();
+        if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
+            return Ok(Place::Same);
+        }
         if self.holds().retired.is_some() {
             // Once given up it stays so: others may have taken over in the meantime.
             let found = self.connections.look().map(|(found, _)| found);
             return Ok(if matches!(found, Ok(Found::Nothing)) { Place::Gone } else { Place::Replaced });
         }
         match self.connections.look() {
-            Ok((_, true)) => Ok(Place::Same),
+            Ok((_, true)) => {
+                self.looked.store(now, Ordering::Release);
+                Ok(Place::Same)
+            }
             Ok((Found::Nothing, _)) => {
                 self.retire("the database file was deleted");
                 Ok(Place::Gone)
@@ -152,6 +164,7 @@ impl Database {
     fn retire(&self, why: &'static str) {
         let mut holds = self.holds();
         holds.retired = Some(why);
+        self.looked.store(0, Ordering::Release);
         for (_, signal) in holds.signals.drain() {
             signal.lost(why);
         }
@@ -174,7 +187,8 @@ impl Database {
     /// Whether locks may be given out. Not while others may still hold them in an earlier file.
     pub(super) fn may_grant(&self, lease: Duration) -> Result<(), Failure> {
         let Some(since) = self.since else { return Ok(()) };
-        let ends = since.saturating_add(time::nanos(lease.max(SHORTEST_QUARANTINE)));
+        // Those others may have taken a lock until their next look.
+        let ends = since.saturating_add(time::nanos(lease.max(SHORTEST_QUARANTINE) + LOOK * 2));
         let now = time::now();
         if now >= ends || !self.holds().presence.as_ref().is_some_and(Presence::has_others) {
             return Ok(());
@@ -194,7 +208,7 @@ impl Database {
         loop {
             let until = Until::after(OPENING);
             let (mut turn, _) = self.connections.writer(Writer::Any, until).await?;
-            let rows = turn
+            let answer = turn
                 .run(until, |now| {
                     sqlx::query(self.statements.prune.clone())
                         .bind(self.boot.clone())
@@ -205,6 +219,7 @@ impl Database {
                 .await
                 .map_err(|error| classify(error, self.connections.path()))?;
             drop(turn);
+            let rows = answer.rows;
             deleted += rows.len() as u64;
             for row in &rows {
                 let key: Vec<u8> =

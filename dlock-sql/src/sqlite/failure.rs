@@ -105,3 +105,39 @@ pub(super) fn unchanged(failure: Failure) -> Failure {
 pub(super) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this SQLite backend was closed")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::ConnectOptions;
+    use sqlx::sqlite::SqliteConnectOptions;
+
+    #[tokio::test]
+    async fn a_full_database_changed_nothing_and_asks_for_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.db");
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let mut connection = options.pragma("max_page_count", "3").connect().await.unwrap();
+        let statement = "CREATE TABLE a (b); INSERT INTO a VALUES (zeroblob(20000))";
+        let error = sqlx::raw_sql(statement).execute(&mut connection).await.unwrap_err();
+        let failure = classify(error, &path);
+        assert_eq!(failure.kind(), ErrorKind::Unavailable);
+        assert!(failure.message().contains("make room"), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn a_database_that_is_busy_changed_nothing_and_is_worth_another_try() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.db");
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let options = options.busy_timeout(std::time::Duration::ZERO);
+        let (mut one, mut two) = (options.connect().await.unwrap(), options.connect().await.unwrap());
+        sqlx::raw_sql("CREATE TABLE a (b); BEGIN IMMEDIATE").execute(&mut one).await.unwrap();
+        let error = sqlx::raw_sql("INSERT INTO a VALUES (1)").execute(&mut two).await.unwrap_err();
+        assert!(is_busy(&error));
+        assert_eq!(classify(error, &path).kind(), ErrorKind::Unavailable);
+        let error = sqlx::raw_sql("SELECT * FROM nothing").execute(&mut two).await.unwrap_err();
+        assert!(!is_busy(&error));
+        assert_eq!(classify(error, &path).kind(), ErrorKind::InvalidConfig);
+    }
+}

@@ -81,12 +81,12 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
     };
     let until = Until::after(LIMIT);
     let mut connection = database.connections.renewer(until).await?;
-    let extended = connection.change(until, |now| asking(&statements.renew, now)).await.map_err(failed)?;
-    if extended == renewals.len() as u64 {
+    let extended = connection.run(until, |now| asking(&statements.renew, now)).await.map_err(failed)?;
+    if extended.changed == renewals.len() as u64 {
         return Ok(Extended::All);
     }
     // What was extended runs on; what was not has ended, or is not ours any more.
-    let rows = connection.run(until, |now| asking(&statements.ours, now)).await.map_err(failed)?;
+    let rows = connection.run(until, |now| asking(&statements.ours, now)).await.map_err(failed)?.rows;
     let places =
         rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
     Ok(Extended::Some(places.into_iter().filter_map(|place| usize::try_from(place).ok()).collect()))

@@ -6,7 +6,7 @@ use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_sql::{Sqlite, SqliteOptions};
 
 use crate::processes::boot_time;
-use crate::support::{Other, Site};
+use crate::support::{Other, Site, until};
 
 fn delete(site: &Site, names: &[&str]) {
     for name in names {
@@ -50,7 +50,15 @@ async fn an_attempt_on_a_replaced_database_tells_every_holder_at_once() {
         locks.lock("b").with_lease(Duration::from_secs(60)).acquire().await.unwrap(),
     ];
     delete(&site, &ALL);
-    locks.lock("c").with_wait(Wait::No).acquire().await.unwrap_err();
+    until("the deletion is noticed", async || {
+        locks
+            .lock("c")
+            .with_wait(Wait::No)
+            .acquire()
+            .await
+            .is_err_and(|error| error.kind() == ErrorKind::Unavailable)
+    })
+    .await;
     for guard in &guards {
         assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     }
