@@ -1,6 +1,6 @@
 //! What every backend has to do, as test cases.
 //!
-//! A case opens one or more *processes*: independent [`Locks`] over one store, each behind a [`Wire`] of its own. It
+//! A case opens one or more *processes*: independent [`Locks`] over one store, each behind a [`Wire`](crate::wire::Wire) of its own. It
 //! uses the public API only, so that it tests the backend as users meet it: under the engine.
 //!
 //! To run your backend through the suite, implement [`Harness`] and make a test target without the standard harness:
