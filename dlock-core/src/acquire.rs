@@ -154,13 +154,16 @@ impl<'a> Acquire<'a> {
         let mut ticket = None;
         // With a line before us there is no point in asking: the first in line does.
         if self.options.wait != Wait::No && !engine.capabilities.fair && engine.line.has(self.key) {
-            ticket = Some(stand_in_line(engine, self.key, self.left()).await?);
+            ticket = Some(self.stand_in_line().await?);
         }
         loop {
             engine.refuse_when_closed()?;
             match self.attempt().await {
                 Step::Granted(grant) => {
                     if let Some(guard) = self.accept(grant)? {
+                        if let Some(ticket) = ticket {
+                            ticket.win();
+                        }
                         return Ok(guard);
                     }
                 }
@@ -174,7 +177,7 @@ impl<'a> Acquire<'a> {
                     }
                     if ticket.is_none() && !engine.capabilities.fair {
                         let first = !engine.line.has(self.key);
-                        ticket = Some(stand_in_line(engine, self.key, self.left()).await?);
+                        ticket = Some(self.stand_in_line().await?);
                         if !first {
                             continue;
                         }
@@ -282,11 +285,7 @@ impl<'a> Acquire<'a> {
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
-        let mut pause = self.polls.next();
-        if self.engine.capabilities.notified {
-            // A notification will come; the poll is only the safety net.
-            pause = self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0);
-        }
+        let mut pause = self.poll();
         if let Some(left) = retry_after {
             pause = pause.min(left + Duration::from_millis(1));
         }
@@ -310,6 +309,31 @@ impl<'a> Acquire<'a> {
         within(self.engine, left(self.options.wait, self.started), changed).await?
     }
 
+    /// When to ask again if nobody tells.
+    fn poll(&mut self) -> Duration {
+        match self.engine.capabilities.notified {
+            // A notification will come; the poll is only the safety net.
+            true => self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0),
+            false => self.polls.next(),
+        }
+    }
+
+    /// Waits until it is our turn among the waiters of this process, and asking is worth while.
+    fn stand_in_line(&mut self) -> impl Future<Output = Result<Ticket<'a>, Failure>> + use<'a> {
+        let (engine, left, poll) = (self.engine, self.left(), self.poll());
+        let ticket = engine.line.join(self.key);
+        async move {
+            let turn = async {
+                ticket.first().await;
+                if ticket.follows_holder() {
+                    let _ = tokio::time::timeout(poll, ticket.released()).await;
+                }
+            };
+            within(engine, left, turn).await?;
+            Ok(ticket)
+        }
+    }
+
     fn left(&self) -> Option<Duration> {
         left(self.options.wait, self.started)
     }
@@ -319,17 +343,6 @@ impl<'a> Acquire<'a> {
         // A request that is still on its way starts its lease when it arrives.
         (sent + self.options.lease + self.options.request_timeout()).since(self.engine.clock.now())
     }
-}
-
-/// Resolves when it is our turn among the waiters of this process.
-async fn stand_in_line<'a>(
-    engine: &'a Engine,
-    key: &'a Key,
-    left: Option<Duration>,
-) -> Result<Ticket<'a>, Failure> {
-    let ticket = engine.line.join(key);
-    within(engine, left, ticket.first()).await?;
-    Ok(ticket)
 }
 
 /// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.

@@ -1,8 +1,9 @@
 //! The waiters of this process, in line per key.
 //!
 //! Where the backend has no queue of its own, only the first waiter of a key asks it; the others wait here, in their
-//! order. A release in this process wakes the first at once. So a herd of local waiters costs the server no more
-//! than one.
+//! order. A release in this process wakes the first at once, and nobody asks while the lock is known to be held in this
+//! process. So a herd of local waiters costs the server no more than one, and a hand-over no more than its release and its
+//! acquire.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,6 +24,8 @@ pub(crate) struct Line {
 #[derive(Debug, Default)]
 struct Place {
     first: AtomicBool,
+    /// The one before took the lock, so that it is held here until a release tells.
+    follows_holder: AtomicBool,
     /// Told when the place becomes the first, and of releases while it is.
     told: Notify,
 }
@@ -33,6 +36,7 @@ pub(crate) struct Ticket<'a> {
     line: &'a Line,
     key: &'a Key,
     place: Arc<Place>,
+    won: bool,
 }
 
 impl Line {
@@ -53,7 +57,7 @@ impl Line {
         place.first.store(line.is_empty(), Ordering::Release);
         line.push_back(Arc::clone(&place));
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        Ticket { line: self, key, place }
+        Ticket { line: self, key, place, won: false }
     }
 
     /// The lock was given back in this process: its first waiter may try.
@@ -75,6 +79,16 @@ impl Ticket<'_> {
         }
     }
 
+    /// Whether the lock is held in this process, by the one who stood before.
+    pub(crate) fn follows_holder(&self) -> bool {
+        self.place.follows_holder.load(Ordering::Acquire)
+    }
+
+    /// Leaves the line with the lock.
+    pub(crate) fn win(mut self) {
+        self.won = true;
+    }
+
     /// Resolves when the lock was given back in this process. May resolve for nothing.
     pub(crate) async fn released(&self) {
         self.place.told.notified().await;
@@ -92,6 +106,8 @@ impl Drop for Ticket<'_> {
                 places.remove(self.key);
             }
             Some(next) => {
+                // One who leaves without the lock says nothing new about it.
+                next.follows_holder.store(self.won, Ordering::Release);
                 next.first.store(true, Ordering::Release);
                 // Also hands on a release that the leaving place was told of and did not use.
                 next.told.notify_one();
@@ -117,6 +133,23 @@ mod tests {
         assert!(line.has(&key));
         drop(c);
         assert!(!line.has(&key) && line.places().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_follows_a_holder_knows_and_hears_of_its_release() {
+        let line = Line::default();
+        let key = Key::new("k").unwrap();
+        let (a, b, c) = (line.join(&key), line.join(&key), line.join(&key));
+        a.first().await;
+        a.win();
+        // Even when the release comes before the next one looks.
+        line.released(&key);
+        b.first().await;
+        assert!(b.follows_holder());
+        b.released().await;
+        drop(b);
+        c.first().await;
+        assert!(!c.follows_holder());
     }
 
     #[tokio::test]

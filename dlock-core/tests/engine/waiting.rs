@@ -84,6 +84,44 @@ async fn a_herd_in_one_process_asks_the_backend_one_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_hand_over_in_one_process_costs_a_release_and_an_acquire() {
+    let backend = Scripted::unpolled([granted(), Answer::Busy, granted(), granted(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let lock = locks.lock("k");
+        waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
+    }
+    backend.wait_for(|calls| calls.len() == 2).await;
+    tokio::task::yield_now().await;
+    guard.release().await.unwrap();
+    while let Some(waiter) = waiters.join_next().await {
+        waiter.unwrap();
+    }
+    let kinds: Vec<_> = backend.calls().iter().map(|call| matches!(call, Call::Attempt(_))).collect();
+    assert_eq!(kinds, [true, true, false, true, false, true, false, true, false]);
+}
+
+#[tokio::test]
+async fn a_waiter_behind_a_holder_that_never_releases_asks_by_itself() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let held = locks.lock("k").acquire().await.unwrap();
+    let (first, second) = (locks.lock("k"), locks.lock("k"));
+    let mut first = Box::pin(first.acquire());
+    assert!(poll_once(&mut first).await.is_none());
+    let second = tokio::spawn(async move { second.acquire().await.map(|guard| guard.check().is_ok()) });
+    tokio::task::yield_now().await;
+    held.release().await.unwrap();
+    let winner = first.await.unwrap();
+    // Nobody in this process is told of this.
+    memory.delete("k");
+    assert!(second.await.unwrap().unwrap());
+    drop(winner);
+}
+
+#[tokio::test]
 async fn a_waiter_that_gives_up_does_not_hold_up_the_next() {
     let locks = Locks::new(Memory::new());
     let held = locks.lock("k").acquire().await.unwrap();
