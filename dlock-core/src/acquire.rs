@@ -189,8 +189,15 @@ impl<'a> Acquire<'a> {
                     self.recheck_after(failure).await?;
                 }
                 Step::Failed(failure) if self.first_sent.is_some() => {
-                    // This attempt changed nothing; an earlier one may have.
-                    self.recheck_after(failure).await?;
+                    // This attempt changed nothing; an earlier one may have. It was not asked about yet, and is for as
+                    // long as the caller waits.
+                    let pause = self.failures.next();
+                    let asks_again = failure.is_transient() && self.options.wait != Wait::No;
+                    if !asks_again || within(engine, self.left(), tokio::time::sleep(pause)).await.is_err() {
+                        let earlier =
+                            "an earlier request may have taken effect, and could not be asked about";
+                        return Err(Failure::unknown(earlier).with_source(failure));
+                    }
                 }
                 Step::Failed(failure) => {
                     if !failure.is_transient() || self.options.wait == Wait::No {
@@ -268,10 +275,7 @@ impl<'a> Acquire<'a> {
     /// After an unknown outcome: a short pause, and then another attempt under the same token, if there is one left.
     async fn recheck_after(&mut self, failure: Failure) -> Result<(), Failure> {
         if self.unknowns >= self.options.rechecks {
-            return Err(match failure.kind() {
-                ErrorKind::Unknown => failure,
-                _ => Failure::unknown("an earlier request may have taken effect").with_source(failure),
-            });
+            return Err(failure);
         }
         self.unknowns += 1;
         // Not bounded by the wait: whether we hold the lock has to be found out in any case.

@@ -66,13 +66,27 @@ async fn a_request_without_an_answer_is_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn a_failure_after_an_unknown_outcome_leaves_it_unknown() {
+async fn a_recheck_that_could_not_be_made_leaves_the_outcome_unknown() {
     let refused = Answer::Fail(Failure::unavailable("connection refused"));
-    let backend = Scripted::new([lost_reply(), refused, Answer::Busy]);
+    let backend = Scripted::new([lost_reply(), refused, granted()]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.to_string().contains("connection refused"), "{error}");
+    backend.wait_for(|calls| matches!(calls.last(), Some(Call::Withdraw(_)))).await;
+}
+
+#[tokio::test]
+async fn a_recheck_that_could_not_be_made_is_made_again_while_the_caller_waits() {
+    let refused = || Answer::Fail(Failure::unavailable("connection refused"));
+    let backend = Scripted::new([lost_reply(), refused(), refused(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+    // A final failure is not: nothing more will be learnt.
+    let backend = Scripted::new([lost_reply(), Answer::Fail(Failure::denied("the rights were taken away"))]);
     let locks = Locks::new(backend.clone());
     let error = locks.lock("k").acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
-    assert!(error.to_string().contains("connection refused"), "{error}");
     backend.wait_for(|calls| matches!(calls.last(), Some(Call::Withdraw(_)))).await;
 }
 
