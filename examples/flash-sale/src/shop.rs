@@ -66,11 +66,28 @@ impl Shop {
         Ok(Self(SqlitePoolOptions::new().max_connections(connections).connect_with(options).await?))
     }
 
-    pub(crate) async fn look(&self, sku: &str, customer: u32) -> Result<Look, sqlx::Error> {
-        const LOOK: &str =
-            "SELECT available, EXISTS (SELECT 1 FROM orders WHERE customer = ?) FROM stock WHERE sku = ?";
-        let (available, served) = sqlx::query_as(LOOK).bind(customer).bind(sku).fetch_one(&self.0).await?;
-        Ok(Look { available, served })
+    /// Looks at the stock; `None` when a later holder of the lock has been here already.
+    ///
+    /// The fence goes with this first access, although it only reads: from here on the shop accepts no write of an
+    /// earlier holder, which would otherwise be built upon and then overwritten.
+    pub(crate) async fn look(
+        &self,
+        sku: &str,
+        customer: u32,
+        fence: Option<u64>,
+    ) -> Result<Option<Look>, sqlx::Error> {
+        const SERVED: &str = "SELECT EXISTS (SELECT 1 FROM orders WHERE customer = ?)";
+        let available = match fence.map(u64::cast_signed) {
+            None => sqlx::query_scalar("SELECT available FROM stock WHERE sku = ?").bind(sku),
+            Some(fence) => {
+                const ENTER: &str =
+                    "UPDATE stock SET last_fence = ? WHERE sku = ? AND last_fence <= ? RETURNING available";
+                sqlx::query_scalar(ENTER).bind(fence).bind(sku).bind(fence)
+            }
+        };
+        let Some(available) = available.fetch_all(&self.0).await?.first().copied() else { return Ok(None) };
+        let served = sqlx::query_scalar(SERVED).bind(customer).fetch_one(&self.0).await?;
+        Ok(Some(Look { available, served }))
     }
 
     /// Writes back the stock and enters the order. With a fence, the shop itself sees to it that no write is accepted

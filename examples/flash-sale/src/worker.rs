@@ -75,7 +75,10 @@ impl Counter {
         let wait = asked.elapsed();
         let fence = held.as_ref().and_then(Held::fence).map(dlock::Fence::get);
         let served = |result| Ok(Served { result, wait, fence });
-        let look = self.shop.look(sku, customer).await?;
+        let refused = |held: Option<Held>| Refused { knew: held.is_some_and(|held| !held.is_held()) };
+        let Some(look) = self.shop.look(sku, customer, fence).await? else {
+            return served(Err(refused(held)));
+        };
         if look.served {
             return served(Ok(Sale::Already));
         }
@@ -86,7 +89,7 @@ impl Counter {
         self.work(customer).await;
         match self.shop.sell(sku, customer, look.available - 1, fence).await? {
             Write::Done => served(Ok(Sale::Sold)),
-            Write::Stale => served(Err(Refused { knew: held.is_some_and(|held| !held.is_held()) })),
+            Write::Stale => served(Err(refused(held))),
         }
     }
 
