@@ -39,6 +39,7 @@ use crate::fence::Fence;
 use crate::hold::Hold;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+use crate::options::Options;
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -149,6 +150,8 @@ pub struct ClaimRequest {
     pub token: Token,
     /// How long the backend keeps the lock when nothing is heard of us.
     pub lease: Duration,
+    /// How long the engine waits for the answer to one request before it counts as lost.
+    pub request_timeout: Duration,
     /// Whether the engine will ask again after an unknown outcome. When not, the backend may leave out what only serves
     /// that.
     pub recheck: bool,
@@ -157,14 +160,9 @@ pub struct ClaimRequest {
 }
 
 impl ClaimRequest {
-    pub(crate) fn new(
-        key: Key,
-        token: Token,
-        lease: Duration,
-        recheck: bool,
-        identity: Arc<Identity>,
-    ) -> Self {
-        Self { key, token, lease, recheck, identity }
+    pub(crate) fn new(key: Key, token: Token, options: &Options, identity: Arc<Identity>) -> Self {
+        let (lease, request_timeout) = (options.lease, options.request_timeout());
+        Self { key, token, lease, request_timeout, recheck: options.rechecks > 0, identity }
     }
 
     /// The line to store with the lock, for [`Holder::parse`] to read.

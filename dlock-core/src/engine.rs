@@ -62,8 +62,7 @@ impl Engine {
         Ok(self.backend.claim(ClaimRequest::new(
             key.clone(),
             Token::random()?,
-            options.lease,
-            options.rechecks > 0,
+            options,
             Arc::clone(&self.identity),
         )))
     }
