@@ -44,7 +44,8 @@ impl SqliteClaim {
     /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for a
     /// request, so that it is not taken for a lost one.
     fn until(&self) -> Until {
-        Until::after((self.request.lease / 12).min(Duration::from_secs(2)))
+        let limit = (self.request.lease / 12).min(self.request.request_timeout / 2);
+        Until::after(limit.min(Duration::from_secs(2)))
     }
 
     /// The database that the path leads to, and the writer that must be used there.
