@@ -19,7 +19,10 @@ impl Timestamp {
         Self(nanos)
     }
 
-    pub(crate) const fn as_nanos(self) -> u64 {
+    /// The reading in nanoseconds. Of [`Clock::system`] on Linux, all processes under one kernel read the same, so that
+    /// a backend on one host may store it; it means nothing after a reboot.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
         self.0
     }
 

@@ -27,10 +27,7 @@ pub(super) fn boot_id() -> Result<Vec<u8>, Failure> {
 /// Nanoseconds since the machine started, including the time it was suspended.
 #[cfg(target_os = "linux")]
 pub(super) fn now() -> i64 {
-    use nix::time::{ClockId, clock_gettime};
-    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(i64::MAX / 2, |time| {
-        time.tv_sec().saturating_mul(1_000_000_000).saturating_add(time.tv_nsec())
-    })
+    i64::try_from(dlock_core::Clock::system().now().as_nanos()).unwrap_or(i64::MAX / 2)
 }
 
 /// Times of the wall clock are good across boots.
