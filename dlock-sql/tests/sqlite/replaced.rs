@@ -16,8 +16,8 @@ fn delete(site: &Site, names: &[&str]) {
 
 const ALL: [&str; 3] = ["locks.db", "locks.db-wal", "locks.db-shm"];
 
-fn one_second(backend: Sqlite) -> Locks {
-    Locks::builder(backend).with_lease(Duration::from_secs(1)).build().unwrap()
+fn two_seconds(backend: Sqlite) -> Locks {
+    Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap()
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn never_two_holders(site: Site, replace: impl AsyncFnOnce(&Site)) {
     let guard = old.lock("k").acquire().await.unwrap();
     replace(&site).await;
     guard.check().unwrap();
-    let new = one_second(SqliteOptions::new(&site.path).connect().await.unwrap());
+    let new = two_seconds(SqliteOptions::new(&site.path).connect().await.unwrap());
     let error = new.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("still have open"), "{error}");
@@ -179,7 +179,7 @@ async fn a_symbolic_link_that_is_turned_elsewhere_counts_as_replaced() {
     SqliteOptions::new(&site.path).migrate().await.unwrap();
     SqliteOptions::new(&beside).migrate().await.unwrap();
     std::os::unix::fs::symlink(&site.path, &link).unwrap();
-    let locks = one_second(Sqlite::open(&link).await.unwrap());
+    let locks = two_seconds(Sqlite::open(&link).await.unwrap());
     let guard = locks.lock("k").acquire().await.unwrap();
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(&beside, &link).unwrap();

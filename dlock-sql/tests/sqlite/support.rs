@@ -30,9 +30,9 @@ impl Site {
         SqliteOptions::new(&self.path).connect().await.unwrap()
     }
 
-    /// Leases of one second unless told otherwise, so that a test can wait for their end.
+    /// Leases of two seconds unless told otherwise, so that a test can wait for their end.
     pub(crate) async fn locks(&self) -> Locks {
-        Locks::builder(self.backend().await).with_lease(Duration::from_secs(1)).build().unwrap()
+        Locks::builder(self.backend().await).with_lease(Duration::from_secs(2)).build().unwrap()
     }
 
     pub(crate) async fn raw(&self) -> SqliteConnection {
