@@ -194,7 +194,7 @@ async fn generated_keys_are_all_different_locks(stage: Stage) {
     let mut random = fastrand::Rng::with_seed(0x6b65_7973);
     let base = stage.key();
     let mut keys = BTreeSet::new();
-    while keys.len() < 200 {
+    while keys.len() < 10_000 {
         let length = random.usize(1..40);
         let tail: String = (0..length)
             .map(|_| match random.u8(0..4) {
