@@ -1,7 +1,7 @@
 //! How the attribute finds its backend: given, else the override of the calling task, else the registry.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use dlock_core::{Error, ErrorKind, Failure, Locks, Operation, Result};
 
@@ -20,14 +20,18 @@ struct Registry {
     default: Option<String>,
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry { locks: BTreeMap::new(), default: None });
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { locks: BTreeMap::new(), default: None });
 
 tokio::task_local! {
     static OVERRIDES: Vec<(String, Locks)>;
 }
 
-fn registry() -> MutexGuard<'static, Registry> {
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+fn registry() -> RwLockReadGuard<'static, Registry> {
+    REGISTRY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
+    REGISTRY.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes `locks` known under `name` to every `#[distributed_lock(backend = "name")]` of this process. Done once,
@@ -53,7 +57,7 @@ pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     if name.is_empty() {
         return refuse("a backend cannot be registered under an empty name".into());
     }
-    let mut registry = registry();
+    let mut registry = registry_mut();
     if registry.locks.contains_key(&name) {
         return refuse(format!("a backend is registered as {name:?} already; each name is given once"));
     }
@@ -68,7 +72,7 @@ pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
 ///
 /// [`ErrorKind::UnknownBackend`] when nothing is registered under the name.
 pub fn set_default(name: &str) -> Result<()> {
-    let mut registry = registry();
+    let mut registry = registry_mut();
     if !registry.locks.contains_key(name) {
         return Err(unknown(name, &registry));
     }
@@ -219,7 +223,7 @@ mod tests {
             assert!(!free().await);
             with_backend("registry-c", b.clone(), async {
                 assert!(free().await);
-                assert!(default_locks().unwrap().lock("k").try_acquire().await.unwrap().is_some());
+                assert!(default_locks().unwrap().lock("other").try_acquire().await.unwrap().is_some());
                 let task = tokio::spawn(in_current_scope(async { registered("registry-c").is_ok() }));
                 assert!(task.await.unwrap());
                 assert!(!tokio::spawn(async { registered("registry-c").is_ok() }).await.unwrap());

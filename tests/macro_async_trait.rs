@@ -1,4 +1,5 @@
 //! `#[async_trait]` methods, and functions that return their future in a box.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

@@ -1,4 +1,5 @@
 //! What the attribute does when it runs: exclusion, waiting, loss, fences, nesting, and how it finds its backend.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;
@@ -216,6 +217,42 @@ async fn a_body_runs_without_its_lock_only_where_the_attribute_says_so() {
         );
         assert!(does_not_run().await.is_err());
         assert_eq!(runs_anyway().await.expect("it runs"), (None, ErrorKind::NotHeld));
+    })
+    .await;
+}
+
+#[distributed_lock(key = "lease", backend = "memory", lease = "7m")]
+async fn with_lease(locks: &Locks) -> Result<Option<Duration>, Error> {
+    Ok(locks.inspect("lease").await?.and_then(|holder| holder.expires_in))
+}
+
+#[tokio::test]
+async fn the_lease_is_the_one_of_the_attribute() {
+    on_memory(async |locks| {
+        let left = with_lease(&locks).await.expect("free").expect("it is held");
+        assert!(left > Duration::from_mins(6) && left <= Duration::from_mins(7), "{left:?}");
+    })
+    .await;
+}
+
+#[distributed_lock(key = "recheck", backend = "memory", recheck = true)]
+async fn asks_again() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "no recheck", backend = "memory", recheck = false)]
+async fn asks_once() -> Result<(), Error> {
+    panic!("without knowing whether it has the lock")
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_outcome_is_looked_into_unless_the_attribute_says_not_to() {
+    let memory = Memory::new();
+    with(memory.clone(), async |_| {
+        memory.faults().drop_replies(1);
+        asks_again().await.expect("the second request finds out that the first one took it");
+        memory.faults().drop_replies(1);
+        assert_eq!(asks_once().await.unwrap_err().kind(), ErrorKind::Unknown);
     })
     .await;
 }

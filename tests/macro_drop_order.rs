@@ -1,4 +1,5 @@
 //! When things are dropped: whatever belongs to the body goes before the lock does.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

@@ -1,4 +1,5 @@
 //! The error that a locked function returns is the function's own.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

@@ -1,4 +1,5 @@
 //! The future of an annotated function: `Send` when the plain one is, and not much larger.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 #![allow(clippy::large_types_passed_by_value, reason = "it is what is measured")]
 

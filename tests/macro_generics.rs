@@ -1,4 +1,5 @@
 //! Generics, lifetimes, `impl Trait` and traits with `async fn`: the signature stays as it was written.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

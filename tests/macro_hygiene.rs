@@ -1,4 +1,5 @@
 //! Names: nothing that surrounds the function changes what the attribute means, and the other way round.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 #![recursion_limit = "256"]
 

@@ -1,4 +1,5 @@
 //! Parameters that are patterns, `#[cfg]`'d or named like keywords, and templates that name them.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;
@@ -69,6 +70,8 @@ async fn conditional(
     #[cfg(not(any()))] present: u8,
     #[allow(unused_variables)] unused: u8,
 ) -> Result<u8, Error> {
+    #[cfg(any())]
+    drop(absent);
     Ok(present)
 }
 

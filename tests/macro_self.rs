@@ -1,4 +1,5 @@
 //! Methods: every receiver, and keys and backends that come out of `self`.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;

@@ -1,4 +1,5 @@
 //! `#[tracing::instrument]` above and below the attribute.
+#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
 mod macro_support;
@@ -7,6 +8,7 @@ use async_trait::async_trait;
 use dlock::{Error, distributed_lock};
 use macro_support::on_memory;
 use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
 use tracing::instrument;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -22,6 +24,11 @@ async fn above(id: u64, who: &str) -> Result<String, Error> {
 #[instrument(skip(who), err)]
 async fn below(id: u64, who: &str) -> Result<String, Error> {
     tracing::info_span!("in_the_body", id).in_scope(|| Ok(who.to_owned()))
+}
+
+#[distributed_lock(key = { format!("computed {id}") }, backend = "memory")]
+async fn computed(id: u64) -> Result<u64, Error> {
+    Ok(id)
 }
 
 struct Desk;
@@ -47,14 +54,29 @@ impl Book for Desk {
     }
 }
 
-/// Each span with those it is in, outermost first.
+/// Each span with those it is in, outermost first, and its template.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<String>>>);
 
+#[derive(Default)]
+struct Template(String);
+
+impl Visit for Template {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "template" {
+            self.0 = format!(" {value}");
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
+
 impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Paths {
-    fn on_new_span(&self, _: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut template = Template::default();
+        attributes.record(&mut template);
         let path = context.span_scope(id).into_iter().flatten().map(|span| span.name()).collect::<Vec<_>>();
-        let path = path.into_iter().rev().collect::<Vec<_>>().join("/");
+        let path = path.into_iter().rev().collect::<Vec<_>>().join("/") + &template.0;
         self.0.lock().expect("no test panics with it").push(path);
     }
 }
@@ -101,5 +123,18 @@ async fn async_trait_methods_can_have_both() -> Result<(), Error> {
     let (paths, id) = Paths::of(on_memory(async |_| Desk.below(2).await)).await;
     assert_eq!(id?, 2);
     assert_eq!(own(&paths, "below"), ["below", "below/dlock.hold/in_the_body"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn spans_name_the_template_and_never_the_arguments() -> Result<(), Error> {
+    let (paths, id) = Paths::of(on_memory(async |_| below(77, "ann").await)).await;
+    id?;
+    assert!(paths.contains(&"below/dlock.acquire below_<id>".to_owned()), "{paths:?}");
+
+    let (paths, id) = Paths::of(on_memory(async |_| computed(77).await)).await;
+    id?;
+    assert!(paths.contains(&"dlock.acquire {computed}".to_owned()), "{paths:?}");
+    assert!(paths.iter().all(|path| !path.contains("77")), "{paths:?}");
     Ok(())
 }

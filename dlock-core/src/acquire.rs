@@ -8,7 +8,7 @@ use tracing::Instrument;
 
 use crate::backend::{Attempt, Busy, Grant};
 use crate::clock::Timestamp;
-use crate::engine::Engine;
+use crate::engine::{Engine, closed};
 use crate::erased::DynClaim;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guard::Guard;
@@ -32,6 +32,18 @@ struct Pending {
 }
 
 impl Pending {
+    fn new(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Self, Failure> {
+        let claim = engine.claim(key, options)?;
+        engine.book.acquire_begins();
+        Ok(Self {
+            engine: Arc::clone(engine),
+            key: key.clone(),
+            options: *options,
+            claim: Some(claim),
+            unsettled: false,
+        })
+    }
+
     fn hand_over(&mut self) {
         let Some(claim) = self.claim.take() else { return };
         if self.unsettled || !claim.is_clean() {
@@ -49,6 +61,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         self.hand_over();
+        self.engine.book.acquire_ends();
     }
 }
 
@@ -75,7 +88,10 @@ struct Acquire<'a> {
     first_sent: Option<Timestamp>,
     /// Attempts since the outcome was last known.
     unknowns: u32,
-    backoff: Backoff,
+    /// Between polls of a busy lock.
+    polls: Backoff,
+    /// After failures.
+    failures: Backoff,
     holder: Option<Holder>,
 }
 
@@ -96,13 +112,7 @@ pub(crate) async fn acquire(
     }
     let span = observe::acquire_span(engine, key, template);
     let acquire = Acquire {
-        pending: Pending {
-            engine: Arc::clone(engine),
-            key: key.clone(),
-            options: *options,
-            claim: Some(engine.claim(key, options).map_err(refuse)?),
-            unsettled: false,
-        },
+        pending: Pending::new(engine, key, options).map_err(refuse)?,
         engine,
         key,
         template,
@@ -111,7 +121,8 @@ pub(crate) async fn acquire(
         attempts: 0,
         first_sent: None,
         unknowns: 0,
-        backoff: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
+        polls: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
+        failures: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
         holder: None,
     };
     acquire.go().instrument(span).await
@@ -145,6 +156,7 @@ impl<'a> Acquire<'a> {
             ticket = Some(stand_in_line(engine, self.key, self.left()).await?);
         }
         loop {
+            engine.refuse_when_closed()?;
             match self.attempt().await {
                 Step::Granted(grant) => {
                     if let Some(guard) = self.accept(grant)? {
@@ -180,8 +192,11 @@ impl<'a> Acquire<'a> {
                     if !failure.is_transient() || self.options.wait == Wait::No {
                         return Err(failure);
                     }
-                    let pause = self.backoff_after_failure();
-                    within(self.left(), tokio::time::sleep(pause)).await.map_err(|_| failure)?;
+                    let pause = self.failures.next();
+                    match within(engine, self.left(), tokio::time::sleep(pause)).await {
+                        Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
+                        slept => slept?,
+                    }
                 }
             }
         }
@@ -263,12 +278,8 @@ impl<'a> Acquire<'a> {
         }
         self.unknowns += 1;
         // Not bounded by the wait: whether we hold the lock has to be found out in any case.
-        tokio::time::sleep(self.backoff_after_failure()).await;
+        tokio::time::sleep(self.failures.next()).await;
         Ok(())
-    }
-
-    fn backoff_after_failure(&mut self) -> Duration {
-        self.backoff.next().max(Duration::from_millis(2))
     }
 
     /// Waits until another attempt may be worth while, or the time is up.
@@ -277,7 +288,7 @@ impl<'a> Acquire<'a> {
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
-        let mut pause = self.backoff.next();
+        let mut pause = self.polls.next();
         if self.engine.capabilities.notified {
             // A notification will come; the poll is only the safety net.
             pause = self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0);
@@ -302,7 +313,7 @@ impl<'a> Acquire<'a> {
                 told = watch(claim) => told,
             }
         };
-        within(left(self.options.wait, self.started), changed).await?
+        within(self.engine, left(self.options.wait, self.started), changed).await?
     }
 
     fn left(&self) -> Option<Duration> {
@@ -323,7 +334,7 @@ async fn stand_in_line<'a>(
     left: Option<Duration>,
 ) -> Result<Ticket<'a>, Failure> {
     let ticket = engine.line.join(key);
-    within(left, ticket.first()).await?;
+    within(engine, left, ticket.first()).await?;
     Ok(ticket)
 }
 
@@ -344,11 +355,24 @@ fn left(wait: Wait, started: Instant) -> Option<Duration> {
     }
 }
 
-async fn within<T>(left: Option<Duration>, future: impl Future<Output = T>) -> Result<T, Failure> {
-    match left {
-        None => Ok(future.await),
-        Some(left) => {
-            tokio::time::timeout(left, future).await.map_err(|_| Failure::new(ErrorKind::TimedOut, ""))
+/// Waits, unless the time is up or the locks are shut down.
+async fn within<T>(
+    engine: &Engine,
+    left: Option<Duration>,
+    future: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    let open = async {
+        tokio::select! {
+            biased;
+            () = engine.book.shut() => Err(closed()),
+            output = future => Ok(output),
         }
+    };
+    match left {
+        None => open.await,
+        Some(left) => match tokio::time::timeout(left, open).await {
+            Ok(output) => output,
+            Err(_) => Err(Failure::new(ErrorKind::TimedOut, "")),
+        },
     }
 }

@@ -73,10 +73,7 @@ impl Engine {
     }
 
     pub(crate) fn refuse_when_closed(&self) -> Result<(), Failure> {
-        if self.book.closed.load(Ordering::Acquire) {
-            return Err(Failure::new(ErrorKind::Closed, "these locks were shut down"));
-        }
-        Ok(())
+        if self.book.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
     /// Gives `job` to the keeper. Works on any thread, without a runtime, and never blocks.
@@ -100,6 +97,10 @@ impl fmt::Debug for Engine {
     }
 }
 
+pub(crate) fn closed() -> Failure {
+    Failure::new(ErrorKind::Closed, "these locks were shut down")
+}
+
 /// What is held, and what is being cleaned up.
 pub(crate) struct Book {
     pub(crate) clock: Clock,
@@ -107,7 +108,10 @@ pub(crate) struct Book {
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
     pub(crate) wake: Notify,
-    pub(crate) closed: AtomicBool,
+    closed: AtomicBool,
+    shut: Notify,
+    /// Acquires under way.
+    acquiring: AtomicUsize,
     background: AtomicUsize,
     settled: Notify,
     counters: Counters,
@@ -163,6 +167,8 @@ impl Book {
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
             closed: AtomicBool::new(false),
+            shut: Notify::new(),
+            acquiring: AtomicUsize::new(0),
             background: AtomicUsize::new(0),
             settled: Notify::new(),
             counters: Counters::default(),
@@ -235,11 +241,42 @@ impl Book {
         self.settled.notify_waiters();
     }
 
-    /// Resolves when nothing is held and nothing goes on in the background.
+    /// Refuses acquires from now on, and ends those that wait.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.shut.notify_waiters();
+    }
+
+    /// Resolves when the book is closed.
+    pub(crate) async fn shut(&self) {
+        loop {
+            let shut = self.shut.notified();
+            if self.closed.load(Ordering::SeqCst) {
+                return;
+            }
+            shut.await;
+        }
+    }
+
+    pub(crate) fn acquire_begins(&self) {
+        self.acquiring.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn acquire_ends(&self) {
+        self.acquiring.fetch_sub(1, Ordering::SeqCst);
+        if self.closed.load(Ordering::SeqCst) {
+            self.settled.notify_waiters();
+        }
+    }
+
+    /// Resolves when nothing is held or being acquired and nothing goes on in the background.
     pub(crate) async fn settled(&self) {
         loop {
             let settled = self.settled.notified();
-            if self.background.load(Ordering::Acquire) == 0 && self.holds().is_empty() {
+            if self.acquiring.load(Ordering::SeqCst) == 0
+                && self.background.load(Ordering::Acquire) == 0
+                && self.holds().is_empty()
+            {
                 return;
             }
             settled.await;

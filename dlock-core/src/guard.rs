@@ -112,10 +112,7 @@ impl Guard {
     pub async fn release(mut self) -> Result<()> {
         let Some(hold) = self.0.take() else { return Ok(()) };
         if !hold.unshare() {
-            return match hold.condition() {
-                Condition::Lost => Err(not_held(&hold)),
-                _ => Ok(()),
-            };
+            return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
         }
         let was = hold.close();
         let span = observe::release_span(&hold.engine, &hold.key, false);

@@ -142,6 +142,11 @@ impl Hold {
         Error::new(operation, failure).on(self.engine.name).of(&self.key)
     }
 
+    /// Whether its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Acquire) == LOST
+    }
+
     /// Why it was lost.
     pub(crate) fn cause(&self) -> Cow<'static, str> {
         self.loss.get().cloned().unwrap_or_default()

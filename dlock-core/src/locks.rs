@@ -1,7 +1,6 @@
 //! The handle that users hold.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::backend::{Backend, Capabilities};
@@ -117,7 +116,7 @@ impl Locks {
         .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Refuses new acquires, gives back everything that is held, waits for the work in the background, and closes the
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`], gives back everything that is held, waits for the work in the background, and closes the
     /// backend. For a graceful end of the process: after it nothing of ours is left on the server.
     ///
     /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
@@ -132,7 +131,7 @@ impl Locks {
     /// May be dropped and called again; acquires stay refused.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         let book = &self.engine.book;
-        book.closed.store(true, Ordering::Release);
+        book.close();
         for hold in book.held() {
             hold.lose("these locks were shut down".into());
         }

@@ -85,19 +85,25 @@ fn current() -> Option<Scope> {
 pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Option<Guard>, Error> {
     let found = SCOPE.try_with(|scope| {
         scope.find(|hold| {
-            let same = Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
-            (same && matches!(hold.condition(), Condition::Held | Condition::Suspect))
-                .then(|| Arc::clone(hold))
+            if !Arc::ptr_eq(&hold.engine, engine) || hold.key != *key {
+                return None;
+            }
+            match hold.condition() {
+                condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition)),
+                Condition::Lost | Condition::Released => None,
+            }
         })
     });
-    let Ok(Some(hold)) = found else { return Ok(None) };
+    let Ok(Some((hold, condition))) = found else { return Ok(None) };
     let deadlock = |why: String| Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
     if !options.reentrant {
         return deadlock(
             "the caller holds it already and this acquire is not reentrant; it would wait for itself".into(),
         );
     }
-    hold.check()?;
+    if condition == Condition::Suspect {
+        hold.check()?;
+    }
     match hold.share(options.max_depth) {
         Some(_) => Ok(Some(Guard::new(hold))),
         None if hold.shares() == 0 => Ok(None),
@@ -106,6 +112,12 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
             hold.shares()
         )),
     }
+}
+
+/// Whether the calling code runs directly in a body under `hold`, so that a scope of its own would change nothing.
+pub(crate) fn is_innermost(hold: &Arc<Hold>) -> bool {
+    let same = |scope: &Scope| matches!(&scope.0.kind, Kind::Body(Some(own)) if Arc::ptr_eq(own, hold));
+    SCOPE.try_with(same).unwrap_or(false)
 }
 
 /// Notes a guard that was taken by hand with the nearest owner that was opened by hand, if there is one.

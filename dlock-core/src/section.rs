@@ -13,7 +13,7 @@ use crate::hold::{Condition, Hold};
 use crate::lock::Lock;
 use crate::observe;
 use crate::options::OnLost;
-use crate::scope::Scope;
+use crate::scope::{self, Scope};
 
 /// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`] and the attribute are made of.
 ///
@@ -91,9 +91,12 @@ impl Section {
             _ => None,
         };
         let span = hold.as_deref().map_or_else(tracing::Span::none, observe::hold_span);
-        let scope = Scope::of_body(hold.clone());
-        let supervised = supervise(hold.as_deref(), self.lock.options().on_lost, body);
-        let result = scope.enter(supervised).instrument(span).await;
+        let supervised = supervise(hold.as_deref(), self.lock.options().on_lost, body).instrument(span);
+        let result = if hold.as_ref().is_some_and(scope::is_innermost) {
+            supervised.await
+        } else {
+            Scope::of_body(hold.clone()).enter(supervised).await
+        };
         match (std::mem::replace(&mut self.state, State::Outside), result) {
             (State::Locked(guard), Some(output)) => {
                 if let Err(error) = guard.release().await

@@ -53,7 +53,8 @@ pub(crate) struct Args {
 
 pub(crate) enum Key {
     Template(Template),
-    Expr(TokenStream),
+    /// The expression in its braces.
+    Expr(Group),
 }
 
 pub(crate) enum Wait {
@@ -210,7 +211,7 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
                 "the block gives no key; write an expression in it, such as `key = { id.to_string() }`";
             return Err(syn::Error::new(block.span(), message));
         }
-        return Ok(Key::Expr(block.stream()));
+        return Ok(Key::Expr(block));
     }
     if input.peek(LitStr) {
         return Template::parse(input.parse()?).map(Key::Template);

@@ -44,7 +44,7 @@ fn milliseconds(option: &str, text: &str, bounds: &RangeInclusive<u64>) -> Resul
         ("wait", n) if n > DAY => {
             format!("`wait` is at most {most}; write `wait = \"forever\"` to wait without a limit")
         }
-        _ => format!("`{option}` is from {least} to {most}"),
+        _ => format!("write a duration from {least} to {most} for `{option}`"),
     })
 }
 
@@ -91,12 +91,13 @@ mod tests {
 
     #[test]
     fn the_bounds_are_part_of_the_message() {
+        const BOUNDS: &str = "write a duration from 50ms to 24h for `lease`";
         assert_eq!(milliseconds("lease", "50ms", &LEASE), Ok(50));
-        assert_eq!(milliseconds("lease", "49ms", &LEASE), Err("`lease` is from 50ms to 24h".to_owned()));
-        assert_eq!(milliseconds("lease", "0s", &LEASE), Err("`lease` is from 50ms to 24h".to_owned()));
-        assert_eq!(milliseconds("lease", "25h", &LEASE), Err("`lease` is from 50ms to 24h".to_owned()));
+        assert_eq!(milliseconds("lease", "49ms", &LEASE), Err(BOUNDS.to_owned()));
+        assert_eq!(milliseconds("lease", "0s", &LEASE), Err(BOUNDS.to_owned()));
+        assert_eq!(milliseconds("lease", "25h", &LEASE), Err(BOUNDS.to_owned()));
         let absurd = "99999999999999999999999999999h";
-        assert_eq!(milliseconds("lease", absurd, &LEASE), Err("`lease` is from 50ms to 24h".to_owned()));
+        assert_eq!(milliseconds("lease", absurd, &LEASE), Err(BOUNDS.to_owned()));
         assert!(milliseconds("wait", absurd, &WAIT).unwrap_err().contains("`wait = \"forever\"`"));
         assert!(milliseconds("wait", "0s", &WAIT).unwrap_err().contains("`wait = \"no\"`"));
     }

@@ -32,19 +32,21 @@
 use crate::args::{Args, Key, OnLost, OnUnavailable, Wait};
 use crate::error::{Mistakes, report};
 use crate::function::Function;
-use proc_macro2::{Literal, Span, TokenStream};
+use proc_macro2::{Group, Literal, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
+use syn::LitStr;
 use syn::ext::IdentExt;
-use syn::{Expr, LitStr};
+use syn::spanned::Spanned;
 
 /// Backends that are behind a cargo feature of the same name.
 const FEATURES: [&str; 5] = ["redis", "zk", "sqlite", "postgres", "mysql"];
 
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut mistakes = Mistakes::default();
+    let written = args.clone();
     let args = Args::parse(args, &mut mistakes);
     let function = mistakes.take(Function::parse(item.clone()));
-    let expanded = function.and_then(|function| locked(&args, &function, &mut mistakes));
+    let expanded = function.and_then(|function| locked(&args, &written, &function, &mut mistakes));
     match (expanded, mistakes.into_error()) {
         (_, Some(mistakes)) => report(&mistakes, &item),
         (expanded, None) => expanded.unwrap_or(item),
@@ -52,7 +54,12 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
 }
 
 /// The function with the lock around its body, or nothing when there were mistakes.
-fn locked(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
+fn locked(
+    args: &Args,
+    written: &TokenStream,
+    function: &Function,
+    mistakes: &mut Mistakes,
+) -> Option<TokenStream> {
     // Everything generated has spans of the macro: no name meets one of the user's, and no lint of the
     // user's finds fault with it.
     let here = Span::mixed_site();
@@ -70,18 +77,14 @@ fn locked(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<T
     let site = site(args, function, &private);
     let (backend, source) = source(args, &private);
     let options = options(args, &dlock);
-    let (enter, section) = match &args.on_busy {
-        Some(on_busy) => (on_busy_first(on_busy, &private, &output), quote_spanned!(here=> section)),
-        None => (TokenStream::new(), quote_spanned!(here=> section)),
-    };
-    let captures = captures(function);
+    let captures = captures(function, written);
     let guard = args.guard.as_ref().map(|guard| quote_spanned!(here=> let #guard = #private::held();));
     let body = &function.body.block;
 
-    Some(function.with_body(&quote_spanned! {here=>
-        #backend
-        let mut section = #private::Section::new(#site, #source, #key) #options;
-        #enter
+    let failed = quote_spanned! {here=>
+        ::core::result::Result::Err(error) => #private::from_lock::<#output>(error),
+    };
+    let run = quote_spanned! {here=>
         let body = ::core::pin::pin!(async move {
             #captures
             if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
@@ -90,20 +93,39 @@ fn locked(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<T
             #guard
             #body
         });
-        let outcome = #section.run(body).await;
+        let outcome = section.run(body).await;
         match outcome {
             ::core::result::Result::Ok(output) => output,
-            ::core::result::Result::Err(error) => #private::from_lock::<#output>(error),
+            #failed
         }
+    };
+    let run = match &args.on_busy {
+        None => run,
+        // The lock is taken before the arguments move into the body, so that the expression can name them.
+        // Only then, because it keeps room for the arguments twice.
+        Some(on_busy) => quote_spanned! {here=>
+            let entered = section.enter().await;
+            match entered {
+                ::core::result::Result::Err(error) if #private::is_busy(&error) => #on_busy,
+                #failed
+                ::core::result::Result::Ok(()) => { #run }
+            }
+        },
+    };
+    Some(function.with_body(&quote_spanned! {here=>
+        #backend
+        let mut section = #private::Section::new(#site, #source, #key) #options;
+        #run
     }))
 }
 
 fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
     match &args.key {
         Some(Key::Template(template)) => template.to_key(function, mistakes),
-        Some(Key::Expr(expr)) => {
-            let here = Span::mixed_site();
-            Some(quote_spanned!(here=> ::std::string::ToString::to_string(&{ #expr })))
+        Some(Key::Expr(block)) => {
+            let at = Span::mixed_site().located_at(block.span());
+            let expr = block.stream();
+            Some(quote_spanned!(at=> ::std::string::ToString::to_string(&{ #expr })))
         }
         None => {
             if !args.gives("key") {
@@ -140,8 +162,10 @@ fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     if let Some(locks) = &args.locks {
         // A clone, which is a count, so that the body can move what it was borrowed from.
+        let at = here.located_at(locks.span());
+        let given = quote_spanned!(at=> &#locks);
         return (
-            quote_spanned!(here=> let locks = ::core::clone::Clone::clone(#private::locks_of(&#locks));),
+            quote_spanned!(here=> let locks = ::core::clone::Clone::clone(#private::locks_of(#given));),
             quote_spanned!(here=> #private::Source::Given(&locks)),
         );
     }
@@ -157,8 +181,20 @@ fn feature(name: &LitStr, private: &TokenStream) -> TokenStream {
     if !FEATURES.contains(&value.as_str()) {
         return TokenStream::new();
     }
-    let require = quote::format_ident!("require_{value}", span = name.span());
-    quote_spanned!(name.span()=> #private::#require! {})
+    let require = quote::format_ident!("require_{value}");
+    located_at(name.span(), quote_spanned!(Span::mixed_site()=> #private::#require! {}))
+}
+
+/// The same tokens, shown at another place.
+fn located_at(place: Span, tokens: TokenStream) -> TokenStream {
+    let relocate = |mut token: TokenTree| {
+        if let TokenTree::Group(group) = &token {
+            token = Group::new(group.delimiter(), located_at(place, group.stream())).into();
+        }
+        token.set_span(token.span().located_at(place));
+        token
+    };
+    tokens.into_iter().map(relocate).collect()
 }
 
 fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
@@ -198,31 +234,39 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     options
 }
 
-/// With `on_busy` the lock is taken before the arguments move into the body, so that its expression
-/// can name them. Without it this is not done: it keeps room for the arguments twice.
-fn on_busy_first(on_busy: &Expr, private: &TokenStream, output: &TokenStream) -> TokenStream {
-    quote_spanned! {Span::mixed_site()=>
-        match section.enter().await {
-            ::core::result::Result::Ok(()) => {}
-            ::core::result::Result::Err(error) if #private::is_busy(&error) => return #on_busy,
-            ::core::result::Result::Err(error) => return #private::from_lock::<#output>(error),
-        }
-    }
-}
-
 /// Moves every argument into the body, the last one first: what is captured is dropped in this order, which
 /// is that of a plain function. A parameter `_` has no name, and stays outside.
-fn captures(function: &Function) -> TokenStream {
+///
+/// An argument that is not used anywhere stays outside too, so that the compiler reports it as unused.
+fn captures(function: &Function, written: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
-    let captures = function.arguments.iter().rev().map(|argument| {
+    let captures = function.arguments.iter().rev().filter_map(|argument| {
         let mut name = argument.name.clone();
+        let text = name.to_string();
+        let unused = text.starts_with('_');
+        if !(unused
+            || text == "self"
+            || mentions(written, &text)
+            || mentions(&function.body.block.stream(), &text))
+        {
+            return None;
+        }
         name.set_span(here.resolved_at(name.span()));
         let cfgs = &argument.cfgs;
-        let unused = name.to_string().starts_with('_');
         let allow = unused.then(|| quote_spanned!(here=> #[allow(clippy::used_underscore_binding)]));
-        quote_spanned!(here=> #(#cfgs)* #allow let _ = &#name;)
+        Some(quote_spanned!(here=> #(#cfgs)* #allow let _ = &#name;))
     });
     captures.collect()
+}
+
+/// Whether the name occurs, be it in a format string.
+fn mentions(tokens: &TokenStream, name: &str) -> bool {
+    tokens.clone().into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => ident == name,
+        TokenTree::Literal(literal) => literal.to_string().contains(name.trim_start_matches("r#")),
+        TokenTree::Group(group) => mentions(&group.stream(), name),
+        TokenTree::Punct(_) => false,
+    })
 }
 
 fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {
@@ -236,3 +280,6 @@ fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {
         mistakes.at(guard.span(), message);
     }
 }
+
+#[cfg(test)]
+mod tests;

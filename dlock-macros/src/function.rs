@@ -9,7 +9,7 @@ use syn::{
     TypeInfer, TypeParamBound, Visibility,
 };
 
-const PLACE: &str = "`#[distributed_lock]` goes on an `async fn` with a body";
+const PLACE: &str = "`#[distributed_lock]` goes on an `async fn` with a body; put it there";
 
 pub(crate) struct Function {
     /// Attributes, visibility and signature, token by token as they were written.

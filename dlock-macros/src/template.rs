@@ -98,7 +98,7 @@ fn unknown(path: &[String], function: &Function) -> String {
     let names = || names.iter().map(|name| name.as_str());
     let in_scope = match list(names()) {
         none if none.is_empty() => "no arguments are in scope".to_owned(),
-        names => format!("in scope are {names}"),
+        names => format!("in scope: {names}"),
     };
     let mut message = if root == "self" {
         format!("`<{}>`: `{name}` has no `self`; {in_scope}", path.join("."))
@@ -109,8 +109,7 @@ fn unknown(path: &[String], function: &Function) -> String {
         format!("`<{root}>` does not name an argument of `{name}`; {in_scope}")
     };
     if !patterns.is_empty() {
-        message
-            .push_str("; under `#[async_trait]` the parts of a pattern are not: give that argument one name");
+        message.push_str("; `#[async_trait]` hides the parts of a pattern: give that argument one name");
     }
     message
 }

@@ -9,7 +9,7 @@ mod clock;
 mod error;
 mod ports;
 mod process;
-#[cfg(feature = "redis")]
+#[cfg(feature = "redis-server")]
 pub mod redis;
 
 pub use clock::SteppedClock;

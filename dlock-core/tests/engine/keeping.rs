@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::script::{Answer, Call, Scripted};
 use dlock_core::backend::{Renewed, Term, Withdrawn};
-use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, MovableClock};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, MovableClock, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -111,6 +111,8 @@ async fn a_release_does_not_wait_for_a_renewal_and_none_follows_it() {
     clock.advance(LEASE / 3);
     backend.wait_for(|calls| calls.contains(&Call::Renew)).await;
     guard.release().await.unwrap();
+    // It was let go of, and did not have to time out first.
+    assert_eq!(locks.stats().failed_renewals, 0);
     clock.advance(LEASE / 3);
     assert!(matches!(backend.calls()[..], [Call::Attempt(_), Call::Renew, Call::Withdraw(_)]));
 }
@@ -200,6 +202,8 @@ async fn max_hold_ends_a_lock_that_is_renewed_all_the_time() {
         eventually("a renewal", || locks.stats().renewals >= renewed.min(4)).await;
         guard.check().unwrap();
     }
+    // The fourth renewal reached the end that max_hold sets, and no other follows.
+    assert_eq!(locks.stats().renewals, 4);
     clock.advance(LEASE / 3);
     guard.lost().await;
     assert!(guard.check().unwrap_err().to_string().contains("max_hold"));
@@ -287,4 +291,39 @@ async fn the_clock_of_the_keeper_is_the_backends() {
     let system = Clock::system();
     system.sleep_until(system.now() + Duration::from_millis(120)).await;
     guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_ends_those_who_wait() {
+    let backend = Scripted::unpolled([granted(), Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let lock = locks.lock("k").with_wait(Wait::Forever);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    backend.wait_for(|calls| calls.len() == 2).await;
+    let second = locks.lock("k").with_wait(Wait::Forever);
+    let second = tokio::spawn(async move { second.acquire().await });
+    tokio::task::yield_now().await;
+    locks.shutdown(Duration::from_millis(500)).await.unwrap();
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    for waiter in [waiter, second] {
+        assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    }
+}
+
+#[tokio::test]
+async fn shutdown_waits_for_a_request_under_way_and_gives_its_grant_back() {
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    memory.faults().set_hanging(true);
+    let lock = locks.lock("k");
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    tokio::task::yield_now().await;
+    let ours = locks.clone();
+    let shutdown = tokio::spawn(async move { ours.shutdown(Duration::from_secs(20)).await });
+    tokio::task::yield_now().await;
+    memory.faults().set_hanging(false);
+    shutdown.await.unwrap().unwrap();
+    assert_eq!(acquire.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(memory.held(), 0);
 }

@@ -1,6 +1,7 @@
 //! The engine over a scripted backend and over memory: outcomes, renewal, loss, release, owners, spans.
 
 mod keeping;
+mod memory;
 mod owners;
 mod script;
 mod spans;

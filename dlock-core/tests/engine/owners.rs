@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Memory, OnLost, current_hold, in_current_scope};
+use dlock_core::{ErrorKind, Locks, Memory, MovableClock, OnLost, current_hold, in_current_scope};
 
 fn locks() -> (Memory, Locks) {
     let memory = Memory::new();
@@ -219,6 +219,35 @@ async fn the_body_of_a_lost_lock_is_dropped_at_its_await() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(steps.get(), 1);
+}
+
+#[tokio::test]
+async fn a_body_whose_lock_was_lost_while_it_slept_takes_no_further_step() {
+    let clock = MovableClock::stopped();
+    let locks = Locks::new(Memory::with_clock(clock.clock()));
+    let lock = locks.lock("k");
+    let polls = std::cell::Cell::new(0);
+    let mut body = Box::pin(lock.run(std::future::poll_fn(|_| {
+        polls.set(polls.get() + 1);
+        std::task::Poll::<()>::Pending
+    })));
+    assert!(poll_once(&mut body).await.is_none());
+    assert_eq!(polls.get(), 1);
+    // As for a process that is stopped: nobody had a chance to notice before the next poll.
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(poll_once(&mut body).await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(polls.get(), 1);
+}
+
+/// One poll.
+pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        std::task::Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
 }
 
 #[tokio::test]

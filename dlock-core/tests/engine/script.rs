@@ -39,6 +39,8 @@ pub(crate) struct Script {
     pub(crate) changes: Mutex<VecDeque<Result<(), Failure>>>,
     pub(crate) signals: Mutex<Vec<Signal>>,
     pub(crate) called: Notify,
+    /// Whether a busy answer leaves something on the server, as a place in a queue.
+    pub(crate) queues: bool,
     pub(crate) clock: Clock,
     pub(crate) capabilities: Capabilities,
 }
@@ -46,6 +48,12 @@ pub(crate) struct Script {
 impl Scripted {
     pub(crate) fn new(attempts: impl IntoIterator<Item = Answer>) -> Self {
         Self::with_clock(Clock::system(), attempts)
+    }
+
+    /// Without notifications, and polled so rarely that it does not happen in a test.
+    pub(crate) fn unpolled(attempts: impl IntoIterator<Item = Answer>) -> Self {
+        let rarely = Duration::from_secs(600);
+        Self::with(Clock::system(), Capabilities::basic().with_polling(rarely, rarely), attempts)
     }
 
     pub(crate) fn with_clock(clock: Clock, attempts: impl IntoIterator<Item = Answer>) -> Self {
@@ -65,6 +73,7 @@ impl Scripted {
             changes: Mutex::default(),
             signals: Mutex::default(),
             called: Notify::new(),
+            queues: capabilities.fair,
             clock,
             capabilities,
         }))
@@ -166,6 +175,10 @@ impl Claim for ScriptedClaim {
             Some(answer) => answer,
             None => std::future::pending().await,
         }
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.script.queues
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {

@@ -79,7 +79,7 @@ async fn a_failure_after_an_unknown_outcome_leaves_it_unknown() {
 #[tokio::test]
 async fn a_busy_answer_settles_the_outcome_but_the_claim_is_still_withdrawn() {
     // The first request may still be on its way and take effect later.
-    let backend = Scripted::new([lost_reply(), Answer::Busy]);
+    let backend = Scripted::unpolled([lost_reply(), Answer::Busy]);
     let locks = Locks::new(backend.clone());
     let error = locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -145,8 +145,7 @@ async fn an_unavailable_backend_is_asked_again_while_the_wait_lasts() {
 
 #[tokio::test]
 async fn a_final_failure_while_waiting_for_a_change_ends_the_acquire() {
-    let slow = Capabilities::basic().with_polling(Duration::from_secs(60), Duration::from_secs(60));
-    let backend = Scripted::with(Clock::system(), slow, [Answer::Busy]);
+    let backend = Scripted::unpolled([Answer::Busy]);
     backend.0.changes.lock().unwrap().push_back(Err(Failure::new(ErrorKind::Lost, "the session expired")));
     let locks = Locks::new(backend.clone());
     let error = locks.lock("k").acquire().await.unwrap_err();
@@ -178,4 +177,23 @@ async fn an_acquire_that_was_never_polled_asks_nothing() {
     drop(locks.lock("k").acquire());
     locks.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!(backend.calls(), []);
+}
+
+#[tokio::test]
+async fn an_acquire_that_only_heard_busy_has_nothing_to_withdraw() {
+    let backend = Scripted::unpolled([Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
+    locks.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert!(matches!(backend.calls()[..], [Call::Attempt(_)]), "{:?}", backend.calls());
+}
+
+#[tokio::test]
+async fn a_place_in_a_queue_of_the_backend_is_given_up() {
+    let rarely = Duration::from_secs(600);
+    let queue = Capabilities::basic().with_fairness().with_polling(rarely, rarely);
+    let backend = Scripted::with(Clock::system(), queue, [Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlock_core::backend::{Capabilities, Term};
 use dlock_core::{Clock, ErrorKind, Locks, Memory, Wait};
 
+use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
 
 fn granted() -> Answer {
@@ -47,9 +48,7 @@ async fn a_lost_notification_costs_time_and_no_progress() {
 
 #[tokio::test]
 async fn a_release_in_this_process_wakes_the_first_in_line_at_once() {
-    // Polling would take a minute.
-    let slow = Capabilities::basic().with_polling(Duration::from_secs(60), Duration::from_secs(60));
-    let backend = Scripted::with(Clock::system(), slow, [granted(), Answer::Busy, granted()]);
+    let backend = Scripted::unpolled([granted(), Answer::Busy, granted()]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
     let lock = locks.lock("k");
@@ -90,22 +89,11 @@ async fn a_waiter_that_gives_up_does_not_hold_up_the_next() {
     let held = locks.lock("k").acquire().await.unwrap();
     let lock = locks.lock("k");
     let mut first = Box::pin(lock.acquire());
-    assert!(futures_poll(&mut first).await.is_none());
+    assert!(poll_once(&mut first).await.is_none());
     let second = locks.lock("k");
     let second = tokio::spawn(async move { second.acquire().await });
     tokio::task::yield_now().await;
     drop(first);
     held.release().await.unwrap();
     let _guard = second.await.unwrap().unwrap();
-}
-
-/// One poll.
-async fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    std::future::poll_fn(|cx| {
-        std::task::Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
-            std::task::Poll::Ready(output) => Some(output),
-            std::task::Poll::Pending => None,
-        })
-    })
-    .await
 }

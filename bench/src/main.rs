@@ -1,0 +1,78 @@
+//! What dlock costs, against what it may cost.
+//!
+//! ```text
+//! cargo xtask bench                 # all of it
+//! cargo xtask bench sqlite          # the benches with this in their name
+//! cargo xtask bench -- --quick      # shorter, for a first look
+//! ```
+//!
+//! Two ways of doing one thing are measured in turns, so that both see the same machine; what counts is the median of
+//! the rounds' ratios. Figures of different runs or machines do not compare. A missed target is shown, and is not
+//! a failure of the run: a loaded machine is no reason to stop.
+
+#![forbid(unsafe_code)]
+
+mod held;
+mod measure;
+mod memory;
+mod report;
+mod sqlite;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+
+use crate::measure::Settings;
+use crate::report::Row;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures what dlock costs")]
+struct Cli {
+    /// Only the benches whose name contains this
+    filter: Option<String>,
+    /// Fewer calls a round and shorter holds
+    #[arg(long)]
+    quick: bool,
+}
+
+type Bench = fn(&Settings) -> Result<Vec<Row>>;
+
+const BENCHES: &[(&str, Bench)] = &[
+    ("memory: attribute", memory::attribute),
+    ("memory: acquire and release", memory::pair),
+    ("memory: re-entrant", memory::reentrant),
+    ("memory: keeper wakes", memory::wakes),
+    ("memory: 10,000 held", held::in_memory),
+    ("sqlite: acquire and release", sqlite::pair),
+    ("sqlite: 10,000 held", held::in_sqlite),
+];
+
+fn main() -> ExitCode {
+    match measure_all(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure_all(cli: &Cli) -> Result<()> {
+    if cfg!(debug_assertions) {
+        bail!("this is a debug build, whose figures mean nothing; use cargo xtask bench");
+    }
+    let settings = if cli.quick { Settings::quick() } else { Settings::full() };
+    let wanted = |name: &str| cli.filter.as_ref().is_none_or(|filter| name.contains(filter));
+    let mut rows = Vec::new();
+    for (name, bench) in BENCHES.iter().filter(|(name, _)| wanted(name)) {
+        eprintln!("{name} ...");
+        rows.extend(bench(&settings)?);
+    }
+    if rows.is_empty() {
+        let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
+        bail!("no bench has {:?} in its name; there are: {}", cli.filter, names.join(", "));
+    }
+    println!("{}", report::table(&rows));
+    Ok(())
+}

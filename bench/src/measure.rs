@@ -1,0 +1,137 @@
+//! Rounds, medians, and what the system says of memory and threads.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::runtime::{Builder, Runtime};
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Rounds of each measurement; odd, so that there is a middle one.
+    pub(crate) rounds: usize,
+    /// Calls a round where a call takes microseconds.
+    pub(crate) calls: u32,
+    /// Calls a round where a call writes to a file.
+    pub(crate) slow_calls: u32,
+    /// Acquire and release, to count how often the keeper was woken.
+    pub(crate) wakes_over: u32,
+    /// How long many locks are held.
+    pub(crate) hold: Duration,
+}
+
+impl Settings {
+    pub(crate) const fn full() -> Self {
+        let hold = Duration::from_secs(30);
+        Self { rounds: 11, calls: 50_000, slow_calls: 2_000, wakes_over: 1_000_000, hold }
+    }
+
+    pub(crate) const fn quick() -> Self {
+        let hold = Duration::from_secs(10);
+        Self { rounds: 7, calls: 10_000, slow_calls: 500, wakes_over: 100_000, hold }
+    }
+}
+
+/// One thread, so that no figure contains the way between two.
+pub(crate) fn runtime() -> Result<Runtime> {
+    Builder::new_current_thread().enable_all().build().context("no runtime")
+}
+
+/// The median of some rounds, with the lowest and the highest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        Self { median: at(values.len() / 2), min: at(0), max: at(values.len().saturating_sub(1)) }
+    }
+}
+
+/// Nanoseconds a call of `calls` calls that `work` makes.
+pub(crate) fn time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(calls))
+}
+
+/// Nanoseconds a call over the rounds. One round before is not counted.
+pub(crate) fn rounds(rounds: usize, mut round: impl FnMut() -> Result<f64>) -> Result<Spread> {
+    round()?;
+    Ok(Spread::of((0..rounds).map(|_| round()).collect::<Result<_>>()?))
+}
+
+/// What `ours` takes against `theirs`, measured in turns that change places each round.
+pub(crate) struct Comparison {
+    pub(crate) ours: Spread,
+    pub(crate) theirs: Spread,
+    pub(crate) ratio: Spread,
+}
+
+pub(crate) fn compare(
+    rounds: usize,
+    mut ours: impl FnMut() -> Result<f64>,
+    mut theirs: impl FnMut() -> Result<f64>,
+) -> Result<Comparison> {
+    // Not counted: caches and connections warm up.
+    ours()?;
+    theirs()?;
+    let (mut a, mut b) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        if round % 2 == 0 {
+            a.push(ours()?);
+            b.push(theirs()?);
+        } else {
+            b.push(theirs()?);
+            a.push(ours()?);
+        }
+    }
+    let ratio = Spread::of(a.iter().zip(&b).map(|(a, b)| a / b).collect());
+    Ok(Comparison { ours: Spread::of(a), theirs: Spread::of(b), ratio })
+}
+
+/// The memory of this process that is in use, in bytes.
+pub(crate) fn resident() -> Result<u64> {
+    let status =
+        fs::read_to_string("/proc/self/status").context("this bench reads /proc, which only Linux has")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kilobytes * 1_024)
+}
+
+/// The processor time that the threads of this process have used so far: the keeper's, and all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cpu {
+    pub(crate) keeper: Duration,
+    pub(crate) all: Duration,
+}
+
+impl Cpu {
+    pub(crate) fn now() -> Result<Self> {
+        let mut cpu = Self { keeper: Duration::ZERO, all: Duration::ZERO };
+        for thread in
+            fs::read_dir("/proc/self/task").context("this bench reads /proc, which only Linux has")?
+        {
+            let thread = thread?.path();
+            // A thread may end between the listing and this.
+            let (Ok(name), Ok(times)) =
+                (fs::read_to_string(thread.join("comm")), fs::read_to_string(thread.join("schedstat")))
+            else {
+                continue;
+            };
+            let nanos = times.split_whitespace().next().context("no run time in schedstat")?.parse()?;
+            let used = Duration::from_nanos(nanos);
+            cpu.all += used;
+            if name.trim() == "dlock-keeper" {
+                cpu.keeper += used;
+            }
+        }
+        Ok(cpu)
+    }
+}

@@ -1,0 +1,175 @@
+//! Drops futures in the middle, at every await point they have.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+/// How a future is left once it has been polled often enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Leave {
+    /// At once: whatever it waits for is still under way.
+    AtOnce,
+    /// When it is woken, without polling it again: what it waited for has come, and nobody looks at it any more.
+    WhenWoken,
+}
+
+/// Where a future was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// After this many polls.
+    pub polls: usize,
+    /// How it was left.
+    pub leave: Leave,
+}
+
+/// How long a future that is to be left when it is woken may take to be woken.
+const NEVER_WOKEN: Duration = Duration::from_secs(5);
+
+/// Polls `future` at most `polls` times, each time when it is woken, and drops it at once. Its output, if it was done
+/// before.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock_testkit::cancel::poll_n_then_drop;
+///
+/// assert_eq!(poll_n_then_drop(async { 7 }, 0).await, None, "never polled");
+/// assert_eq!(poll_n_then_drop(async { 7 }, 1).await, Some(7));
+/// assert_eq!(poll_n_then_drop(std::future::pending::<()>(), 1).await, None);
+/// # }
+/// ```
+///
+/// # Cancel safety
+///
+/// Dropping it drops the future.
+pub async fn poll_n_then_drop<F: Future>(future: F, polls: usize) -> Option<F::Output> {
+    cut_at(future, Cut { polls, leave: Leave::AtOnce }).await
+}
+
+/// Polls `future`, each time when it is woken, and drops it where `cut` says. Its output, if it was done before.
+///
+/// # Cancel safety
+///
+/// Dropping it drops the future.
+pub async fn cut_at<F: Future>(future: F, cut: Cut) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    let run = poll_fn(|cx| {
+        if polled >= cut.polls {
+            return Poll::Ready(None);
+        }
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled >= cut.polls && cut.leave == Leave::AtOnce => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    match cut.leave {
+        Leave::AtOnce => run.await,
+        // A future that waits for something that never comes is dropped all the same.
+        Leave::WhenWoken => tokio::time::timeout(NEVER_WOKEN, run).await.unwrap_or(None),
+    }
+}
+
+/// Runs a future again and again, dropping it one await point later each time, until it gets to its end. Returns how
+/// often it was dropped.
+///
+/// Each await point is tried in both ways of [`Leave`]. `after_each` gets the place of the cut, and the output once
+/// the future was done before it, and checks that nothing was left behind. Run it on a current-thread runtime: what
+/// goes on in the background then cannot change how often the future is polled.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock_testkit::cancel::every_await_point;
+///
+/// let twice = || async {
+///     tokio::task::yield_now().await;
+///     tokio::task::yield_now().await;
+/// };
+/// // Before the first poll, at the first yield and at the second, each in two ways.
+/// assert_eq!(every_await_point(twice, async |_cut, _output| {}).await, 6);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// When the future is not done after 10 000 polls.
+///
+/// # Cancel safety
+///
+/// Dropping it drops the future of the moment.
+pub async fn every_await_point<F: Future>(
+    mut make: impl FnMut() -> F,
+    mut after_each: impl AsyncFnMut(Cut, Option<F::Output>),
+) -> usize {
+    let mut cuts = 0;
+    for polls in 0..10_000 {
+        let mut done = true;
+        for leave in [Leave::AtOnce, Leave::WhenWoken] {
+            let cut = Cut { polls, leave };
+            let output = cut_at(make(), cut).await;
+            if output.is_none() {
+                cuts += 1;
+                done = false;
+            }
+            after_each(cut, output).await;
+        }
+        if done {
+            return cuts;
+        }
+    }
+    panic!("the future was not done after 10000 polls");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test]
+    async fn every_await_point_is_reached_once_in_each_way() {
+        let reached = Cell::new(0);
+        let make = || async {
+            for _ in 0..3 {
+                reached.set(reached.get() + 1);
+                tokio::task::yield_now().await;
+            }
+            "done"
+        };
+        let mut cuts = Vec::new();
+        let mut outputs = Vec::new();
+        let count = every_await_point(make, async |cut: Cut, output| match output {
+            Some(output) => outputs.push(output),
+            None => cuts.push(cut),
+        })
+        .await;
+        assert_eq!(count, cuts.len());
+        assert_eq!(cuts.iter().map(|cut| cut.polls).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(outputs, ["done"; 2]);
+        // None, one, two and three of the three steps, twice each, and all of them twice.
+        assert_eq!(reached.get(), 2 * (1 + 2 + 3) + 2 * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_future_that_is_never_woken_is_dropped_all_the_same() {
+        let cut = Cut { polls: 1, leave: Leave::WhenWoken };
+        assert_eq!(cut_at(std::future::pending::<()>(), cut).await, None);
+    }
+
+    #[tokio::test]
+    async fn leaving_when_woken_lets_the_event_happen_and_does_not_look_at_it() {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let polls = Cell::new(0);
+        let mut told = std::pin::pin!(told);
+        let future = poll_fn(|cx| {
+            polls.set(polls.get() + 1);
+            told.as_mut().poll(cx)
+        });
+        let cut = cut_at(future, Cut { polls: 1, leave: Leave::WhenWoken });
+        let (output, sent) = tokio::join!(cut, async { tell.send(7) });
+        assert!(output.is_none() && sent.is_ok());
+        assert_eq!(polls.get(), 1);
+        assert_eq!(told.await, Ok(7));
+    }
+}

@@ -1,0 +1,299 @@
+//! What every backend has to do, as test cases.
+//!
+//! A case opens one or more *processes*: independent [`Locks`] over one store, each behind a [`Wire`] of its own. It
+//! uses the public API only, so that it tests the backend as users meet it: under the engine.
+//!
+//! To run your backend through the suite, implement [`Harness`] and make a test target without the standard harness:
+//!
+//! ```no_run
+//! // tests/conformance.rs, with `harness = false` in Cargo.toml
+//! use dlock_core::{Memory, Result};
+//! use dlock_testkit::conformance::{self, Harness};
+//!
+//! #[derive(Default)]
+//! struct OverMemory(Memory);
+//!
+//! impl Harness for OverMemory {
+//!     type Backend = Memory;
+//!     async fn open(&self) -> Result<Memory> { Ok(self.0.clone()) }
+//! }
+//!
+//! fn main() {
+//!     let arguments = conformance::Arguments::from_args();
+//!     conformance::run(&arguments, conformance::tests("memory", OverMemory::default)).exit();
+//! }
+//! ```
+//!
+//! A case that needs an ability the backend does not claim is left out, and [`Harness::left_out`] has to name it: a
+//! backend cannot get out of a case unnoticed.
+
+mod cases;
+mod expect;
+mod stage;
+
+use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use dlock_core::{Backend, Capabilities, Locks};
+pub use libtest_mimic::{Arguments, Conclusion, Trial};
+
+pub use stage::{Process, Stage};
+
+/// How the suite gets at a backend. One is made for each case.
+pub trait Harness: Send + Sync + 'static {
+    /// The backend.
+    type Backend: Backend;
+
+    /// Opens the store once more, as another process would: what one holds, another finds busy. The store is empty, or
+    /// its keys are not those of another harness.
+    ///
+    /// # Errors
+    ///
+    /// Those of the backend; they fail the case.
+    fn open(&self) -> impl Future<Output = dlock_core::Result<Self::Backend>> + Send;
+
+    /// The lease of cases that let one run out. Long enough that a renewal on a busy test machine is never a third of it
+    /// late; the suite's length grows with it. Default 600 ms.
+    fn lease(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    /// The cases that the backend cannot run, by name. Default none.
+    fn left_out(&self) -> &'static [&'static str] {
+        &[]
+    }
+}
+
+/// What a case needs the backend to be able to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Needs {
+    /// Nothing but locks.
+    Nothing,
+    /// [`Capabilities::fencing`].
+    Fences,
+    /// A lease instead of a session.
+    Lease,
+    /// A lease, and fences.
+    LeaseAndFences,
+}
+
+impl Needs {
+    /// Why `capabilities` are not enough, if they are not.
+    fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
+        let fences = matches!(self, Self::Fences | Self::LeaseAndFences);
+        let lease = matches!(self, Self::Lease | Self::LeaseAndFences);
+        if fences && !capabilities.fencing {
+            Some("the backend has no fences")
+        } else if lease && capabilities.session_kept {
+            Some("a session keeps the locks, and no lease runs out")
+        } else {
+            None
+        }
+    }
+}
+
+/// How a case takes the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// Not sensitive to time.
+    Easy,
+    /// Lets a short lease run: not beside a busy one.
+    Timed,
+    /// Keeps the processor busy.
+    Busy,
+}
+
+/// Not `Send`: a case runs on the thread that blocks on it.
+type Run = fn(Stage) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// One case of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    name: &'static str,
+    needs: Needs,
+    pace: Pace,
+    run: Run,
+}
+
+impl Case {
+    /// The name: a sentence that says what the backend does.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it needs.
+    #[must_use]
+    pub const fn needs(&self) -> Needs {
+        self.needs
+    }
+
+    /// Runs the case on a runtime of its own. Where it fails, the reason.
+    ///
+    /// # Errors
+    ///
+    /// What the case found wrong; also when it was not done within `limit`.
+    pub fn run<H: Harness>(&self, harness: H, limit: Duration) -> Result<(), String> {
+        static BUSY: RwLock<()> = RwLock::new(());
+        let (_shared, _alone);
+        match self.pace {
+            Pace::Easy => {}
+            Pace::Timed => _shared = BUSY.read(),
+            Pace::Busy => _alone = BUSY.write(),
+        }
+        let stage = Stage::new(Arc::new(harness));
+        let case = (self.run)(stage);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(|error| format!("no runtime: {error}"))?;
+        let body = AssertUnwindSafe(|| runtime.block_on(async { tokio::time::timeout(limit, case).await }));
+        let result = std::panic::catch_unwind(body);
+        runtime.shutdown_background();
+        match result {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(format!("not done after {limit:?}")),
+            Err(panic) => Err(reason(&*panic)),
+        }
+    }
+}
+
+fn reason(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "it panicked".to_owned())
+}
+
+/// All cases.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    cases::ALL.iter().copied().flatten()
+}
+
+/// How long one case may take.
+const LIMIT: Duration = Duration::from_secs(45);
+
+/// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not claim
+/// are left out; a further test fails unless [`Harness::left_out`] names exactly those.
+pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
+    let harness = Arc::new(harness);
+    let capabilities = capabilities(harness());
+    let missing = |case: &Case| capabilities.as_ref().ok().and_then(|all| case.needs.missing(all));
+    let mut trials = Vec::new();
+    for case in cases().filter(|case| missing(case).is_none()) {
+        let harness = Arc::clone(&harness);
+        trials
+            .push(Trial::test(format!("{backend}::{}", case.name), move || Ok(case.run(harness(), LIMIT)?)));
+    }
+    trials.push(Trial::test(format!("{backend}::no_case_is_left_out_unnoticed"), move || {
+        Ok(account_for(&capabilities?, harness().left_out())?)
+    }));
+    trials
+}
+
+/// Whether the cases that are left out are those that were named.
+fn account_for(capabilities: &Capabilities, named: &[&str]) -> Result<(), String> {
+    let missing: Vec<_> =
+        cases().filter_map(|case| Some((case.name, case.needs.missing(capabilities)?))).collect();
+    let found: BTreeSet<_> = missing.iter().map(|(name, _)| *name).collect();
+    if named.iter().copied().collect::<BTreeSet<_>>() == found {
+        return Ok(());
+    }
+    Err(format!("left out are {missing:#?}, and the harness names {named:#?}"))
+}
+
+/// What the backend can do.
+fn capabilities(harness: impl Harness) -> Result<Capabilities, String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    let locks = runtime.block_on(async {
+        let backend = harness.open().await.map_err(|error| error.to_string())?;
+        Locks::builder(backend).build().map_err(|error| error.to_string())
+    })?;
+    let capabilities = locks.capabilities();
+    runtime.shutdown_background();
+    Ok(capabilities)
+}
+
+/// Runs tests as `cargo test` does, several at a time: most of them wait for most of the time.
+pub fn run(arguments: &Arguments, tests: Vec<Trial>) -> Conclusion {
+    let mut arguments = arguments.clone();
+    arguments.test_threads.get_or_insert(8);
+    libtest_mimic::run(&arguments, tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::Failure;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_that_is_a_sentence() {
+        let names: Vec<_> = cases().map(Case::name).collect();
+        let different: BTreeSet<_> = names.iter().copied().collect();
+        assert_eq!(names.len(), different.len());
+        for name in names {
+            assert!(name.split('_').count() >= 4, "{name} does not say what the backend does");
+            assert!(!name.bytes().any(|byte| byte.is_ascii_digit()), "{name} has a number for a name");
+        }
+    }
+
+    struct Bare(dlock_core::Memory);
+
+    #[derive(Debug)]
+    struct NoFences(dlock_core::Memory);
+
+    impl Backend for NoFences {
+        type Claim = <dlock_core::Memory as Backend>::Claim;
+
+        fn name(&self) -> &'static str {
+            "bare"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::basic()
+        }
+
+        fn claim(&self, request: dlock_core::backend::ClaimRequest) -> Self::Claim {
+            self.0.claim(request)
+        }
+
+        async fn inspect(&self, key: &dlock_core::Key) -> Result<Option<dlock_core::Holder>, Failure> {
+            self.0.inspect(key).await
+        }
+    }
+
+    impl Harness for Bare {
+        type Backend = NoFences;
+
+        async fn open(&self) -> dlock_core::Result<NoFences> {
+            Ok(NoFences(self.0.clone()))
+        }
+    }
+
+    #[test]
+    fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
+        let trials = tests("bare", || Bare(dlock_core::Memory::new()));
+        let all = cases().count();
+        let fenced = cases().filter(|case| case.needs.missing(&Capabilities::basic()).is_some()).count();
+        assert!(fenced >= 5);
+        assert_eq!(trials.len(), all - fenced + 1, "the others, and the test that counts them");
+        let error = account_for(&Capabilities::basic(), &[]).unwrap_err();
+        assert!(error.contains("a_fence_grows_after_a_drop") && error.contains("no fences"), "{error}");
+        let named: Vec<_> = cases()
+            .filter(|case| case.needs.missing(&Capabilities::basic()).is_some())
+            .map(Case::name)
+            .collect();
+        account_for(&Capabilities::basic(), &named).unwrap();
+        account_for(&Capabilities::basic().with_fencing(), &named).unwrap_err();
+    }
+}

@@ -1,0 +1,53 @@
+//! The cases, by subject.
+
+mod basic;
+mod cancelling;
+mod dropping;
+mod fences;
+mod inspecting;
+mod keys;
+mod losing;
+mod options;
+mod outages;
+mod reentering;
+mod releasing;
+mod renewing;
+mod shutting_down;
+mod unknown;
+mod waiting;
+
+use super::Case;
+
+/// All cases.
+pub(super) const ALL: &[&[Case]] = &[
+    basic::CASES,
+    waiting::CASES,
+    options::CASES,
+    keys::CASES,
+    releasing::CASES,
+    dropping::CASES,
+    reentering::CASES,
+    losing::CASES,
+    renewing::CASES,
+    fences::CASES,
+    unknown::CASES,
+    outages::CASES,
+    cancelling::CASES,
+    inspecting::CASES,
+    shutting_down::CASES,
+];
+
+/// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the
+/// compiler tells.
+macro_rules! cases {
+    ($($name:ident: $needs:ident, $pace:ident;)+) => {
+        pub(super) const CASES: &[$crate::conformance::Case] = &[$($crate::conformance::Case {
+            name: stringify!($name),
+            needs: $crate::conformance::Needs::$needs,
+            pace: $crate::conformance::Pace::$pace,
+            run: |stage| Box::pin($name(stage)),
+        }),+];
+    };
+}
+
+use cases;

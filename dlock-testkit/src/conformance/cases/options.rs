@@ -1,0 +1,76 @@
+//! Options out of their bounds.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Lock, MAX_LEASE, MAX_WAIT, MIN_LEASE};
+
+use super::cases;
+use crate::conformance::Stage;
+use crate::conformance::expect::{error_of, give_back};
+
+cases! {
+    options_out_of_bounds_are_refused_without_a_request: Nothing, Easy;
+    the_shortest_and_the_longest_lease_work: Lease, Timed;
+    an_acquire_outside_of_a_runtime_is_an_error_and_no_panic: Nothing, Easy;
+}
+
+/// Zero, absurd and contradictory options are errors at once.
+async fn options_out_of_bounds_are_refused_without_a_request(stage: Stage) {
+    type Option = fn(Lock) -> Lock;
+    let (process, key) = (stage.process().await, stage.key());
+    let wrong: [Option; 12] = [
+        |lock| lock.with_lease(Duration::ZERO),
+        |lock| lock.with_lease(MIN_LEASE - Duration::from_nanos(1)),
+        |lock| lock.with_lease(MAX_LEASE + Duration::from_nanos(1)),
+        |lock| lock.with_lease(Duration::MAX),
+        |lock| lock.with_wait(Duration::ZERO),
+        |lock| lock.with_wait(MAX_WAIT + Duration::from_secs(1)),
+        |lock| lock.with_wait(Duration::MAX),
+        |lock| lock.with_request_timeout(Duration::ZERO),
+        |lock| lock.with_request_timeout(Duration::MAX),
+        |lock| lock.with_rechecks(u32::MAX),
+        |lock| lock.with_max_hold(Duration::ZERO),
+        |lock| lock.with_max_depth(0),
+    ];
+    for (n, option) in wrong.into_iter().enumerate() {
+        let lock = option(process.locks.lock(&key));
+        let error = error_of(lock.acquire().await, &[ErrorKind::InvalidConfig]);
+        assert!(!error.is_retryable(), "option {n}");
+        error_of(lock.run(async {}).await, &[ErrorKind::InvalidConfig]);
+    }
+    // A try has no wait that could be wrong; the rest counts.
+    let lock = process.locks.lock(&key).with_lease(Duration::ZERO);
+    error_of(lock.try_acquire().await, &[ErrorKind::InvalidConfig]);
+    assert_eq!(process.wire.requests(), 0);
+}
+
+/// The bounds themselves are inside.
+async fn the_shortest_and_the_longest_lease_work(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    for lease in [MIN_LEASE, MAX_LEASE] {
+        let lock = process.locks.lock(&key).with_lease(lease).with_wait(MAX_WAIT);
+        // The shortest may be too short for a busy machine; the lock is then lost, and not in disorder.
+        let guard = lock.acquire().await.expect("it is free");
+        assert!(guard.remaining().is_some_and(|remaining| remaining <= lease));
+        if let Err(error) = guard.release().await {
+            assert!(lease == MIN_LEASE && error.kind() == ErrorKind::NotHeld, "{error}");
+        }
+    }
+}
+
+/// A caller without tokio is told so.
+async fn an_acquire_outside_of_a_runtime_is_an_error_and_no_panic(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    let lock = process.locks.lock(&key);
+    let outside = std::thread::spawn(move || {
+        let mut acquire = std::pin::pin!(lock.acquire());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match acquire.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(result) => error_of(result, &[ErrorKind::Closed]).to_string(),
+            std::task::Poll::Pending => panic!("it waits for a runtime that is not there"),
+        }
+    });
+    let text = outside.join().expect("it does not panic");
+    assert!(text.contains("runtime"), "{text}");
+    give_back(process.take(&key).await).await;
+}

@@ -1,0 +1,121 @@
+//! What a case stands on.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dlock_core::{Failure, Locks, LocksBuilder};
+
+use super::Harness;
+use crate::wire::{Wire, Wired};
+
+type Future<'a, T> = Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
+type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Send + Sync>;
+
+/// A harness whose backend is not part of its type.
+pub(super) trait DynHarness: Send + Sync {
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>>;
+    fn lease(&self) -> Duration;
+}
+
+impl<H: Harness> DynHarness for H {
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>> {
+        Box::pin(async {
+            let wired = Wired::new(Harness::open(self).await?, wire);
+            let builder = Locks::builder(wired.clone());
+            let delete: Delete = Arc::new(move |key| {
+                let wired = wired.clone();
+                Box::pin(async move { wired.delete(&key).await })
+            });
+            Ok((builder, delete))
+        })
+    }
+
+    fn lease(&self) -> Duration {
+        Harness::lease(self)
+    }
+}
+
+/// What a case stands on: one store, and keys that no other case uses.
+pub struct Stage {
+    harness: Arc<dyn DynHarness>,
+    prefix: String,
+    keys: AtomicU32,
+}
+
+/// What a process of a test is: locks of its own over the store of the case, and its way there.
+#[derive(Clone)]
+pub struct Process {
+    /// The locks.
+    pub locks: Locks,
+    /// The way to the store.
+    pub wire: Wire,
+    delete: Delete,
+}
+
+impl Stage {
+    pub(super) fn new(harness: Arc<dyn DynHarness>) -> Self {
+        // Keys are not those of another case on the same store.
+        let prefix = format!("case-{:016x}", fastrand::u64(..));
+        Self { harness, prefix, keys: AtomicU32::new(0) }
+    }
+
+    /// A key that no other call returned.
+    pub fn key(&self) -> String {
+        format!("{}-{}", self.prefix, self.keys.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The short lease.
+    pub fn lease(&self) -> Duration {
+        self.harness.lease()
+    }
+
+    /// A process whose leases are too long to run out in a test, and that waits for up to 10 s.
+    pub async fn process(&self) -> Process {
+        self.process_with(|builder| builder).await
+    }
+
+    /// A process with the short lease.
+    pub async fn short(&self) -> Process {
+        let lease = self.lease();
+        self.process_with(|builder| builder.with_lease(lease)).await
+    }
+
+    /// A process with options of its own.
+    pub async fn process_with(&self, options: impl FnOnce(LocksBuilder) -> LocksBuilder + Send) -> Process {
+        let wire = Wire::default();
+        let (builder, delete) = match self.harness.open(wire.clone()).await {
+            Ok(opened) => opened,
+            Err(error) => panic!("the store could not be opened: {error}"),
+        };
+        let builder = builder.with_lease(Duration::from_secs(20)).with_wait(Duration::from_secs(10));
+        match options(builder).build() {
+            Ok(locks) => Process { locks, wire, delete },
+            Err(error) => panic!("the locks could not be made: {error}"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stage").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl Process {
+    /// Deletes the lock that this process holds, behind its back.
+    pub async fn delete(&self, key: &str) {
+        match (self.delete)(key.to_owned()).await {
+            Ok(true) => {}
+            Ok(false) => panic!("there was no lock of {key:?} to delete"),
+            Err(failure) => panic!("the lock could not be deleted: {failure}"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Process {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Process").field("wire", &self.wire).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,203 @@
+//! What processes did with locks, and when.
+//!
+//! Every process writes its own file, one event a line, each with one write: what was written before a `SIGKILL` is there
+//! after it. All times are [`now_ns`](crate::now_ns), so that files of one host can be read together.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use dlock_core::Guard;
+use serde::{Deserialize, Serialize};
+
+use crate::now_ns;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Taking the lock.
+    Acquire,
+    /// Asking the guard whether it is held.
+    Check,
+    /// Giving the lock back.
+    Release,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Done; for a check: it is held.
+    Ok,
+    /// Not done, for certain; for a check: it is not held.
+    Fail,
+    /// Perhaps done.
+    Unknown,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The number of the process in its test.
+    pub process: u32,
+    /// The number of the hold in its process. A nested hold has the number of the outer one.
+    pub hold: u64,
+    /// The key.
+    pub key: String,
+    /// What was done.
+    pub op: Op,
+    /// When it began.
+    pub invoked: u64,
+    /// When it ended.
+    pub returned: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The fence of the hold.
+    pub fence: Option<u64>,
+    /// Until when, at the least, the lock is the holder's if nothing further happens.
+    pub valid_until: Option<u64>,
+}
+
+impl Event {
+    /// Takes `key`: runs `acquire` and makes the event of it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops `acquire`.
+    pub async fn acquire(
+        process: u32,
+        hold: u64,
+        key: &str,
+        acquire: impl Future<Output = dlock_core::Result<Guard>> + Send,
+    ) -> (Self, dlock_core::Result<Guard>) {
+        let invoked = now_ns();
+        let result = acquire.await;
+        let (outcome, fence, valid_until) = match &result {
+            Ok(guard) => (Outcome::Ok, guard.fence().map(dlock_core::Fence::get), valid_until(guard)),
+            Err(error) if error.kind() == dlock_core::ErrorKind::Unknown => (Outcome::Unknown, None, None),
+            Err(_) => (Outcome::Fail, None, None),
+        };
+        let key = key.to_owned();
+        let returned = now_ns();
+        (Self { process, hold, key, op: Op::Acquire, invoked, returned, outcome, fence, valid_until }, result)
+    }
+
+    /// The event of a check of `guard`, which is made here.
+    pub fn check(process: u32, hold: u64, guard: &Guard) -> Self {
+        let (key, fence) = (guard.key().to_owned(), guard.fence().map(dlock_core::Fence::get));
+        let valid_until = valid_until(guard);
+        let invoked = now_ns();
+        let outcome = if guard.check().is_ok() { Outcome::Ok } else { Outcome::Fail };
+        let returned = now_ns();
+        Self { process, hold, key, op: Op::Check, invoked, returned, outcome, fence, valid_until }
+    }
+
+    /// Gives `guard` back and makes the event of it.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Guard::release`].
+    pub async fn release(process: u32, hold: u64, guard: Guard) -> Self {
+        let (key, fence) = (guard.key().to_owned(), guard.fence().map(dlock_core::Fence::get));
+        let invoked = now_ns();
+        let outcome = match guard.release().await {
+            Ok(()) => Outcome::Ok,
+            Err(error) if error.kind() == dlock_core::ErrorKind::NotHeld => Outcome::Fail,
+            Err(_) => Outcome::Unknown,
+        };
+        let returned = now_ns();
+        Self { process, hold, key, op: Op::Release, invoked, returned, outcome, fence, valid_until: None }
+    }
+}
+
+/// The guard's own deadline. The clock is read first, so that it is not too late.
+fn valid_until(guard: &Guard) -> Option<u64> {
+    let now = now_ns();
+    let remaining = guard.remaining()?;
+    Some(now.saturating_add(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+/// Writes one process' events to a file.
+#[derive(Debug)]
+pub struct Recorder(Mutex<File>);
+
+impl Recorder {
+    /// Writes to `path`, after what is there.
+    ///
+    /// # Errors
+    ///
+    /// Those of the file.
+    pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        Ok(Self(Mutex::new(file)))
+    }
+
+    /// Writes one event.
+    ///
+    /// # Errors
+    ///
+    /// Those of the file.
+    pub fn record(&self, event: &Event) -> io::Result<()> {
+        let mut line = serde_json::to_string(event)?;
+        line.push('\n');
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())
+    }
+}
+
+/// The events in a file. A last line that was cut off is passed over.
+///
+/// # Errors
+///
+/// Those of the file; also when a line that is not the last is no event.
+pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<Event>> {
+    let mut events = Vec::new();
+    let mut bad: Option<serde_json::Error> = None;
+    for line in BufReader::new(File::open(path)?).lines() {
+        let line = line?;
+        if let Some(error) = bad {
+            return Err(error.into());
+        }
+        match serde_json::from_str(&line) {
+            Ok(event) => events.push(event),
+            Err(error) => bad = Some(error),
+        }
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::{Locks, Memory};
+
+    #[tokio::test]
+    async fn what_is_recorded_is_read_back_but_for_a_line_that_was_cut_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("0.jsonl");
+        let locks = Locks::new(Memory::new());
+        let recorder = Recorder::append(&path).unwrap();
+        let (acquired, guard) = Event::acquire(0, 1, "k\n", locks.lock("k\n").acquire()).await;
+        let guard = guard.unwrap();
+        let checked = Event::check(0, 1, &guard);
+        let released = Event::release(0, 1, guard).await;
+        let events = [acquired, checked, released];
+        for event in &events {
+            recorder.record(event).unwrap();
+        }
+        assert_eq!(read(&path).unwrap(), events);
+        assert!(events.is_sorted_by(|a, b| a.invoked <= a.returned && a.returned <= b.invoked));
+        assert_eq!(events.each_ref().map(|event| event.outcome), [Outcome::Ok; 3]);
+        assert_eq!(events[0].fence, Some(1));
+        assert!(events[0].valid_until.unwrap() > events[2].returned);
+
+        recorder.0.lock().unwrap().write_all(b"{\"process\": 0, \"ho").unwrap();
+        assert_eq!(read(&path).unwrap(), events);
+        for event in &events[..2] {
+            recorder.record(event).unwrap();
+        }
+        assert!(read(&path).is_err(), "half a line in the middle is no crash of the writer");
+    }
+}

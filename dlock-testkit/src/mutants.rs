@@ -1,0 +1,177 @@
+//! Deliberately broken backends.
+//!
+//! A suite that passes says little before it is known what it would not let pass. [`Mutant`] wraps a sound backend and
+//! breaks one rule of the [contract](dlock_core::backend); a test then asserts that the suite notices.
+
+mod claim;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dlock_core::backend::ClaimRequest;
+use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
+
+pub use claim::MutantClaim;
+
+/// A rule that is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mutation {
+    /// None, to show that the wrapper itself is sound.
+    Sound,
+    /// Everybody is granted every lock.
+    GrantsToEverybody,
+    /// A release removes whatever lock is there, without comparing tokens.
+    ReleasesForeignLocks,
+    /// A release is confirmed and not made.
+    ForgetsToRelease,
+    /// A release says that there was a lock, also when there was none.
+    ReleasesNothingHappily,
+    /// A renewal of a lock that is gone makes a new one.
+    RenewalRecreates,
+    /// A renewal of a lock that is gone is confirmed.
+    RenewalBelievesItself,
+    /// A renewal is confirmed and not made.
+    RenewalDoesNothing,
+    /// Renewals run on the caller's runtime.
+    RenewsOnTheCallersRuntime,
+    /// The holder is told of twice the lease that the store keeps, as when it were counted from a late reply.
+    OverstatesTheLease,
+    /// Every attempt after an unknown outcome has a token of its own.
+    RetriesWithAnotherToken,
+    /// What an attempt with an unknown outcome left is not withdrawn.
+    LeavesUnknownsBehind,
+    /// An attempt waits for the other holder.
+    WaitsInAnAttempt,
+    /// The fence is always the same.
+    FenceStandsStill,
+    /// The fence falls from grant to grant.
+    FenceFalls,
+    /// A grant that is adopted gets another fence than the store has.
+    AdoptionMovesTheFence,
+    /// Keys are folded to lower case.
+    FoldsCase,
+    /// White space around keys is cut off.
+    TrimsKeys,
+    /// Keys are cut after 64 bytes.
+    CutsLongKeys,
+    /// Nobody is told who holds a lock.
+    HidesTheHolder,
+}
+
+impl Mutation {
+    /// All of them, but for the sound one.
+    pub const ALL: [Self; 19] = [
+        Self::GrantsToEverybody,
+        Self::ReleasesForeignLocks,
+        Self::ForgetsToRelease,
+        Self::ReleasesNothingHappily,
+        Self::RenewalRecreates,
+        Self::RenewalBelievesItself,
+        Self::RenewalDoesNothing,
+        Self::RenewsOnTheCallersRuntime,
+        Self::OverstatesTheLease,
+        Self::RetriesWithAnotherToken,
+        Self::LeavesUnknownsBehind,
+        Self::WaitsInAnAttempt,
+        Self::FenceStandsStill,
+        Self::FenceFalls,
+        Self::AdoptionMovesTheFence,
+        Self::FoldsCase,
+        Self::TrimsKeys,
+        Self::CutsLongKeys,
+        Self::HidesTheHolder,
+    ];
+}
+
+/// A backend with one rule broken. Clones of a mutant are processes of the same broken store.
+pub struct Mutant<B: Backend> {
+    backend: B,
+    mutation: Mutation,
+    store: Arc<Store>,
+}
+
+/// What the broken store knows of all processes.
+#[derive(Debug, Default)]
+struct Store {
+    granted: Mutex<HashMap<Key, ClaimRequest>>,
+    grants: AtomicU64,
+}
+
+impl Store {
+    fn granted(&self) -> MutexGuard<'_, HashMap<Key, ClaimRequest>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> u64 {
+        self.grants.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+impl<B: Backend> Mutant<B> {
+    /// `backend` with `mutation`.
+    #[must_use]
+    pub fn new(backend: B, mutation: Mutation) -> Self {
+        Self { backend, mutation, store: Arc::default() }
+    }
+
+    fn key(&self, key: &Key) -> Key {
+        let text = key.as_str();
+        let text = match self.mutation {
+            Mutation::FoldsCase => text.to_lowercase(),
+            Mutation::TrimsKeys => text.trim().to_owned(),
+            Mutation::CutsLongKeys => text.chars().take(64).collect(),
+            _ => return key.clone(),
+        };
+        Key::new(text).unwrap_or_else(|_| key.clone())
+    }
+}
+
+impl<B: Backend + Clone> Clone for Mutant<B> {
+    fn clone(&self) -> Self {
+        Self { backend: self.backend.clone(), mutation: self.mutation, store: Arc::clone(&self.store) }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Mutant<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutant").field("mutation", &self.mutation).finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend + Clone> Backend for Mutant<B> {
+    type Claim = MutantClaim<B>;
+
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+
+    fn claim(&self, mut request: ClaimRequest) -> MutantClaim<B> {
+        request.key = self.key(&request.key);
+        MutantClaim::new(self.clone(), request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        let mut holder = self.backend.inspect(&self.key(key)).await?;
+        if let Some(holder) = &mut holder
+            && self.mutation == Mutation::FenceStandsStill
+        {
+            holder.fence = Some(Fence::new(1));
+        }
+        Ok(holder.filter(|_| self.mutation != Mutation::HidesTheHolder))
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+}

@@ -1,0 +1,158 @@
+//! A claim on a broken backend.
+
+use std::fmt;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::{Backend, Claim, Failure, Fence, Token};
+use tokio::runtime::Handle;
+
+use super::{Mutant, Mutation};
+
+/// A claim of a [`Mutant`].
+pub struct MutantClaim<B: Backend> {
+    mutant: Mutant<B>,
+    request: ClaimRequest,
+    /// Taken while a renewal runs elsewhere.
+    claim: Option<B::Claim>,
+    /// Where the claim was made.
+    caller: Option<Handle>,
+    unsettled: bool,
+}
+
+impl<B: Backend + Clone> MutantClaim<B> {
+    pub(super) fn new(mutant: Mutant<B>, request: ClaimRequest) -> Self {
+        let claim = Some(mutant.backend.claim(request.clone()));
+        Self { mutant, request, claim, caller: Handle::try_current().ok(), unsettled: false }
+    }
+
+    fn is(&self, mutation: Mutation) -> bool {
+        self.mutant.mutation == mutation
+    }
+
+    fn claim(&mut self) -> Result<&mut B::Claim, Failure> {
+        self.claim.as_mut().ok_or_else(|| Failure::unavailable("the claim is away"))
+    }
+
+    fn break_grant(&self, grant: Grant, adopted: bool) -> Grant {
+        let fence = grant.fence.map_or(0, Fence::get);
+        match (self.mutant.mutation, grant.term) {
+            (Mutation::OverstatesTheLease, Term::Lease(lease)) => {
+                Grant::new(Term::Lease(lease * 2)).with_fence(Fence::new(fence))
+            }
+            (Mutation::FenceStandsStill, term) => Grant::new(term).with_fence(Fence::new(1)),
+            (Mutation::FenceFalls, term) => {
+                Grant::new(term).with_fence(Fence::new(u64::MAX / 2 - self.mutant.store.next()))
+            }
+            (Mutation::AdoptionMovesTheFence, term) if adopted => {
+                Grant::new(term).with_fence(Fence::new(fence + 1))
+            }
+            _ => grant,
+        }
+    }
+
+    /// Removes whatever lock there is.
+    async fn remove_any(&mut self) -> Result<(), Failure> {
+        let holder = self.mutant.store.granted().remove(&self.request.key);
+        if let Some(request) = holder {
+            let mut twin = self.mutant.backend.claim(request);
+            let _ = twin.attempt().await?;
+            let _ = twin.withdraw().await?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend + Clone> Claim for MutantClaim<B> {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        let again = std::mem::replace(&mut self.unsettled, true);
+        if again && self.is(Mutation::RetriesWithAnotherToken) {
+            self.request.token = Token::random()?;
+            self.claim = Some(self.mutant.backend.claim(self.request.clone()));
+        }
+        let mut answer = self.claim()?.attempt().await?;
+        while self.is(Mutation::WaitsInAnAttempt) && matches!(answer, Attempt::Busy(_)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            answer = self.claim()?.attempt().await?;
+        }
+        let answer = match answer {
+            Attempt::Granted(grant) => {
+                self.mutant.store.granted().insert(self.request.key.clone(), self.request.clone());
+                Attempt::Granted(self.break_grant(grant, again))
+            }
+            Attempt::Busy(_) if self.is(Mutation::GrantsToEverybody) => Attempt::Granted(
+                Grant::new(Term::Lease(self.request.lease))
+                    .with_fence(Fence::new(1_000_000 + self.mutant.store.next())),
+            ),
+            busy => busy,
+        };
+        // Only the caller who sees this answer knows the outcome; a lost reply leaves it open.
+        self.unsettled = matches!(answer, Attempt::Granted(_));
+        Ok(answer)
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        self.claim()?.changed().await
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        self.unsettled = false;
+        if let Some(claim) = &mut self.claim {
+            claim.granted(signal);
+        }
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        match self.mutant.mutation {
+            Mutation::RenewalDoesNothing | Mutation::GrantsToEverybody => return Ok(Renewed::Extended),
+            Mutation::RenewsOnTheCallersRuntime => {
+                let (Some(caller), Some(mut claim)) = (&self.caller, self.claim.take()) else {
+                    return Err(Failure::unavailable("the caller's runtime is needed"));
+                };
+                let renewal = caller.spawn(async move {
+                    let answer = claim.renew().await;
+                    (claim, answer)
+                });
+                let (claim, answer) =
+                    renewal.await.map_err(|_| Failure::unavailable("the caller's runtime is gone"))?;
+                self.claim = Some(claim);
+                return answer;
+            }
+            _ => {}
+        }
+        match self.claim()?.renew().await? {
+            Renewed::Gone if self.is(Mutation::RenewalBelievesItself) => Ok(Renewed::Extended),
+            Renewed::Gone if self.is(Mutation::RenewalRecreates) => match self.claim()?.attempt().await? {
+                Attempt::Granted(_) => Ok(Renewed::Extended),
+                Attempt::Busy(_) => Ok(Renewed::Gone),
+            },
+            answer => Ok(answer),
+        }
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        match self.mutant.mutation {
+            Mutation::ForgetsToRelease => return Ok(Withdrawn::Removed),
+            Mutation::LeavesUnknownsBehind if self.unsettled => return Ok(Withdrawn::Absent),
+            Mutation::ReleasesForeignLocks => {
+                self.remove_any().await?;
+                return Ok(Withdrawn::Removed);
+            }
+            _ => {}
+        }
+        match self.claim()?.withdraw().await? {
+            Withdrawn::Absent if self.is(Mutation::ReleasesNothingHappily) => Ok(Withdrawn::Removed),
+            answer => Ok(answer),
+        }
+    }
+
+    fn is_clean(&self) -> bool {
+        self.claim.as_ref().is_some_and(Claim::is_clean)
+    }
+}
+
+impl<B: Backend> fmt::Debug for MutantClaim<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutantClaim").field("mutation", &self.mutant.mutation).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! Faults between the engine and any backend.
+//!
+//! [`Wired`] wraps a backend; its [`Wire`] is what the test pulls at. Faults apply to one process' way to the store,
+//! not to the store, so that a holder can be cut off while another process goes on. They are made above the backend's
+//! own connections, which need faults of their own in the backend's tests.
+
+mod claim;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dlock_core::backend::{Attempt, ClaimRequest};
+use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key};
+use tokio::sync::Notify;
+
+pub use claim::WiredClaim;
+
+/// One process' way to the store. Clones are the same wire.
+#[derive(Clone, Debug, Default)]
+pub struct Wire(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    cut: AtomicBool,
+    hanging: AtomicBool,
+    stalling: AtomicBool,
+    deaf: AtomicBool,
+    lost_replies: AtomicUsize,
+    lost_requests: AtomicUsize,
+    mended: Notify,
+    attempts: AtomicU64,
+    renewals: AtomicU64,
+    withdrawals: AtomicU64,
+    inspections: AtomicU64,
+}
+
+/// What is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Attempt,
+    Renew,
+    Withdraw,
+    Inspect,
+}
+
+impl Wire {
+    /// From now on nothing gets through, and the sender is told so: nothing was changed.
+    pub fn cut(&self) {
+        self.0.cut.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on requests get no answer. They are carried out once this is mended, unless their sender went away.
+    pub fn hang(&self) {
+        self.0.hanging.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on requests lie on the way to the store. They arrive once this is mended, in their order, also
+    /// when their sender went away long before.
+    pub fn stall(&self) {
+        self.0.stalling.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on notifications of changes do not arrive.
+    pub fn deafen(&self) {
+        self.0.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// The next `count` requests are carried out, and their replies are lost.
+    pub fn lose_replies(&self, count: usize) {
+        self.0.lost_replies.store(count, Ordering::SeqCst);
+    }
+
+    /// The next `count` requests are lost on their way, without the sender knowing.
+    pub fn lose_requests(&self, count: usize) {
+        self.0.lost_requests.store(count, Ordering::SeqCst);
+    }
+
+    /// Ends every fault. What hung or was stalled goes on.
+    pub fn mend(&self) {
+        let state = &self.0;
+        for flag in [&state.cut, &state.hanging, &state.stalling, &state.deaf] {
+            flag.store(false, Ordering::SeqCst);
+        }
+        state.lost_replies.store(0, Ordering::SeqCst);
+        state.lost_requests.store(0, Ordering::SeqCst);
+        state.mended.notify_waiters();
+    }
+
+    /// How many attempts were made to send.
+    #[must_use]
+    pub fn attempts(&self) -> u64 {
+        self.0.attempts.load(Ordering::SeqCst)
+    }
+
+    /// How many renewals were sent.
+    #[must_use]
+    pub fn renewals(&self) -> u64 {
+        self.0.renewals.load(Ordering::SeqCst)
+    }
+
+    /// How many withdrawals were sent.
+    #[must_use]
+    pub fn withdrawals(&self) -> u64 {
+        self.0.withdrawals.load(Ordering::SeqCst)
+    }
+
+    /// How many requests were sent in all.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.attempts() + self.renewals() + self.withdrawals() + self.0.inspections.load(Ordering::SeqCst)
+    }
+
+    fn count(&self, request: Request) {
+        let counter = match request {
+            Request::Attempt => &self.0.attempts,
+            Request::Renew => &self.0.renewals,
+            Request::Withdraw => &self.0.withdrawals,
+            Request::Inspect => &self.0.inspections,
+        };
+        counter.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Resolves while `fault` is not on.
+    async fn without(&self, fault: impl Fn(&State) -> &AtomicBool + Send) {
+        loop {
+            let mended = self.0.mended.notified();
+            if !fault(&self.0).load(Ordering::SeqCst) {
+                return;
+            }
+            mended.await;
+        }
+    }
+
+    /// The way there.
+    async fn there(&self) -> Result<(), Failure> {
+        self.without(|state| &state.hanging).await;
+        if self.0.cut.load(Ordering::SeqCst) {
+            return Err(Failure::unavailable("the wire is cut"));
+        }
+        if take_one(&self.0.lost_requests) {
+            return Err(Failure::unknown("the request was lost on the wire"));
+        }
+        Ok(())
+    }
+
+    /// The way back.
+    fn back<T>(&self, answer: Result<T, Failure>) -> Result<T, Failure> {
+        if take_one(&self.0.lost_replies) {
+            return Err(Failure::unknown("the reply was lost on the wire"));
+        }
+        answer
+    }
+}
+
+fn take_one(count: &AtomicUsize) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+}
+
+/// A backend with a [`Wire`] before it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{ErrorKind, Locks, Memory};
+/// use dlock_testkit::wire::{Wire, Wired};
+///
+/// let wire = Wire::default();
+/// let locks = Locks::new(Wired::new(Memory::new(), wire.clone()));
+/// wire.cut();
+/// let error = locks.lock("room_7").try_acquire().await.unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Unavailable);
+/// wire.mend();
+/// assert!(locks.lock("room_7").try_acquire().await?.is_some());
+/// # Ok(()) }
+/// ```
+pub struct Wired<B: Backend>(Arc<Inner<B>>);
+
+struct Inner<B> {
+    backend: B,
+    wire: Wire,
+    /// What was granted last, by key.
+    granted: Mutex<HashMap<Key, ClaimRequest>>,
+}
+
+impl<B: Backend> Wired<B> {
+    /// `backend`, reached through `wire`.
+    #[must_use]
+    pub fn new(backend: B, wire: Wire) -> Self {
+        Self(Arc::new(Inner { backend, wire, granted: Mutex::default() }))
+    }
+
+    /// Deletes the lock that was granted here for `key` last behind its holder's back, as an administrator would, past
+    /// all faults. Whether it was there.
+    ///
+    /// It does so by a second claim under the same token.
+    ///
+    /// # Errors
+    ///
+    /// Those of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the lock may be deleted or not.
+    pub async fn delete(&self, key: &str) -> Result<bool, Failure> {
+        let request = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let Some(request) = request else { return Ok(false) };
+        let mut twin = self.0.backend.claim(request);
+        // Adopts the lock first, since a claim that was never granted anything may have nothing to withdraw.
+        let adopted = matches!(twin.attempt().await?, Attempt::Granted(_));
+        let _ = twin.withdraw().await?;
+        Ok(adopted)
+    }
+}
+
+impl<B: Backend> Clone for Wired<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend> fmt::Debug for Wired<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wired").field(&self.0.backend).finish()
+    }
+}
+
+impl<B: Backend> Backend for Wired<B> {
+    type Claim = WiredClaim<B>;
+
+    fn name(&self) -> &'static str {
+        self.0.backend.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.backend.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.backend.clock()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> WiredClaim<B> {
+        WiredClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        let Inner { backend, wire, .. } = &*self.0;
+        wire.count(Request::Inspect);
+        wire.there().await?;
+        wire.back(backend.inspect(key).await)
+    }
+
+    async fn close(&self) {
+        self.0.backend.close().await;
+    }
+}

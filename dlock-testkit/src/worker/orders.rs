@@ -1,0 +1,125 @@
+//! What a worker is told, and what it tells.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What a worker is told to do. Each is answered by one [`Report`], but for [`Order::Watch`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Connect. The first order. Answered by [`Report::Done`].
+    Open {
+        /// The URL of the backend.
+        url: String,
+        /// The lease, in milliseconds.
+        lease_ms: u64,
+    },
+    /// Take the lock and keep it. Answered by [`Report::Acquired`].
+    Acquire {
+        /// The key.
+        key: String,
+        /// How long to wait, in milliseconds; with zero, ask once.
+        wait_ms: u64,
+    },
+    /// Is it held? Answered by [`Report::Checked`].
+    Check,
+    /// Give the lock back. Answered by [`Report::Done`].
+    Release,
+    /// Block the only thread of the runtime. Answered by [`Report::Checked`] after it.
+    Block {
+        /// For how long.
+        ms: u64,
+    },
+    /// Check the lock again and again on a thread of its own. The first check that began after the process had stood still
+    /// for longer than `gap_ms` is told by [`Report::Paused`]; the loss by [`Report::Lost`].
+    Watch {
+        /// How long a pause has to be.
+        gap_ms: u64,
+    },
+    /// Read the register under the fence of the lock. Answered by [`Report::Value`].
+    Read {
+        /// Where the register is served.
+        register: SocketAddr,
+    },
+    /// Write the register under the fence of the lock, without a look at whether it is still held. Answered by
+    /// [`Report::Value`].
+    Write {
+        /// Where the register is served.
+        register: SocketAddr,
+        /// The value that was read.
+        read: u64,
+        /// The new value.
+        value: u64,
+    },
+    /// Run critical sections until [`Order::Stop`], whose answer is [`Report::Worked`].
+    Work(Work),
+    /// End the work.
+    Stop,
+}
+
+/// Critical sections, one after the other: take the lock, read the register, wait, write the register, give the lock back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The number of the process.
+    pub process: u32,
+    /// The key.
+    pub key: String,
+    /// Where the register is served.
+    pub register: SocketAddr,
+    /// How long a section waits between reading and writing, in milliseconds: from, to.
+    pub pause_ms: (u64, u64),
+    /// The seed of the pauses.
+    pub seed: u64,
+    /// Where the history goes.
+    pub history: PathBuf,
+}
+
+/// What a worker tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// It is done.
+    Done,
+    /// The lock is taken.
+    Acquired {
+        /// Its fence.
+        fence: Option<u64>,
+        /// When the acquire returned, as [`now_ns`](crate::now_ns).
+        at: u64,
+    },
+    /// What a check said.
+    Checked {
+        /// Whether it was fine.
+        held: bool,
+    },
+    /// The process had stood still, and this is the first check after it.
+    Paused {
+        /// For how long, in nanoseconds.
+        for_ns: u64,
+        /// Whether the check was fine.
+        held: bool,
+    },
+    /// The loss of the lock was signalled.
+    Lost {
+        /// When, as [`now_ns`](crate::now_ns).
+        at: u64,
+    },
+    /// What the register answered: its value, or that the fence is stale.
+    Value(Option<u64>),
+    /// How many sections were run.
+    Worked {
+        /// Sections that got to their end.
+        sections: u64,
+        /// Acquires that failed.
+        failed: u64,
+    },
+    /// It could not be done.
+    Failed {
+        /// The kind of the lock's error, or `io`.
+        kind: String,
+        /// The error.
+        error: String,
+    },
+}

@@ -1,0 +1,195 @@
+//! The worker's side.
+
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dlock_core::{Error, Guard, Held, Locks, LocksBuilder, Wait};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{Order, Report, work};
+use crate::now_ns;
+use crate::register::RegisterClient;
+
+/// The main function of a worker: takes orders from the standard input until it ends, and reports on the standard output.
+///
+/// `connect` opens the backend of a URL. The worker runs on a current-thread runtime, so that an order to block it blocks
+/// all of it but dlock's own thread.
+///
+/// # Errors
+///
+/// Those of the pipes and of the runtime. What an order comes to is a report.
+pub fn serve(connect: impl AsyncFn(String) -> dlock_core::Result<LocksBuilder>) -> io::Result<()> {
+    let (send, orders) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let Ok(line) = line else { return };
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(take_orders(orders, connect))
+}
+
+async fn take_orders(
+    mut orders: mpsc::UnboundedReceiver<String>,
+    connect: impl AsyncFn(String) -> dlock_core::Result<LocksBuilder>,
+) -> io::Result<()> {
+    let mut worker = State::default();
+    while let Some(line) = orders.recv().await {
+        let report = match serde_json::from_str(&line)? {
+            Order::Open { url, lease_ms } => match connect(url).await {
+                Ok(builder) => match builder.with_lease(Duration::from_millis(lease_ms)).build() {
+                    Ok(locks) => {
+                        worker.locks = Some(locks);
+                        Some(Report::Done)
+                    }
+                    Err(error) => Some(failed(&error)),
+                },
+                Err(error) => Some(failed(&error)),
+            },
+            order => match worker.carry_out(order).await {
+                Ok(report) => report,
+                Err(report) => Some(report),
+            },
+        };
+        if let Some(report) = report {
+            tell(&report)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct State {
+    locks: Option<Locks>,
+    guard: Option<Guard>,
+    stop: Arc<AtomicBool>,
+    work: Option<JoinHandle<io::Result<(u64, u64)>>>,
+}
+
+impl State {
+    fn guard(&self) -> Result<&Guard, Report> {
+        self.guard.as_ref().ok_or_else(|| out_of_order("no lock is held"))
+    }
+
+    fn locks(&self) -> Result<&Locks, Report> {
+        self.locks.as_ref().ok_or_else(|| out_of_order("nothing was opened"))
+    }
+
+    async fn carry_out(&mut self, order: Order) -> Result<Option<Report>, Report> {
+        let report = match order {
+            Order::Open { .. } => return Err(out_of_order("it is open")),
+            Order::Acquire { key, wait_ms } => {
+                let wait = if wait_ms == 0 { Wait::No } else { Wait::For(Duration::from_millis(wait_ms)) };
+                let acquired = self.locks()?.lock(key).with_wait(wait).acquire().await;
+                let at = now_ns();
+                let guard = acquired.map_err(|error| failed(&error))?;
+                let fence = guard.fence().map(dlock_core::Fence::get);
+                self.guard = Some(guard);
+                Report::Acquired { fence, at }
+            }
+            Order::Check => Report::Checked { held: self.guard()?.check().is_ok() },
+            Order::Release => {
+                let guard = self.guard.take().ok_or_else(|| out_of_order("no lock is held"))?;
+                guard.release().await.map_err(|error| failed(&error))?;
+                Report::Done
+            }
+            Order::Block { ms } => {
+                std::thread::sleep(Duration::from_millis(ms));
+                Report::Checked { held: self.guard()?.check().is_ok() }
+            }
+            Order::Watch { gap_ms } => {
+                let held = self.guard()?.held();
+                let signal = held.clone();
+                tokio::spawn(async move {
+                    signal.lost().await;
+                    let _ = tell(&Report::Lost { at: now_ns() });
+                });
+                std::thread::spawn(move || watch(&held, gap_ms * 1_000_000));
+                return Ok(None);
+            }
+            Order::Read { register } => {
+                let fence = self.fence()?;
+                let answer = ask(register, async |client| client.read(fence).await).await?;
+                Report::Value(answer)
+            }
+            Order::Write { register, read, value } => {
+                let fence = self.fence()?;
+                let answer = ask(register, async |client| client.write(fence, read, value).await).await?;
+                Report::Value(answer)
+            }
+            Order::Work(task) => {
+                let (locks, stop) = (self.locks()?.clone(), Arc::clone(&self.stop));
+                self.work = Some(tokio::spawn(async move { work(&locks, &task, &stop).await }));
+                Report::Done
+            }
+            Order::Stop => {
+                self.stop.store(true, Ordering::SeqCst);
+                let work = self.work.take().ok_or_else(|| out_of_order("nothing to stop"))?;
+                match work.await {
+                    Ok(Ok((sections, failed))) => Report::Worked { sections, failed },
+                    Ok(Err(error)) => return Err(io_failed(&error)),
+                    Err(error) => return Err(out_of_order(&error.to_string())),
+                }
+            }
+        };
+        Ok(Some(report))
+    }
+
+    fn fence(&self) -> Result<u64, Report> {
+        let fence = self.guard()?.fence();
+        fence.map(dlock_core::Fence::get).ok_or_else(|| out_of_order("the backend has no fences"))
+    }
+}
+
+async fn ask(
+    register: std::net::SocketAddr,
+    ask: impl AsyncFnOnce(&mut RegisterClient) -> io::Result<Result<u64, crate::register::Stale>>,
+) -> Result<Option<u64>, Report> {
+    let mut client = RegisterClient::connect(register).await.map_err(|error| io_failed(&error))?;
+    let answer = ask(&mut client).await.map_err(|error| io_failed(&error))?;
+    Ok(answer.ok())
+}
+
+/// Checks the lock until it is not held any more, and tells of pauses of the process.
+fn watch(held: &Held, gap_ns: u64) {
+    let mut last = now_ns();
+    loop {
+        let began = now_ns();
+        let fine = held.is_held();
+        let paused = began.saturating_sub(last);
+        if paused > gap_ns && tell(&Report::Paused { for_ns: paused, held: fine }).is_err() {
+            return;
+        }
+        if !fine {
+            return;
+        }
+        last = now_ns();
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+fn tell(report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_string(report)?;
+    line.push('\n');
+    let mut out = io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.flush()
+}
+
+fn failed(error: &Error) -> Report {
+    Report::Failed { kind: error.kind().as_str().to_owned(), error: error.to_string() }
+}
+
+fn io_failed(error: &io::Error) -> Report {
+    Report::Failed { kind: "io".to_owned(), error: error.to_string() }
+}
+
+fn out_of_order(why: &str) -> Report {
+    Report::Failed { kind: "order".to_owned(), error: why.to_owned() }
+}

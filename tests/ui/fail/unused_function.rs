@@ -1,0 +1,10 @@
+#![deny(dead_code)]
+
+use dlock::{Error, distributed_lock};
+
+#[distributed_lock(key = "a")]
+async fn book(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
+fn main() {}

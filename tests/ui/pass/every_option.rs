@@ -1,0 +1,60 @@
+#![deny(warnings)]
+
+use dlock::{Error, Locks, Memory, distributed_lock};
+
+#[distributed_lock(key = "plain")]
+async fn plain() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(
+    key = "room_<id>",
+    backend = "memory",
+    wait = "1500ms",
+    lease = "30s",
+    on_lost = "abort",
+    on_busy = Err::<u64, Error>(Error::from(busy(id)?)),
+    on_unavailable = "error",
+    guard = held,
+    recheck = true,
+    crate = ::dlock,
+)]
+async fn all(id: u64) -> Result<u64, Error> {
+    held.check()?;
+    Ok(id)
+}
+
+fn busy(id: u64) -> Result<Error, Error> {
+    if id == 0 { unreachable!() } else { unreachable!() }
+}
+
+#[distributed_lock(lease = "24h", wait = "no", on_lost = "continue", recheck = false, key = { id }, locks = locks)]
+async fn others(id: u64, locks: &Locks) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "forever", wait = "forever", lease = "50ms", on_unavailable = "run")]
+async fn forever() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "diverging", wait = "2m", on_busy = panic!("busy"))]
+async fn diverging() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "shared", locks = std::sync::Arc::new(Locks::new(Memory::new())))]
+async fn shared() -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    let locks = Locks::new(Memory::new());
+    dlock::register("memory", locks.clone())?;
+    plain().await?;
+    assert_eq!(all(1).await? + others(2, &locks).await?, 3);
+    forever().await?;
+    diverging().await?;
+    shared().await
+}

@@ -1,0 +1,80 @@
+//! Everything that is checked without running a test.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::run::{Step, cargo, root};
+use crate::{backends, needs};
+
+/// A longer file is two files.
+const MAX_LINES: usize = 600;
+
+pub(crate) fn steps() -> Result<Vec<Step>> {
+    let mut steps = vec![
+        Step::new("what the checks need", || needs::install(needs::LINT)),
+        Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
+        Step::new("file lengths", file_lengths),
+        Step::new("backends are separate", backends::are_separate),
+        // The widest set first: the others then find most of their dependencies checked.
+        Step::new("clippy, all features, whole workspace", || {
+            clippy(&["--workspace", "--all-targets", "--all-features"])
+        }),
+    ];
+    for backend in backends::features()? {
+        steps.push(Step::new(format!("clippy, only the backend {backend}"), move || {
+            clippy(&["--package", "dlock", "--all-targets", "--features", &backend])
+        }));
+    }
+    steps.push(Step::new("clippy, no backend", || clippy(&["--package", "dlock", "--all-targets"])));
+    steps.push(Step::new("clippy, no feature at all", || {
+        clippy(&["--package", "dlock", "--no-default-features", "--lib"])
+    }));
+    steps.push(Step::new("documentation", || {
+        cargo(["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+    }));
+    Ok(steps)
+}
+
+fn clippy(selection: &[&str]) -> Result<()> {
+    cargo(["clippy", "--quiet"]).args(selection.iter().copied()).args(["--", "-D", "warnings"]).run()
+}
+
+/// No Rust file of the repository is longer than [`MAX_LINES`].
+fn file_lengths() -> Result<()> {
+    let mut files = Vec::new();
+    rust_files(&root(), &mut files)?;
+    let too_long: Vec<String> = files
+        .iter()
+        .filter(|(_, lines)| *lines > MAX_LINES)
+        .map(|(path, lines)| format!("{path} has {lines} lines"))
+        .collect();
+    if files.is_empty() {
+        bail!("no Rust file was found below {}", root().display());
+    }
+    if !too_long.is_empty() {
+        bail!("{}; the limit is {MAX_LINES}: make two files of each", too_long.join(", "));
+    }
+    let longest = files.iter().max_by_key(|(_, lines)| *lines);
+    println!("{} Rust files, the longest is {longest:?}", files.len());
+    Ok(())
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<(String, usize)>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        if entry.file_type()?.is_dir() {
+            if name != "target" && !name.to_string_lossy().starts_with('.') {
+                rust_files(&path, found)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let shown = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            found.push((shown, text.lines().count()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! The commands of dlock's developers: `cargo xtask <command>`.
+
+#![forbid(unsafe_code)]
+
+mod backends;
+mod lint;
+mod needs;
+mod run;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::run::{Step, cargo};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "The commands of dlock's developers")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install what the tests need and run every test of the workspace, doctests included
+    Test {
+        /// Passed on to cargo test, such as a filter
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Check format, lints, documentation, dependencies and file lengths; runs no test
+    Lint,
+    /// Everything that a change has to pass: lint and test
+    Ci,
+    /// Measure, in release mode: a filter picks benches by name, --quick shortens them
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// The long reliability run of the testkit, in release mode; options are passed on
+    Reliability {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match carry_out(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(command: Command) -> Result<()> {
+    match command {
+        Command::Test { arguments } => one_after_the_other(test::steps(arguments)),
+        Command::Lint => one_after_the_other(lint::steps()?),
+        Command::Ci => {
+            let mut steps = lint::steps()?;
+            steps.extend(test::steps(Vec::new()));
+            one_after_the_other(steps)
+        }
+        Command::Bench { arguments } => {
+            cargo(["run", "--release", "--package", "dlock-bench", "--"]).args(arguments).run()
+        }
+        Command::Reliability { arguments } => {
+            cargo(["run", "--release", "--package", "dlock-testkit", "--bin", "reliability", "--"])
+                .args(arguments)
+                .run()
+        }
+    }
+}
+
+/// Carries out every step, also after one that failed, and ends with one line for each.
+fn one_after_the_other(steps: Vec<Step>) -> Result<()> {
+    let done: Vec<_> = steps.into_iter().map(Step::carry_out).collect();
+    println!();
+    for step in &done {
+        println!("{step}");
+    }
+    if let Some(tests) = done.iter().find_map(|step| step.tests) {
+        println!("tests: {} passed, {} failed", tests.passed, tests.failed);
+    }
+    let failed: Vec<_> =
+        done.iter().filter(|step| step.error.is_some()).map(|step| step.name.as_str()).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Programs that the checks need, and how to get them.
+//!
+//! A missing one is installed; where that cannot be done the run fails and names the command. Nothing is skipped.
+
+use anyhow::{Error, Result, anyhow};
+
+use crate::run::program;
+
+/// A program from outside of the workspace.
+pub(crate) struct Need {
+    /// What proves that it is there: a command that succeeds.
+    probe: &'static [&'static str],
+    source: Source,
+}
+
+/// Where a program comes from.
+enum Source {
+    /// A component of the Rust toolchain.
+    Rustup(&'static str),
+    /// A package of Debian.
+    Apt(&'static str),
+}
+
+/// For `lint`.
+pub(crate) const LINT: &[Need] = &[
+    Need { probe: &["cargo", "fmt", "--version"], source: Source::Rustup("rustfmt") },
+    Need { probe: &["cargo", "clippy", "--version"], source: Source::Rustup("clippy") },
+    C_COMPILER,
+];
+
+/// For `test`. A server that tests start is one more line here, such as
+/// `Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }`.
+pub(crate) const TEST: &[Need] = &[C_COMPILER];
+
+/// SQLite is compiled from its C source.
+const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
+
+/// Installs what is missing.
+pub(crate) fn install(needs: &[Need]) -> Result<()> {
+    for need in needs {
+        if need.is_there() {
+            println!("{}: there", need.probe[0..need.probe.len() - 1].join(" "));
+            continue;
+        }
+        let installed = need.source.install();
+        if !need.is_there() {
+            return Err(need.missing(installed.err()));
+        }
+    }
+    Ok(())
+}
+
+impl Need {
+    fn is_there(&self) -> bool {
+        program(self.probe[0]).args(self.probe[1..].iter().copied()).succeeds()
+    }
+
+    fn missing(&self, why: Option<Error>) -> Error {
+        let why = why.map_or_else(String::new, |why| format!(" ({why:#})"));
+        anyhow!("`{}` does not run{why}; install it with: {}", self.probe.join(" "), self.source.command())
+    }
+}
+
+impl Source {
+    /// What a person would type.
+    fn command(&self) -> String {
+        match self {
+            Self::Rustup(component) => format!("rustup component add {component}"),
+            Self::Apt(package) => format!("sudo apt-get update && sudo apt-get install --yes {package}"),
+        }
+    }
+
+    fn install(&self) -> Result<()> {
+        match self {
+            Self::Rustup(component) => program("rustup").args(["component", "add", *component]).run(),
+            Self::Apt(package) => {
+                as_root(&["apt-get", "update"])?;
+                as_root(&["apt-get", "install", "--yes", "--no-install-recommends", package])
+            }
+        }
+    }
+}
+
+fn as_root(words: &[&str]) -> Result<()> {
+    let sudo = !program("id").args(["-u"]).read().is_ok_and(|id| id.trim() == "0");
+    let words: Vec<&str> =
+        if sudo { ["sudo", "-n"].iter().chain(words).copied().collect() } else { words.to_vec() };
+    program(words[0]).args(words[1..].iter().copied()).env("DEBIAN_FRONTEND", "noninteractive").run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_the_command_that_installs_it() {
+        let need = Need { probe: &["no-such-program-of-dlock"], source: Source::Apt("no-such-package") };
+        assert!(!need.is_there());
+        let error = need.missing(Some(anyhow!("no network"))).to_string();
+        for part in ["no-such-program-of-dlock", "no network", "apt-get install --yes no-such-package"] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Running every test.
+
+use anyhow::{Result, bail};
+
+use crate::needs;
+use crate::run::{Step, Tests, cargo};
+
+pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
+    vec![
+        Step::new("what the tests need", || needs::install(needs::TEST)),
+        Step::counting("tests", move || tests(arguments)),
+    ]
+}
+
+/// Unit tests, integration tests and doctests of all members, with every feature. Goes on after a failure, so that
+/// one run shows them all.
+fn tests(arguments: Vec<String>) -> Result<Option<Tests>> {
+    let mut tests = Tests::default();
+    let filtered = !arguments.is_empty();
+    let result = cargo(["test", "--workspace", "--all-features", "--no-fail-fast"])
+        .args(arguments)
+        .run_and_read(|line| tests.add(line));
+    println!("{} tests passed, {} failed", tests.passed, tests.failed);
+    result?;
+    if tests.passed == 0 && !filtered {
+        bail!("no test ran");
+    }
+    Ok(Some(tests))
+}
+
+impl Tests {
+    /// Counts a closing line such as `test result: ok. 12 passed; 0 failed; ...`.
+    fn add(&mut self, line: &str) {
+        let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". "))
+        else {
+            return;
+        };
+        for count in counts.split("; ") {
+            match count.split_once(' ') {
+                Some((number, "passed")) => self.passed += number.parse().unwrap_or(0),
+                Some((number, "failed")) => self.failed += number.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_lines_of_cargo_test_are_added_up() {
+        let mut tests = Tests::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test a_test ... ok",
+            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+        ] {
+            tests.add(line);
+        }
+        assert_eq!((tests.passed, tests.failed), (5, 1));
+    }
+}
