@@ -85,7 +85,7 @@ impl Redis {
             servers,
             replicas: config.replicas,
             connect_timeout: config.connect_timeout,
-            namer: Namer::new(&config.prefix, config.counters)?,
+            namer: Namer::new(&config.prefix, config.counters, config.cluster)?,
             client: client_id()?,
         })))
     }
@@ -137,7 +137,7 @@ impl Redis {
 
 impl Shared {
     pub(crate) fn owner(&self, token: &Token) -> Arc<str> {
-        format!("{}:{}", self.client, token.to_hex()).into()
+        [&self.client, ":", &token.to_hex()].concat().into()
     }
 
     pub(crate) fn names(&self, key: &Key) -> Arc<Names> {

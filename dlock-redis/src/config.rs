@@ -40,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
     pub(crate) counters: Counters,
+    pub(crate) cluster: bool,
     pub(crate) certificates: Certificates,
 }
 
@@ -176,6 +177,7 @@ impl RedisBuilder {
                 (false, true) => Counters::PerSlot,
                 (false, false) => Counters::PerServer,
             },
+            cluster,
             certificates: self.certificates,
             target,
         })

@@ -1,5 +1,7 @@
 //! What the errors of server and connection mean for a lock.
 
+use std::sync::Arc;
+
 use dlock_core::{ErrorKind, Failure};
 use redis::RedisError;
 
@@ -141,18 +143,13 @@ pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
     Failure::new(kind, format!("{address}: no connection ({error})"))
 }
 
-/// A handshake that failed is reported as an I/O error of invalid data.
+/// A handshake that failed is reported as an I/O error of invalid data. The client library hands it out inside of an
+/// `Arc`, which hides it from a plain look at the source.
 fn is_tls_error(error: &RedisError) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(io) = cause.downcast_ref::<std::io::Error>()
-            && io.kind() == std::io::ErrorKind::InvalidData
-        {
-            return true;
-        }
-        source = cause.source();
-    }
-    false
+    let source = std::error::Error::source(error);
+    let shared = source.and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::InvalidData)
 }
 
 #[cfg(test)]

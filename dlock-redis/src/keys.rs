@@ -24,6 +24,7 @@ pub(crate) struct Names {
     pub(crate) lock: String,
     pub(crate) counter: Arc<str>,
     pub(crate) channel: String,
+    /// The hash slot, where the servers form a cluster.
     pub(crate) slot: u16,
 }
 
@@ -43,12 +44,13 @@ pub(crate) enum Counters {
 pub(crate) struct Namer {
     prefix: String,
     counters: Counters,
+    cluster: bool,
     server_counter: Arc<str>,
 }
 
 impl Namer {
     /// Checks the prefix.
-    pub(crate) fn new(prefix: &str, counters: Counters) -> Result<Self, Failure> {
+    pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool) -> Result<Self, Failure> {
         let refuse = |what: &str| Err(Failure::invalid_config(format!("the prefix {prefix:?} {what}")));
         if prefix.len() > MAX_PREFIX {
             return refuse("is longer than 128 bytes");
@@ -68,6 +70,7 @@ impl Namer {
         Ok(Self {
             prefix: prefix.to_owned(),
             counters,
+            cluster,
             server_counter: format!("{}fence:{{0}}", counter_prefix(prefix)).into(),
         })
     }
@@ -75,7 +78,7 @@ impl Namer {
     pub(crate) fn names(&self, key: &Key) -> Names {
         let lock = format!("{}{}", self.prefix, encode(key.as_str()));
         let channel = suffixed("redisson_lock__channel", &lock);
-        let slot = slot_of(&lock);
+        let slot = if self.cluster { slot_of(&lock) } else { 0 };
         let counter = match self.counters {
             Counters::PerServer => Arc::clone(&self.server_counter),
             Counters::PerSlot => {
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     fn names(prefix: &str, counters: Counters, key: &str) -> Names {
-        Namer::new(prefix, counters).unwrap().names(&Key::new(key).unwrap())
+        Namer::new(prefix, counters, true).unwrap().names(&Key::new(key).unwrap())
     }
 
     #[test]
@@ -229,8 +232,8 @@ mod tests {
     #[test]
     fn odd_prefixes_are_refused() {
         for prefix in ["{", "}", "{}", "a{b", "}{", "{a}{b}", "{{a}}", "a\n", "a\0"] {
-            assert!(Namer::new(prefix, Counters::PerSlot).is_err(), "{prefix:?}");
+            assert!(Namer::new(prefix, Counters::PerSlot, true).is_err(), "{prefix:?}");
         }
-        assert!(Namer::new(&"x".repeat(129), Counters::PerSlot).is_err());
+        assert!(Namer::new(&"x".repeat(129), Counters::PerServer, false).is_err());
     }
 }

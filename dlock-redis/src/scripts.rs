@@ -103,7 +103,10 @@ pub(crate) fn introduction() -> Cmd {
 /// Reads the reply to a call with `count` operations; `None` when it is not one.
 pub(crate) fn read(reply: Value, count: usize) -> Option<Vec<Answer>> {
     let Value::Array(replies) = reply else { return None };
-    (replies.len() == count).then(|| replies.into_iter().map(answer).collect())?
+    if replies.len() != count {
+        return None;
+    }
+    replies.into_iter().map(answer).collect()
 }
 
 fn answer(reply: Value) -> Option<Answer> {

@@ -263,7 +263,9 @@ impl Wire {
 }
 
 fn split(reply: Value, count: usize, acknowledged: u32) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-    let reply = reply.extract_error().map_err(Fault::of)?;
+    if let Value::ServerError(error) = reply {
+        return Err(Fault::of(error.into()));
+    }
     let answers = scripts::read(reply, count).ok_or_else(senseless)?;
     Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
 }
