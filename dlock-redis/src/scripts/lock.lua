@@ -64,7 +64,8 @@ for i = 1, #ARGV, 4 do
     else
       reply = try('HMGET', name, 'dlock', 'fence')
       if not reply.err then
-        reply = { left, reply[1] or call('HKEYS', name)[1], reply[2] }
+        -- Another library's owner, if the user has the right to see it.
+        reply = { left, reply[1] or try('HKEYS', name)[1], reply[2] }
       end
     end
   else
