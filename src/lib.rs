@@ -1,6 +1,37 @@
 //! Async distributed locks that tell you when they are lost.
 //!
-//! See [`distributed_lock`] for the attribute, [`Locks`] for locks by hand, and [`connect`] for a backend from a URL.
+//! A service annotates an async fn and gets mutual exclusion across processes and hosts:
+//!
+#![cfg_attr(feature = "macros", doc = "```")]
+#![cfg_attr(not(feature = "macros"), doc = "```ignore")]
+//! use dlock::{Error, distributed_lock};
+//!
+//! #[distributed_lock(key = "room_<id>", wait = "5s", guard = held)]
+//! async fn book(id: u64) -> Result<u64, Error> {
+//!     Ok(held.fence().expect("memory locks have fences").get())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+//! dlock::register("locks", dlock::connect("memory:").await?)?;
+//! let (first, second) = (book(7).await?, book(7).await?);
+//! assert!(second > first, "every grant has a higher fence");
+//! # Ok(()) }
+//! ```
+//!
+//! * `distributed_lock`: the attribute, and the reference of its options.
+//! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
+//! * [`connect`], [`register`]: where the locks are.
+//! * [`Memory`], [`MovableClock`], [`Faults`], [`with_backend`]: tests of your own code.
+//! * [`backend`]: how to write a backend.
+//!
+//! # Features
+//!
+//! | feature | default | what it gives |
+//! |---|---|---|
+//! | `macros` | yes | the attribute |
+//! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
+//! | `redis-tls` | no | the same over TLS |
+//! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
 
 #![forbid(unsafe_code)]
 
@@ -19,4 +50,18 @@ pub use dlock_core::{
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
 pub use dlock_macros::distributed_lock;
+#[cfg(feature = "redis")]
+pub use dlock_redis as redis;
+#[cfg(feature = "sqlite")]
+pub use dlock_sql as sql;
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
+
+/// The examples of the README compile.
+#[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// So do those of the page on Redis.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../docs/backends/redis.md")]
+struct RedisPage;

@@ -1,14 +1,135 @@
 //! Locks in a SQLite database, against the bare statements.
 
-use anyhow::Result;
+use std::cell::RefCell;
+use std::time::SystemTime;
 
-use crate::measure::Settings;
-use crate::report::Row;
+use anyhow::{Context, Result};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions, Row};
+use tempfile::TempDir;
 
-pub(crate) fn url(dir: &tempfile::TempDir) -> String {
+use crate::measure::{self, Settings};
+use crate::report::Row as Line;
+
+pub(crate) fn url(dir: &TempDir) -> String {
     format!("sqlite://{}", dir.path().join("locks.db").display())
 }
 
-pub(crate) fn pair(_settings: &Settings) -> Result<Vec<Row>> {
-    Ok(Vec::new())
+/// What a lock costs besides its two statements. Theirs is a table of the same shape in a file of its own, on one
+/// connection with the same settings.
+pub(crate) fn pair(settings: &Settings) -> Result<Vec<Line>> {
+    let runtime = measure::runtime()?;
+    let (dir, calls) = (tempfile::tempdir()?, settings.slow_calls);
+    let locks = runtime.block_on(async { dlock::connect(&url(&dir)).await })?;
+    let lock = locks.lock("room_7");
+    let bare = RefCell::new(runtime.block_on(Bare::connect(&dir))?);
+    let comparison = measure::compare(
+        settings.rounds,
+        || {
+            measure::time(calls, || {
+                runtime.block_on(async {
+                    for _ in 0..calls {
+                        lock.acquire().await?.release().await?;
+                    }
+                    Ok(())
+                })
+            })
+        },
+        || {
+            let mut bare = bare.try_borrow_mut()?;
+            measure::time(calls, || {
+                runtime.block_on(async {
+                    for _ in 0..calls {
+                        bare.take().await?;
+                        bare.release().await?;
+                    }
+                    Ok(())
+                })
+            })
+        },
+    )?;
+    Ok(Line::comparison("sqlite: acquire and release", "its two statements, bare", &comparison, 1.25))
+}
+
+/// One connection, and nothing around it.
+struct Bare {
+    connection: SqliteConnection,
+    key: Vec<u8>,
+    token: Vec<u8>,
+    boot: Vec<u8>,
+    holder: String,
+}
+
+const TABLE: &str = "
+    CREATE TABLE locks (
+        key BLOB NOT NULL PRIMARY KEY,
+        token BLOB,
+        fence INTEGER NOT NULL,
+        boot BLOB NOT NULL,
+        expires INTEGER NOT NULL,
+        holder TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO locks (key, token, fence, boot, expires, holder) VALUES (x'', NULL, 0, x'', 0, '');
+";
+
+/// As dlock's own, see dlock-sql/src/sqlite/statements.rs.
+const TAKE: &str = "
+    INSERT INTO locks AS held (key, token, fence, boot, expires, holder)
+    VALUES (?1, ?2, max(?3, (SELECT mark.fence + 1 FROM locks AS mark WHERE mark.key = x'')), ?4, ?5, ?6)
+    ON CONFLICT (key) DO UPDATE SET
+        fence = CASE WHEN held.token = ?2 AND held.boot = ?4 AND held.expires > ?7 THEN held.fence
+                ELSE max(held.fence + 1, excluded.fence) END,
+        token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
+    WHERE held.token IS NULL OR held.token = ?2 OR held.boot <> ?4 OR held.expires <= ?7
+    RETURNING fence";
+
+/// As dlock's own.
+const RELEASE: &str = "
+    UPDATE locks SET token = NULL WHERE key = ?1 AND token = ?2 RETURNING boot = ?3 AND expires > ?4";
+
+impl Bare {
+    async fn connect(dir: &TempDir) -> Result<Self> {
+        let mut connection = SqliteConnectOptions::new()
+            .filename(dir.path().join("bare.db"))
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .disable_statement_logging()
+            .connect()
+            .await?;
+        sqlx::raw_sql(TABLE).execute(&mut connection).await?;
+        Ok(Self {
+            connection,
+            key: b"room_7".to_vec(),
+            token: vec![7; 16],
+            boot: vec![1; 16],
+            holder: "host=bench pid=1 label= since=2026-01-01T00:00:00Z".to_owned(),
+        })
+    }
+
+    async fn take(&mut self) -> Result<i64> {
+        let now = now()?;
+        let rows = sqlx::query(TAKE)
+            .bind(self.key.clone())
+            .bind(self.token.clone())
+            .bind(now)
+            .bind(self.boot.clone())
+            .bind(now + 30_000_000)
+            .bind(self.holder.clone())
+            .bind(now)
+            .fetch_all(&mut self.connection)
+            .await?;
+        rows.first().context("it is free")?.try_get(0).context("no fence")
+    }
+
+    async fn release(&mut self) -> Result<()> {
+        let query = sqlx::query(RELEASE).bind(self.key.clone()).bind(self.token.clone());
+        let rows = query.bind(self.boot.clone()).bind(now()?).fetch_all(&mut self.connection).await?;
+        rows.first().map(drop).context("it is ours")
+    }
+}
+
+fn now() -> Result<i64> {
+    let micros = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros();
+    i64::try_from(micros).context("no such time")
 }

@@ -18,7 +18,7 @@ use crate::keeper::{Abandoned, Job};
 use crate::key::Key;
 use crate::line::Ticket;
 use crate::observe;
-use crate::options::{Options, Wait};
+use crate::options::{Options, Site, Wait};
 use crate::wait::Backoff;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
@@ -79,7 +79,7 @@ enum Step {
 struct Acquire<'a> {
     engine: &'a Arc<Engine>,
     key: &'a Key,
-    template: Option<&'static str>,
+    site: Site,
     options: &'a Options,
     pending: Pending,
     started: Instant,
@@ -99,7 +99,7 @@ struct Acquire<'a> {
 pub(crate) async fn acquire(
     engine: &Arc<Engine>,
     key: &Key,
-    template: Option<&'static str>,
+    site: Site,
     options: &Options,
 ) -> Result<Guard, Error> {
     let refuse = |failure: Failure| engine.error(Operation::Acquire, failure).of(key);
@@ -110,12 +110,12 @@ pub(crate) async fn acquire(
             "there is no tokio runtime here to wait on; acquire inside of one",
         )));
     }
-    let span = observe::acquire_span(engine, key, template);
+    let span = observe::acquire_span(engine, key, site);
     let acquire = Acquire {
         pending: Pending::new(engine, key, options).map_err(refuse)?,
         engine,
         key,
-        template,
+        site,
         options,
         started: Instant::now(),
         attempts: 0,
@@ -125,7 +125,8 @@ pub(crate) async fn acquire(
         failures: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
         holder: None,
     };
-    acquire.go().instrument(span).await
+    // Boxed: the state of a wait would make the future of every annotated fn four times as large.
+    Box::pin(acquire.go().instrument(span)).await
 }
 
 impl<'a> Acquire<'a> {
@@ -242,15 +243,8 @@ impl<'a> Acquire<'a> {
         let Some(claim) = self.pending.claim.take() else {
             return Err(Failure::new(ErrorKind::Closed, "the claim is gone"));
         };
-        let hold = Hold::new(
-            Arc::clone(self.engine),
-            self.key.clone(),
-            self.template,
-            self.options,
-            claim,
-            grant,
-            sent,
-        );
+        let hold =
+            Hold::new(Arc::clone(self.engine), self.key.clone(), self.site, self.options, claim, grant, sent);
         self.engine.book.list(&hold);
         // Dropping a guard gives the lock back, also one that comes too late.
         let guard = Guard::new(hold);

@@ -15,7 +15,7 @@ use crate::erased::DynClaim;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::key::Key;
-use crate::options::{Options, margin};
+use crate::options::{Options, Site, margin};
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -37,7 +37,7 @@ pub(crate) enum Condition {
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
     pub(crate) key: Key,
-    pub(crate) template: Option<&'static str>,
+    pub(crate) site: Site,
     pub(crate) fence: Option<Fence>,
     pub(crate) acquired_at: Timestamp,
     pub(crate) request_timeout: Duration,
@@ -64,7 +64,7 @@ impl Hold {
     pub(crate) fn new(
         engine: Arc<Engine>,
         key: Key,
-        template: Option<&'static str>,
+        site: Site,
         options: &Options,
         claim: Box<dyn DynClaim>,
         grant: Grant,
@@ -84,7 +84,7 @@ impl Hold {
         let hold = Arc::new(Self {
             engine,
             key,
-            template,
+            site,
             fence: grant.fence,
             acquired_at: now,
             request_timeout: options.request_timeout(),

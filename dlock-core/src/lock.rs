@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::guard::Guard;
 use crate::key::Key;
-use crate::options::{Options, Wait, option_setters};
+use crate::options::{Options, Site, Wait, option_setters};
 use crate::scope;
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
@@ -35,13 +35,13 @@ pub struct Lock {
     engine: Arc<Engine>,
     key: std::result::Result<Key, Arc<str>>,
     options: Options,
-    template: Option<&'static str>,
+    site: Site,
 }
 
 impl Lock {
     pub(crate) fn new(engine: Arc<Engine>, key: &str, options: Options) -> Self {
         let key = Key::new(key).map_err(|failure| failure.message().into());
-        Self { engine, key, options, template: None }
+        Self { engine, key, options, site: Site::default() }
     }
 
     option_setters!();
@@ -49,7 +49,13 @@ impl Lock {
     /// The pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
     /// attribute gives it by itself.
     pub const fn with_template(mut self, template: &'static str) -> Self {
-        self.template = Some(template);
+        self.site.template = Some(template);
+        self
+    }
+
+    /// The function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
+    pub const fn with_function(mut self, function: &'static str) -> Self {
+        self.site.function = Some(function);
         self
     }
 
@@ -107,7 +113,7 @@ impl Lock {
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
             return Ok(guard);
         }
-        acquire(&self.engine, key, self.template, &self.options).await
+        acquire(&self.engine, key, self.site, &self.options).await
     }
 
     pub(crate) const fn options(&self) -> &Options {

@@ -7,7 +7,7 @@
 //! | `dlock.renew` | debug | one renewal, on the keeper's thread | `outcome` |
 //! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
 //!
-//! All have `backend`, `template` (the key's pattern, where the attribute gave it) and `key`. The key is shown as a
+//! All have `backend` and `key`; those of a lock that the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a
 //! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
 use std::fmt::Write;
@@ -22,14 +22,16 @@ use crate::error::{Error, Failure};
 use crate::fence::Fence;
 use crate::hold::Hold;
 use crate::key::Key;
+use crate::options::Site;
 
-pub(crate) fn acquire_span(engine: &Engine, key: &Key, template: Option<&'static str>) -> Span {
+pub(crate) fn acquire_span(engine: &Engine, key: &Key, site: Site) -> Span {
     let span = info_span!(
         target: "dlock",
         "dlock.acquire",
         backend = engine.name,
         key = Empty,
-        template,
+        template = site.template,
+        function = site.function,
         outcome = Empty,
         waited_ms = Empty,
         attempts = Empty,
@@ -72,7 +74,8 @@ pub(crate) fn hold_span(hold: &Hold) -> Span {
         "dlock.hold",
         backend = hold.engine.name,
         key = Empty,
-        template = hold.template,
+        template = hold.site.template,
+        function = hold.site.function,
         fence = hold.fence.map(Fence::get),
     );
     with_key(span, &hold.engine, &hold.key)
@@ -85,7 +88,7 @@ pub(crate) fn renew_span(hold: &Hold) -> Span {
         "dlock.renew",
         backend = hold.engine.name,
         key = Empty,
-        template = hold.template,
+        template = hold.site.template,
         outcome = Empty,
     );
     with_key(span, &hold.engine, &hold.key)
@@ -104,7 +107,7 @@ pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
 pub(crate) fn lost(hold: &Hold) {
     let held = hold.engine.clock.now().since(hold.acquired_at);
     let key = shown(&hold.engine, &hold.key);
-    let (cause, template) = (hold.cause(), hold.template);
+    let (cause, template) = (hold.cause(), hold.site.template);
     warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost");
 }
 

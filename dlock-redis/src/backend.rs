@@ -8,7 +8,7 @@ use dlock_core::backend::{Backend, Capabilities, ClaimRequest};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, Token};
 
 use crate::claim::RedisClaim;
-use crate::config::{Config, Replicas, RedisBuilder};
+use crate::config::{Config, RedisBuilder, Replicas};
 use crate::connection::{Servers, Untracked};
 use crate::error::Fault;
 use crate::keys::{self, Namer, Names};
@@ -228,7 +228,10 @@ mod tests {
     fn holders_of_other_libraries_are_shown_by_their_owner() {
         let left = Some(Duration::from_secs(3));
         let ours = holder(Some("host=a pid=5 since=1"), Some(7), left);
-        assert_eq!((ours.host.as_deref(), ours.label.as_deref(), ours.fence), (Some("a"), None, Some(Fence::new(7))));
+        assert_eq!(
+            (ours.host.as_deref(), ours.label.as_deref(), ours.fence),
+            (Some("a"), None, Some(Fence::new(7)))
+        );
         let java = holder(Some("0a1b:17"), None, left);
         assert_eq!((java.label.as_deref(), java.fence, java.expires_in), (Some("0a1b:17"), None, left));
         assert_eq!(holder(None, None, None), Holder::default());

@@ -74,8 +74,10 @@ impl RedisClaim {
                 self.held = false;
                 Err(failure)
             }
-            Err(other) => Err(Failure::unknown(format!("{}, and it could not be withdrawn", failure.message()))
-                .with_source(other)),
+            Err(other) => {
+                Err(Failure::unknown(format!("{}, and it could not be withdrawn", failure.message()))
+                    .with_source(other))
+            }
         }
     }
 }
@@ -169,7 +171,10 @@ impl RedisClaim {
 
 impl fmt::Debug for RedisClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisClaim").field("key", &self.request.key).field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("RedisClaim")
+            .field("key", &self.request.key)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
     }
 }
 
@@ -199,6 +204,10 @@ struct Trace {
 }
 
 impl Track for Unanswered {
+    fn awaits(&self, link: &Arc<Link>) -> bool {
+        self.0.iter().any(|trace| Arc::ptr_eq(&trace.path.link, link))
+    }
+
     fn before(&mut self, path: &Path) {
         let now = Instant::now();
         match self.trace(&path.link) {
@@ -249,7 +258,7 @@ impl Unanswered {
         let (mut removed, mut elsewhere) = (false, false);
         let mut position = 0;
         while let Some(trace) = self.0.get_mut(position) {
-            match trace.withdraw(servers, request).await {
+            match trace.withdraw(servers, request, patience).await {
                 Followed::Answered(answer) => removed |= answer == Withdrawn::Removed,
                 Followed::Redirected => elsewhere = true,
                 // Whatever it took has ended by itself.
@@ -285,11 +294,11 @@ enum Followed {
 }
 
 impl Trace {
-    async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request) -> Followed {
+    async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request, patience: Duration) -> Followed {
         let mut outcome = match &self.withdrawal {
             Some(outcome) => outcome.clone(),
             None if self.path.link.is_ended() => return Followed::Open,
-            None => self.withdrawal.insert(self.send(servers, request)).clone(),
+            None => self.withdrawal.insert(self.send(servers, request, patience)).clone(),
         };
         let answered = tokio::time::timeout(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
         let Ok(Ok(answer)) = answered else { return Followed::Open };
@@ -306,11 +315,16 @@ impl Trace {
     }
 
     /// Sends the withdrawal in a task of its own, so that it is carried out even if nobody waits for it any more.
-    fn send(&self, servers: &Arc<Servers>, request: &Request) -> watch::Receiver<Option<Result<Reply, Fault>>> {
+    fn send(
+        &self,
+        servers: &Arc<Servers>,
+        request: &Request,
+        patience: Duration,
+    ) -> watch::Receiver<Option<Result<Reply, Fault>>> {
         let (done, outcome) = watch::channel(None);
         let (path, servers, request) = (self.path.clone(), Arc::clone(servers), request.clone());
         self.path.link.runtime().spawn(async move {
-            let result = servers.exchange(&path, &request, false, &mut Untracked).await;
+            let result = servers.exchange(&path, &request, (false, patience), &mut Untracked).await;
             done.send_replace(Some(result));
         });
         outcome

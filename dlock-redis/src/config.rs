@@ -125,7 +125,11 @@ impl RedisBuilder {
 
     /// The certificate and the key, in PEM form, by which this client identifies itself. For `rediss://`.
     #[cfg(feature = "tls")]
-    pub fn with_client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+    pub fn with_client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
         self
     }
@@ -173,9 +177,9 @@ impl RedisBuilder {
             replicas: (count > 0).then_some(Replicas { count, timeout: self.replica_timeout }),
             connect_timeout: self.connect_timeout,
             counters: match (self.redisson_fences, cluster) {
-                (true, _) => Counters::PerLock,
-                (false, true) => Counters::PerSlot,
-                (false, false) => Counters::PerServer,
+                (true, _) => Counters::Lock,
+                (false, true) => Counters::Slot,
+                (false, false) => Counters::Server,
             },
             cluster,
             certificates: self.certificates,

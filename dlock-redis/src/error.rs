@@ -28,8 +28,24 @@ pub(crate) struct Redirect {
 
 /// The codes the classification knows; a script's error of an old server has its code somewhere in the text.
 const CODES: &[&str] = &[
-    "NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "OOM", "LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN",
-    "TRYAGAIN", "NOREPLICAS", "MISCONF", "CROSSSLOT", "MOVED", "ASK", "NOSCRIPT", "NOPROTO",
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "WRONGTYPE",
+    "OOM",
+    "LOADING",
+    "BUSY",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "MISCONF",
+    "CROSSSLOT",
+    "MOVED",
+    "ASK",
+    "NOSCRIPT",
+    "NOPROTO",
 ];
 
 impl Fault {
@@ -66,7 +82,9 @@ impl Fault {
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Unsent(why) => Failure::unavailable(why),
-            Self::Cut(why) => Failure::unknown(format!("the connection ended before the answer came ({why})")),
+            Self::Cut(why) => {
+                Failure::unknown(format!("the connection ended before the answer came ({why})"))
+            }
             Self::Refused(text) => refusal(&text),
         }
     }
@@ -76,7 +94,9 @@ impl Fault {
 fn server_text(error: &RedisError) -> Option<String> {
     let code = match error.kind() {
         redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => error.code()?,
-        redis::ErrorKind::AuthenticationFailed => return Some(format!("WRONGPASS {}", error.detail().unwrap_or(""))),
+        redis::ErrorKind::AuthenticationFailed => {
+            return Some(format!("WRONGPASS {}", error.detail().unwrap_or("")));
+        }
         _ => return None,
     };
     Some(match error.detail() {
@@ -96,15 +116,20 @@ pub(crate) fn refusal(text: &str) -> Failure {
     let (kind, advice) = match code_in(text) {
         Some("NOAUTH") => (ErrorKind::Denied, "the server wants a password; put it into the URL"),
         Some("WRONGPASS") => (ErrorKind::Denied, "the server refused the user or the password"),
-        Some("NOPERM") => (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed"),
+        Some("NOPERM") => {
+            (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed")
+        }
         Some("WRONGTYPE") => {
             (ErrorKind::InvalidConfig, "the key holds data and no lock; use another key or prefix")
         }
         Some("OOM") => (ErrorKind::InvalidConfig, "the server's memory is used up; raise maxmemory"),
-        Some("CROSSSLOT") => {
-            (ErrorKind::InvalidConfig, "lock and fence lie in two hash slots; use redis+cluster:// for a cluster")
+        Some("CROSSSLOT") => (
+            ErrorKind::InvalidConfig,
+            "lock and fence lie in two hash slots; use redis+cluster:// for a cluster",
+        ),
+        Some("MOVED" | "ASK") => {
+            (ErrorKind::InvalidConfig, "the server is part of a cluster; use redis+cluster://")
         }
-        Some("MOVED" | "ASK") => (ErrorKind::InvalidConfig, "the server is part of a cluster; use redis+cluster://"),
         Some("NOPROTO") => (ErrorKind::Unsupported, "Redis 6 or later is needed"),
         Some("READONLY") => (ErrorKind::Unavailable, "the server is a replica, which grants nothing"),
         Some("LOADING") => (ErrorKind::Unavailable, "the server is loading its data"),
@@ -114,8 +139,12 @@ pub(crate) fn refusal(text: &str) -> Failure {
         Some("MASTERDOWN") => (ErrorKind::Unavailable, "the server is a replica without its master"),
         Some("CLUSTERDOWN") => (ErrorKind::Unavailable, "the cluster does not serve this slot at the moment"),
         Some("TRYAGAIN") => (ErrorKind::Unavailable, "the slot is being moved to another server"),
-        _ if text.contains("max number of clients") => (ErrorKind::Unavailable, "the server takes no more connections"),
-        _ if text.contains("unknown command") => (ErrorKind::Unsupported, "the server lacks a command; Redis 6 or later is needed"),
+        _ if text.contains("max number of clients") => {
+            (ErrorKind::Unavailable, "the server takes no more connections")
+        }
+        _ if text.contains("unknown command") => {
+            (ErrorKind::Unsupported, "the server lacks a command; Redis 6 or later is needed")
+        }
         _ if text.contains("DB index") => (ErrorKind::InvalidConfig, "the server has no such database"),
         _ => (ErrorKind::Unsupported, "the server gave an error that is not known"),
     };
@@ -207,7 +236,8 @@ mod tests {
 
     #[test]
     fn what_the_server_cannot_do_is_unsupported() {
-        for text in ["ERR unknown command 'EVALSHA'", "NOPROTO unsupported protocol version", "ERR whatever"] {
+        for text in ["ERR unknown command 'EVALSHA'", "NOPROTO unsupported protocol version", "ERR whatever"]
+        {
             assert_eq!(kind(text), ErrorKind::Unsupported, "{text}");
         }
     }
@@ -242,7 +272,8 @@ mod tests {
         assert!(failure.message().contains("h:1"), "{failure}");
         let untrusted = std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate");
         assert_eq!(not_opened(&untrusted.into(), "h:1").kind(), ErrorKind::InvalidConfig);
-        let password = RedisError::from((redis::ErrorKind::AuthenticationFailed, "Password authentication failed"));
+        let password =
+            RedisError::from((redis::ErrorKind::AuthenticationFailed, "Password authentication failed"));
         assert_eq!(not_opened(&password, "h:1").kind(), ErrorKind::Denied);
     }
 }

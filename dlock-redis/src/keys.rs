@@ -32,11 +32,11 @@ pub(crate) struct Names {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counters {
     /// One for the whole server.
-    PerServer,
+    Server,
     /// One for each hash slot, in that slot.
-    PerSlot,
+    Slot,
     /// Redisson's own, one for each lock that ever was.
-    PerLock,
+    Lock,
 }
 
 /// Makes the names of locks.
@@ -80,11 +80,11 @@ impl Namer {
         let channel = suffixed("redisson_lock__channel", &lock);
         let slot = if self.cluster { slot_of(&lock) } else { 0 };
         let counter = match self.counters {
-            Counters::PerServer => Arc::clone(&self.server_counter),
-            Counters::PerSlot => {
+            Counters::Server => Arc::clone(&self.server_counter),
+            Counters::Slot => {
                 format!("{}fence:{{{}}}", counter_prefix(&self.prefix), TAGS[usize::from(slot)]).into()
             }
-            Counters::PerLock => suffixed("redisson_lock_token", &lock).into(),
+            Counters::Lock => suffixed("redisson_lock_token", &lock).into(),
         };
         Names { lock, counter, channel, slot }
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn plain_keys_are_stored_as_they_are() {
-        let names = names("", Counters::PerServer, "room_7");
+        let names = names("", Counters::Server, "room_7");
         assert_eq!(names.lock, "room_7");
         assert_eq!(names.channel, "redisson_lock__channel:{room_7}");
         assert_eq!(&*names.counter, "dlock:fence:{0}");
@@ -191,10 +191,25 @@ mod tests {
     #[test]
     fn no_two_keys_share_a_name_and_none_is_a_counter() {
         let keys = [
-            "a", "a{b}", "a%7Bb%7D", "%a%7Bb%7D", "%a", "%", "%%", "%25", "{", "}", "{}", "%7B", "a{", "a}", "fence:{0}",
-            "fence:0", "dlock:fence:{0}",
+            "a",
+            "a{b}",
+            "a%7Bb%7D",
+            "%a%7Bb%7D",
+            "%a",
+            "%",
+            "%%",
+            "%25",
+            "{",
+            "}",
+            "{}",
+            "%7B",
+            "a{",
+            "a}",
+            "fence:{0}",
+            "fence:0",
+            "dlock:fence:{0}",
         ];
-        for counters in [Counters::PerServer, Counters::PerSlot, Counters::PerLock] {
+        for counters in [Counters::Server, Counters::Slot, Counters::Lock] {
             let all: Vec<Names> = keys.iter().map(|key| names("dlock:", counters, key)).collect();
             let locks: HashSet<&str> = all.iter().map(|names| names.lock.as_str()).collect();
             assert_eq!(locks.len(), keys.len());
@@ -206,7 +221,7 @@ mod tests {
     fn lock_counter_and_channel_lie_in_one_slot_that_the_key_cannot_choose() {
         for prefix in ["", "dlock:", "{locks}:", "a{b}c"] {
             for key in ["a", "{x}a", "{x}b", "a}b{", "%{", "dlock:fence:{0}", "日本{語}"] {
-                for counters in [Counters::PerSlot, Counters::PerLock] {
+                for counters in [Counters::Slot, Counters::Lock] {
                     let names = names(prefix, counters, key);
                     assert_eq!(slot_of(&names.lock), names.slot, "{prefix} {key}");
                     assert_eq!(slot_of(&names.counter), names.slot, "{prefix} {key} {}", names.counter);
@@ -215,8 +230,8 @@ mod tests {
             }
         }
         assert_ne!(
-            names("", Counters::PerSlot, "{x}a").slot,
-            names("", Counters::PerSlot, "{x}b").slot,
+            names("", Counters::Slot, "{x}a").slot,
+            names("", Counters::Slot, "{x}b").slot,
             "a tag in the key would have put both into one slot"
         );
     }
@@ -232,8 +247,8 @@ mod tests {
     #[test]
     fn odd_prefixes_are_refused() {
         for prefix in ["{", "}", "{}", "a{b", "}{", "{a}{b}", "{{a}}", "a\n", "a\0"] {
-            assert!(Namer::new(prefix, Counters::PerSlot, true).is_err(), "{prefix:?}");
+            assert!(Namer::new(prefix, Counters::Slot, true).is_err(), "{prefix:?}");
         }
-        assert!(Namer::new(&"x".repeat(129), Counters::PerServer, false).is_err());
+        assert!(Namer::new(&"x".repeat(129), Counters::Server, false).is_err());
     }
 }

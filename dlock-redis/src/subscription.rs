@@ -70,7 +70,8 @@ impl Hub {
     pub(crate) fn new(servers: &Arc<Servers>) -> Self {
         let channels = Arc::new(Channels::default());
         let (orders, inbox) = mpsc::unbounded_channel();
-        let session = Session { servers: Arc::clone(servers), channels: Arc::clone(&channels), orders: inbox };
+        let session =
+            Session { servers: Arc::clone(servers), channels: Arc::clone(&channels), orders: inbox };
         Self { channels, orders, start: Mutex::new(Some(session)) }
     }
 

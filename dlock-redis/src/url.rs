@@ -67,7 +67,8 @@ enum Kind {
 
 /// Reads a URL. No failure repeats it, since it may hold a password.
 pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid(format!("the URL is not one; {FORMS}")))?;
+    let (scheme, rest) =
+        url.split_once("://").ok_or_else(|| invalid(format!("the URL is not one; {FORMS}")))?;
     let (tls, kind) = match scheme {
         "redis" => (false, Kind::Single),
         "rediss" => (true, Kind::Single),
@@ -111,13 +112,17 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         (Kind::Unix, _) => {}
         (Kind::Single | Kind::Cluster, []) | (Kind::Sentinel, [_]) => {}
         (Kind::Single, [db]) | (Kind::Sentinel, [_, db]) => target.set_db(db)?,
-        (Kind::Cluster, _) => return Err(invalid("a cluster has no numbered databases; leave the path out".into())),
+        (Kind::Cluster, _) => {
+            return Err(invalid("a cluster has no numbered databases; leave the path out".into()));
+        }
         (Kind::Sentinel, []) => return Err(invalid(format!("the URL names no service; {FORMS}"))),
         _ => return Err(invalid(format!("the path has too many parts; {FORMS}"))),
     }
     target.topology = match kind {
         Kind::Unix if !hosts.is_empty() || path.len() < 2 => {
-            return Err(invalid("a socket needs an absolute path, as in redis+unix:///run/redis.sock".into()));
+            return Err(invalid(
+                "a socket needs an absolute path, as in redis+unix:///run/redis.sock".into(),
+            ));
         }
         Kind::Unix => Topology::Single(Endpoint::Unix(decode(path)?.into())),
         Kind::Single => match <[Endpoint; 1]>::try_from(endpoints(hosts, 6379, tls)?) {
@@ -135,11 +140,10 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
 
 impl Target {
     fn set_db(&mut self, text: &str) -> Result<(), Failure> {
-        self.db = text
-            .parse()
-            .ok()
-            .filter(|db| *db >= 0)
-            .ok_or_else(|| invalid(format!("the database {text:?} is no number; write for example /0")))?;
+        self.db =
+            text.parse().ok().filter(|db| *db >= 0).ok_or_else(|| {
+                invalid(format!("the database {text:?} is no number; write for example /0"))
+            })?;
         Ok(())
     }
 
@@ -198,7 +202,8 @@ fn address(text: &str, default_port: u16) -> Option<(&str, u16)> {
         },
     };
     let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
-    (!host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control())).then_some((host, port))
+    (!host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control()))
+        .then_some((host, port))
 }
 
 fn decode(text: &str) -> Result<String, Failure> {

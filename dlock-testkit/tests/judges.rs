@@ -74,7 +74,9 @@ async fn the_same_faults_lose_updates_without_a_fence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_that_are_let_in_side_by_side_overlap() {
-    for mutation in [Mutation::GrantsToEverybody, Mutation::OverstatesTheLease, Mutation::ReleasesForeignLocks] {
+    for mutation in
+        [Mutation::GrantsToEverybody, Mutation::OverstatesTheLease, Mutation::ReleasesForeignLocks]
+    {
         let (_, overlaps, _) = run(mutation, Register::unfenced()).await;
         assert!(!overlaps.overlaps.is_empty(), "{mutation:?} got away");
     }

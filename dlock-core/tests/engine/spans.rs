@@ -76,7 +76,7 @@ async fn traced(body: impl Future<Output = ()>) -> Lines {
 async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_the_hold() {
     let locks = Locks::new(Memory::new());
     let lines = traced(async {
-        let lock = locks.lock("room_7").with_template("room_<id>");
+        let lock = locks.lock("room_7").with_template("room_<id>").with_function("shop::book");
         let request = tracing::info_span!("request");
         let body = async { tracing::info_span!("body").in_scope(|| {}) };
         lock.run(body).instrument(request).await.unwrap();
@@ -87,6 +87,7 @@ async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_
         "< request",
         "backend=\"memory\"",
         "room_<id>",
+        "shop::book",
         "outcome=\"acquired\"",
         "waited_ms=",
         "attempts=1",

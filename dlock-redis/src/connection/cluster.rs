@@ -39,7 +39,10 @@ struct Map {
 
 impl std::fmt::Debug for Map {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Map").field("nodes", &self.nodes.keys()).field("version", &self.version).finish_non_exhaustive()
+        f.debug_struct("Map")
+            .field("nodes", &self.nodes.keys())
+            .field("version", &self.version)
+            .finish_non_exhaustive()
     }
 }
 
@@ -72,7 +75,9 @@ impl Cluster {
             return Ok(node);
         }
         match refreshed {
-            Ok(Ok(())) => Err(Failure::unavailable(format!("no server of the cluster serves the hash slot {slot}"))),
+            Ok(Ok(())) => {
+                Err(Failure::unavailable(format!("no server of the cluster serves the hash slot {slot}")))
+            }
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::unavailable(format!("no map of the cluster within {patience:?}"))),
         }
@@ -153,8 +158,9 @@ impl Cluster {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
         let reply = answer(&opened.connection, &question, self.opener.timeout(), source).await?;
-        let ranges = read(&reply, source)
-            .ok_or_else(|| Failure::unavailable(format!("{source}: the map of the cluster makes no sense")))?;
+        let ranges = read(&reply, source).ok_or_else(|| {
+            Failure::unavailable(format!("{source}: the map of the cluster makes no sense"))
+        })?;
         if ranges.is_empty() {
             return Err(Failure::unavailable(format!("{source}: the cluster serves no slots")));
         }
@@ -193,7 +199,9 @@ fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
         .iter()
         .map(|range| {
             let Value::Array(parts) = range else { return None };
-            let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else { return None };
+            let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else {
+                return None;
+            };
             let host = match master.first()? {
                 Value::BulkString(host) => std::str::from_utf8(host).ok()?,
                 Value::SimpleString(host) => host,
@@ -203,7 +211,11 @@ fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
             };
             let Value::Int(port) = master.get(1)? else { return None };
             let host = if host == "?" { "" } else { host };
-            Some(((*from).try_into().ok()?, (*to).try_into().ok()?, beside(source, host, (*port).try_into().ok()?)))
+            Some((
+                (*from).try_into().ok()?,
+                (*to).try_into().ok()?,
+                beside(source, host, (*port).try_into().ok()?),
+            ))
         })
         .collect()
 }

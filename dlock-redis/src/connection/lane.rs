@@ -13,8 +13,8 @@ use super::open::Opener;
 use super::sentinel::Sentinels;
 use crate::url::Endpoint;
 
-/// What a probe may take beyond the time that replicas are waited for.
-const PROBE: Duration = Duration::from_secs(1);
+/// What a probe may take at least and at most, beyond the time that replicas are waited for.
+const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// A server, by whatever address it has at the moment.
 #[derive(Debug)]
@@ -122,8 +122,9 @@ impl Place {
         Ok((endpoint, Arc::new(Link::new(opened, self.manner))))
     }
 
-    fn probe_limit(&self) -> Duration {
-        PROBE + self.manner.replicas.map_or(Duration::ZERO, |replicas| replicas.timeout)
+    fn probe_limit(&self, patience: Duration) -> Duration {
+        patience.clamp(PROBE.0, PROBE.1)
+            + self.manner.replicas.map_or(Duration::ZERO, |replicas| replicas.timeout)
     }
 }
 
@@ -132,6 +133,29 @@ impl Place {
 pub(crate) struct Path {
     pub(crate) lane: Arc<Lane>,
     pub(crate) link: Arc<Link>,
+}
+
+impl Path {
+    /// Another link to the same server, or this one when no other is to be had in time.
+    pub(crate) async fn replaced(self, patience: Duration) -> Self {
+        let mut opening = {
+            let mut state = lock(&self.lane.state);
+            match &state.link {
+                Some((_, link)) if !link.is_ended() && !Arc::ptr_eq(link, &self.link) => {
+                    return Self { link: Arc::clone(link), ..self.clone() };
+                }
+                _ => self.lane.open(&mut state),
+            }
+        };
+        match tokio::time::timeout(patience, opening.wait_for(Option::is_some))
+            .await
+            .as_ref()
+            .map(Result::as_deref)
+        {
+            Ok(Ok(Some(Ok(link)))) => Self { link: Arc::clone(link), ..self.clone() },
+            _ => self,
+        }
+    }
 }
 
 type Opening = watch::Receiver<Option<Result<Arc<Link>, Arc<Failure>>>>;
@@ -167,7 +191,9 @@ impl Lane {
         };
         let opened = tokio::time::timeout(patience, opening.wait_for(Option::is_some)).await;
         let Ok(opened) = opened else {
-            return Err(Failure::unavailable(format!("no connection within {patience:?}; it is still being opened")));
+            return Err(Failure::unavailable(format!(
+                "no connection within {patience:?}; it is still being opened"
+            )));
         };
         match opened.as_deref() {
             Ok(Some(Ok(link))) => Ok(Arc::clone(link)),
@@ -202,10 +228,10 @@ impl Lane {
 
     /// Somebody waited for an answer on `link` in vain. A link that does not answer a probe either is replaced as soon
     /// as another can be opened; until then, and for what has to follow on the same connection, it stays in use.
-    pub(crate) fn doubt(self: &Arc<Self>, link: &Arc<Link>) {
+    pub(crate) fn doubt(self: &Arc<Self>, link: &Arc<Link>, patience: Duration) {
         let (lane, link) = (Arc::clone(self), Arc::clone(link));
         self.runtime.spawn(async move {
-            if !link.probe(lane.place.probe_limit()).await {
+            if !link.probe(lane.place.probe_limit(patience)).await {
                 let mut state = lock(&lane.state);
                 let current = state.link.as_ref().is_some_and(|(_, current)| Arc::ptr_eq(current, &link));
                 if current {

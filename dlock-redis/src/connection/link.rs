@@ -219,7 +219,12 @@ impl Wire {
     }
 
     /// Sends requests and waits for the replies to all of them.
-    async fn send(&self, requests: &[Request], by: By, asking: bool) -> Result<Vec<Result<Reply, Fault>>, Fault> {
+    async fn send(
+        &self,
+        requests: &[Request],
+        by: By,
+        asking: bool,
+    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
         let replicas = self.manner.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
         let together = self.manner.together || requests.len() == 1;
         let mut connection = self.connection.clone();
@@ -241,7 +246,10 @@ impl Wire {
         }
         if let Some(replicas) = replicas {
             // Behind the script and on the same connection: it tells of what was written on this connection only.
-            pipeline.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
+            pipeline
+                .cmd("WAIT")
+                .arg(replicas.count)
+                .arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
         }
         let count = pipeline.len();
         let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
@@ -257,7 +265,10 @@ impl Wire {
             return split(replies.next().unwrap_or(Value::Nil), requests.len(), acknowledged);
         }
         Ok(replies
-            .map(|reply| split(reply, 1, acknowledged).and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless()))))
+            .map(|reply| {
+                split(reply, 1, acknowledged)
+                    .and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless())))
+            })
             .collect())
     }
 }
@@ -335,7 +346,8 @@ async fn call(wire: &Wire, batch: Vec<Queued>, state: &State) {
         batch.into_iter().map(|queued| (queued.request, queued.reply)).unzip();
     let mut by = By::Hash;
     loop {
-        let replies = wire.send(&requests, by, false).await.unwrap_or_else(|fault| vec![Err(fault); makers.len()]);
+        let replies =
+            wire.send(&requests, by, false).await.unwrap_or_else(|fault| vec![Err(fault); makers.len()]);
         let mut again = (Vec::new(), Vec::new());
         for ((request, maker), reply) in requests.into_iter().zip(makers).zip(replies) {
             match reply {

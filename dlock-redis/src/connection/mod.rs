@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use dlock_core::Failure;
 
-pub(crate) use self::lane::{Node, Path};
-pub(crate) use self::link::{Link, Reply};
-pub(crate) use self::open::{Opened, Opener};
 use self::cluster::Cluster;
 use self::lane::At;
+pub(crate) use self::lane::{Node, Path};
 use self::link::Manner;
+pub(crate) use self::link::{Link, Reply};
+pub(crate) use self::open::{Opened, Opener};
 use self::sentinel::Sentinels;
 use crate::config::Config;
 use crate::error::Fault;
@@ -30,7 +30,7 @@ const MOST_REDIRECTIONS: usize = 5;
 #[derive(Debug)]
 pub(crate) enum Servers {
     One(Arc<Node>),
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Servers {
@@ -44,7 +44,7 @@ impl Servers {
                 one(At::Sentinels(Sentinels::new(sentinels, service, Opener::to_sentinels(config))))
             }
             Topology::Cluster(seeds) => {
-                Self::Cluster(Cluster::new(seeds, opener, Manner { together: false, ..manner }))
+                Self::Cluster(Box::new(Cluster::new(seeds, opener, Manner { together: false, ..manner })))
             }
         }
     }
@@ -73,13 +73,15 @@ impl Servers {
         let mut unsent = 0;
         for _ in 0..MOST_REDIRECTIONS {
             let path = match node.link(patience).await {
+                // The other end may be gone without a word.
+                Ok(path) if track.awaits(&path.link) => path.replaced(patience).await,
                 Ok(path) => path,
                 Err(failure) => {
                     self.distrust();
                     return Err(failure);
                 }
             };
-            let fault = match self.exchange(&path, request, asking, track).await {
+            let fault = match self.exchange(&path, request, (asking, patience), track).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
@@ -96,7 +98,12 @@ impl Servers {
     }
 
     /// Sends a command that is no lock's to the server of a slot.
-    pub(crate) async fn ask(&self, slot: u16, patience: Duration, command: &redis::Cmd) -> Result<redis::Value, Failure> {
+    pub(crate) async fn ask(
+        &self,
+        slot: u16,
+        patience: Duration,
+        command: &redis::Cmd,
+    ) -> Result<redis::Value, Failure> {
         let mut node = self.node(slot, patience).await?;
         for _ in 0..MOST_REDIRECTIONS {
             let path = node.link(patience).await?;
@@ -128,16 +135,17 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on a given link.
+    /// Carries out a request on a given link. When nobody waits for the answer any more, the link has to show within
+    /// `patience` that it is alive.
     pub(crate) async fn exchange(
         &self,
         path: &Path,
         request: &Request,
-        asking: bool,
+        (asking, patience): (bool, Duration),
         track: &mut impl Track,
     ) -> Result<Reply, Fault> {
         track.before(path);
-        let doubt = Doubt(Some(path));
+        let doubt = Doubt(Some((path, patience)));
         let result = match asking {
             true => path.link.carry_out_asking(request).await,
             false => path.link.carry_out(request).await,
@@ -197,6 +205,8 @@ impl Servers {
 
 /// Who keeps account of the links that a request may be under way on.
 pub(crate) trait Track: Send {
+    /// Whether an answer is overdue on this link.
+    fn awaits(&self, link: &Arc<Link>) -> bool;
     /// A request is about to go over this link.
     fn before(&mut self, path: &Path);
     /// It was not sent after all.
@@ -209,13 +219,16 @@ pub(crate) trait Track: Send {
 pub(crate) struct Untracked;
 
 impl Track for Untracked {
+    fn awaits(&self, _: &Arc<Link>) -> bool {
+        false
+    }
     fn before(&mut self, _: &Path) {}
     fn unsent(&mut self, _: &Path) {}
     fn after(&mut self, _: &Path) {}
 }
 
 /// A request whose maker goes away without an answer makes its link suspect.
-struct Doubt<'a>(Option<&'a Path>);
+struct Doubt<'a>(Option<(&'a Path, Duration)>);
 
 impl Doubt<'_> {
     fn dispel(mut self) {
@@ -225,8 +238,8 @@ impl Doubt<'_> {
 
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            path.lane.doubt(&path.link);
+        if let Some((path, patience)) = self.0 {
+            path.lane.doubt(&path.link, patience);
         }
     }
 }

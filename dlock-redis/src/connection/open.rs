@@ -78,7 +78,9 @@ impl Opener {
         match tokio::time::timeout(self.timeout, opening).await {
             Ok(Ok(connection)) => Ok(Opened { connection, ended }),
             Ok(Err(error)) => Err(not_opened(&error, &address)),
-            Err(_) => Err(Failure::unavailable(format!("{address}: no connection within {:?}", self.timeout))),
+            Err(_) => {
+                Err(Failure::unavailable(format!("{address}: no connection within {:?}", self.timeout)))
+            }
         }
     }
 

@@ -55,7 +55,8 @@ impl Sentinels {
         let position = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
         let sentinel = &self.addresses[position];
         let mut connection = self.opener.open(sentinel, move |push| drop(said.send(push))).await?.connection;
-        let subscribed = tokio::time::timeout(self.opener.timeout(), connection.subscribe("+switch-master")).await;
+        let subscribed =
+            tokio::time::timeout(self.opener.timeout(), connection.subscribe("+switch-master")).await;
         match subscribed {
             Ok(Ok(())) => Ok(connection),
             _ => Err(Failure::unavailable(format!("the sentinel {sentinel} tells of no changes"))),
@@ -155,7 +156,11 @@ pub(crate) async fn answer(
             let failure = Fault::of(error).into_failure();
             let message = format!("{endpoint}: {}", failure.message());
             // A question that was cut off changed nothing either.
-            Err(if failure.is_transient() { Failure::unavailable(message) } else { Failure::new(failure.kind(), message) })
+            Err(if failure.is_transient() {
+                Failure::unavailable(message)
+            } else {
+                Failure::new(failure.kind(), message)
+            })
         }
         Err(_) => Err(Failure::unavailable(format!("{endpoint}: no answer within {limit:?}"))),
     }

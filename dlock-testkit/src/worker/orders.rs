@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What a worker is told to do. Each is answered by one [`Report`], but for [`Order::Watch`].
+/// What a worker is told to do. Each is answered by one [`Report`]; after [`Order::Watch`], further ones come by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -33,7 +33,8 @@ pub enum Order {
         ms: u64,
     },
     /// Check the lock again and again on a thread of its own. The first check that began after the process had stood still
-    /// for longer than `gap_ms` is told by [`Report::Paused`]; the loss by [`Report::Lost`].
+    /// for longer than `gap_ms` is told by [`Report::Paused`]; the loss by [`Report::Lost`]. Answered by [`Report::Done`] after
+    /// the first check.
     Watch {
         /// How long a pause has to be.
         gap_ms: u64,
@@ -94,7 +95,7 @@ pub enum Report {
         /// Whether it was fine.
         held: bool,
     },
-    /// The process had stood still, and this is the first check after it.
+    /// The process had stood still, or the lock is gone, and this is the first check after it.
     Paused {
         /// For how long, in nanoseconds.
         for_ns: u64,

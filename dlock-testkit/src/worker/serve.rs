@@ -42,24 +42,20 @@ async fn take_orders(
     let mut worker = State::default();
     while let Some(line) = orders.recv().await {
         let report = match serde_json::from_str(&line)? {
-            Order::Open { url, lease_ms } => match connect(url).await {
-                Ok(builder) => match builder.with_lease(Duration::from_millis(lease_ms)).build() {
+            Order::Open { url, lease_ms } => {
+                let builder = connect(url).await;
+                let lease = Duration::from_millis(lease_ms);
+                match builder.and_then(|builder| builder.with_lease(lease).build()) {
                     Ok(locks) => {
                         worker.locks = Some(locks);
-                        Some(Report::Done)
+                        Report::Done
                     }
-                    Err(error) => Some(failed(&error)),
-                },
-                Err(error) => Some(failed(&error)),
-            },
-            order => match worker.carry_out(order).await {
-                Ok(report) => report,
-                Err(report) => Some(report),
-            },
+                    Err(error) => failed(&error),
+                }
+            }
+            order => worker.carry_out(order).await.unwrap_or_else(|report| report),
         };
-        if let Some(report) = report {
-            tell(&report)?;
-        }
+        tell(&report)?;
     }
     Ok(())
 }
@@ -81,8 +77,8 @@ impl State {
         self.locks.as_ref().ok_or_else(|| out_of_order("nothing was opened"))
     }
 
-    async fn carry_out(&mut self, order: Order) -> Result<Option<Report>, Report> {
-        let report = match order {
+    async fn carry_out(&mut self, order: Order) -> Result<Report, Report> {
+        Ok(match order {
             Order::Open { .. } => return Err(out_of_order("it is open")),
             Order::Acquire { key, wait_ms } => {
                 let wait = if wait_ms == 0 { Wait::No } else { Wait::For(Duration::from_millis(wait_ms)) };
@@ -110,8 +106,10 @@ impl State {
                     signal.lost().await;
                     let _ = tell(&Report::Lost { at: now_ns() });
                 });
-                std::thread::spawn(move || watch(&held, gap_ms * 1_000_000));
-                return Ok(None);
+                let (checked, first) = tokio::sync::oneshot::channel();
+                std::thread::spawn(move || watch(&held, gap_ms * 1_000_000, checked));
+                let _ = first.await;
+                Report::Done
             }
             Order::Read { register } => {
                 let fence = self.fence()?;
@@ -137,8 +135,7 @@ impl State {
                     Err(error) => return Err(out_of_order(&error.to_string())),
                 }
             }
-        };
-        Ok(Some(report))
+        })
     }
 
     fn fence(&self) -> Result<u64, Report> {
@@ -156,20 +153,24 @@ async fn ask(
     Ok(answer.ok())
 }
 
-/// Checks the lock until it is not held any more, and tells of pauses of the process.
-fn watch(held: &Held, gap_ns: u64) {
+/// Checks the lock until it is not held any more, and tells of pauses of the process and of the end.
+fn watch(held: &Held, gap_ns: u64, first: tokio::sync::oneshot::Sender<()>) {
+    let mut first = Some(first);
     let mut last = now_ns();
     loop {
         let began = now_ns();
         let fine = held.is_held();
+        if let Some(first) = first.take() {
+            let _ = first.send(());
+        }
         let paused = began.saturating_sub(last);
-        if paused > gap_ns && tell(&Report::Paused { for_ns: paused, held: fine }).is_err() {
+        // One that was not fine and began before the pause ended after it.
+        let tells = paused > gap_ns || !fine;
+        let told = !tells || tell(&Report::Paused { for_ns: paused, held: fine }).is_ok();
+        if !fine || !told {
             return;
         }
-        if !fine {
-            return;
-        }
-        last = now_ns();
+        last = began;
         std::thread::sleep(Duration::from_micros(500));
     }
 }

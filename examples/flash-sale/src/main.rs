@@ -107,14 +107,14 @@ async fn sell(sale: &Sale) -> Result<ExitCode> {
             sale.stock
         );
     }
-    let screen = Screen::new(sale.json);
     let mut outcomes: Vec<Outcome> = Vec::new();
     for kind in [Kind::Unlocked, Kind::Locked, Kind::Incidents] {
-        screen.note(&format!("round {}: {}", outcomes.len() + 1, kind.title()));
+        eprintln!("round {}: {}", outcomes.len() + 1, kind.title());
+        let screen = Screen::new(sale.json);
         let outcome = round::run(kind, sale, &locks, dir.path(), &screen).await;
         let outcome =
             outcome.with_context(|| format!("the round \"{}\" could not be finished", kind.title()))?;
-        screen.note(&format!("  {}", outcome.sentence()));
+        eprintln!("  {}", outcome.sentence());
         outcomes.push(outcome);
     }
     let exact = outcomes.iter().all(Outcome::is_right);

@@ -54,8 +54,8 @@ impl Outcome {
 
     fn verdict(&self) -> &'static str {
         match (self.kind, self.is_exact(), self.is_right()) {
-            (Kind::Unlocked, false, _) => "wrong, as expected",
-            (Kind::Unlocked, true, _) => "exact, by luck",
+            (Kind::Unlocked, false, _) => "wrong, as\nexpected",
+            (Kind::Unlocked, true, _) => "exact,\nby luck",
             (_, true, true) => "exact",
             (_, true, false) => "incomplete",
             (_, false, _) => "WRONG",
@@ -65,7 +65,8 @@ impl Outcome {
     pub(crate) fn sentence(&self) -> String {
         let Self { sold, stock, .. } = self;
         let (oversold, lost) = (self.oversold(), self.lost_updates());
-        format!("{sold} of {stock} sold, {oversold} too many, {lost} lost updates: {}", self.verdict())
+        let verdict = self.verdict().replace('\n', " ");
+        format!("{sold} of {stock} sold, {oversold} too many, {lost} lost updates: {verdict}")
     }
 
     fn wait_ms(&self, quantile: f64) -> Option<f64> {
@@ -81,19 +82,19 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
         "round",
         "sold",
-        "oversold",
-        "lost updates",
-        "stale writes refused",
-        "customers/s",
-        "wait p50",
-        "wait p99",
-        "take-over after kill",
+        "over-\nsold",
+        "lost\nupdates",
+        "stale writes\nrefused",
+        "customers\nper s",
+        "wait\np50",
+        "wait\np99",
+        "taken\nover in",
         "result",
     ]);
     for outcome in outcomes {
         table.add_row([
             outcome.kind.title().to_owned(),
-            format!("{} of {}", outcome.sold, outcome.stock),
+            outcome.sold.to_string(),
             outcome.oversold().to_string(),
             outcome.lost_updates().to_string(),
             outcome.refused.to_string(),

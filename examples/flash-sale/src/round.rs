@@ -30,7 +30,7 @@ impl Kind {
         match self {
             Self::Unlocked => "no lock",
             Self::Locked => "locked",
-            Self::Incidents => "locked, one worker killed, one frozen",
+            Self::Incidents => "locked, kill and freeze",
         }
     }
 }
@@ -116,7 +116,6 @@ pub(crate) async fn run(
         Ok(took) => took?,
         Err(_) => bail!("it was not over after {PATIENCE:?}"),
     };
-    screen.clear();
     let (orders, left) = shop.audit().await?;
     shop.close().await;
     Ok(Outcome {
@@ -305,7 +304,7 @@ impl Round<'_> {
         if let Plot::TakeOver { victim, thawed, .. } = &mut self.plot {
             *thawed = true;
             self.screen.note(
-                "  nobody can take over: the worker was frozen while it wrote to the database of the locks",
+                "  nobody could take over: a process frozen in a write blocks the file; it is continued",
             );
             self.fleet.worker(*victim).signal(Signal::CONT)?;
         }

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// Where progress is shown: standard error, so that the result on standard output stays clean.
+/// Where the progress of one round is shown: standard error, so that the result on standard output stays clean.
 #[derive(Debug)]
 pub(crate) struct Screen(Option<MultiProgress>);
 
@@ -33,13 +33,6 @@ impl Screen {
         let bar = bars.add(ProgressBar::new(u64::try_from(customers).unwrap_or(u64::MAX)).with_style(style));
         bar.set_prefix(name);
         Bar(bar)
-    }
-
-    /// Takes the bars of a finished round away.
-    pub(crate) fn clear(&self) {
-        if let Some(bars) = &self.0 {
-            let _ = bars.clear();
-        }
     }
 }
 

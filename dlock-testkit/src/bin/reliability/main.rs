@@ -1,1 +1,138 @@
-fn main() {}
+//! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
+//!
+//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite] [--seed N]`
+//!
+//! The exit code is 1 when a promise was broken.
+
+mod blocked;
+mod cancelled;
+mod dropped;
+mod faults;
+mod figure;
+mod frozen;
+mod killed;
+mod store;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use figure::Report;
+use store::{Kind, Store};
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Measures how dlock behaves when things go wrong.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The backend; both when left out. Processes are killed and frozen on SQLite only.
+    #[arg(long)]
+    backend: Option<Kind>,
+    /// A short run, for continuous integration.
+    #[arg(long)]
+    quick: bool,
+    /// The seed of everything that is random.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only these measurements.
+    #[arg(long)]
+    only: Vec<Measurement>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Measurement {
+    /// Acquires that are cancelled at every await point.
+    Cancelled,
+    /// Guards that are dropped: at once, by panics, without a runtime.
+    Dropped,
+    /// Runtimes that are blocked for three leases.
+    Blocked,
+    /// Processes that are frozen for longer than their lease.
+    Frozen,
+    /// Processes that are killed while they hold a lock.
+    Killed,
+    /// Random faults, judged.
+    Faults,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Works as a process that is killed and frozen by the measurement.
+    #[command(hide = true)]
+    Worker,
+}
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+struct Volume {
+    quick: bool,
+    seed: u64,
+}
+
+impl Volume {
+    const fn of(self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match arguments.command {
+        Some(Command::Worker) => {
+            dlock_testkit::worker::serve(async |url: String| dlock::from_url(&url).await)
+                .map(|()| true)
+                .map_err(Failed::from)
+        }
+        None => measure(&arguments),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("the measurement could not be made: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(arguments: &Arguments) -> Result<bool, Failed> {
+    let volume = Volume { quick: arguments.quick, seed: arguments.seed.unwrap_or_else(|| fastrand::u64(..)) };
+    println!("seed {} (repeat with --seed {})", volume.seed, volume.seed);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
+    let started = Instant::now();
+    let mut report = Report::default();
+    let kinds = arguments.backend.map_or_else(|| vec![Kind::Memory, Kind::Sqlite], |kind| vec![kind]);
+    for kind in kinds {
+        let store = Store::new(kind)?;
+        if wanted(Measurement::Cancelled) {
+            // What is cancelled runs on one thread, so that each await point is the same in every run.
+            cancelled::measure(&store, volume, &mut report)?;
+        }
+        if wanted(Measurement::Dropped) {
+            runtime.block_on(dropped::measure(&store, volume, &mut report))?;
+        }
+        if wanted(Measurement::Blocked) {
+            runtime.block_on(blocked::measure(&store, volume, &mut report))?;
+        }
+        if kind == Kind::Sqlite {
+            if wanted(Measurement::Frozen) {
+                runtime.block_on(frozen::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Killed) {
+                runtime.block_on(killed::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Faults) {
+                runtime.block_on(faults::measure(&store, volume, &mut report))?;
+            }
+        }
+    }
+    println!("{report}");
+    let kept = report.is_kept();
+    let verdict = if kept { "every promise was kept" } else { "a promise was broken" };
+    println!("{verdict} (seed {}, {:.0?})", volume.seed, started.elapsed());
+    Ok(kept)
+}

@@ -59,9 +59,11 @@ async fn a_waiter_in_line_survives_a_short_outage(stage: Stage) {
     until("a first attempt", || theirs.wire.attempts() > 0).await;
     theirs.wire.cut();
     theirs.wire.deafen();
-    give_back(guard).await;
     let asked = theirs.wire.attempts();
     until("an attempt in the outage", || theirs.wire.attempts() > asked).await;
+    give_back(guard).await;
+    let asked = theirs.wire.attempts();
+    until("another attempt in the outage", || theirs.wire.attempts() > asked).await;
     assert!(!waiter.is_finished());
     theirs.wire.mend();
     give_back(soon("the grant", waiter).await.expect("no panic").expect("it is free")).await;

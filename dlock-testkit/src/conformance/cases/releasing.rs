@@ -1,5 +1,6 @@
 //! Giving a lock back, on purpose.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
@@ -46,10 +47,10 @@ async fn releasing_a_lock_that_was_deleted_is_not_held(stage: Stage) {
 /// Whoever starts a release has released, whatever happens to him then.
 async fn a_release_that_is_dropped_at_any_await_goes_on_by_itself(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
-    let next = std::cell::RefCell::new(Some(ours.take(&key).await));
+    let next = Mutex::new(Some(ours.take(&key).await));
     let points = {
         let make = || {
-            let guard = next.borrow_mut().take();
+            let guard = next.lock().expect("not poisoned").take();
             async move {
                 match guard {
                     Some(guard) => guard.release().await,
@@ -63,7 +64,7 @@ async fn a_release_that_is_dropped_at_any_await_goes_on_by_itself(stage: Stage) 
             }
             theirs.sees_free_soon(&key).await;
             let guard = ours.take_soon(&key).await;
-            next.replace(Some(guard));
+            next.lock().expect("not poisoned").replace(guard);
         };
         every_await_point(make, after_each).await
     };

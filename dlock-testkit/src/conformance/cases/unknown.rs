@@ -65,6 +65,7 @@ async fn without_rechecks_a_lost_reply_is_unknown_and_cleaned_up(stage: Stage) {
         assert!(most > Duration::ZERO && most <= Duration::from_secs(30), "{most:?}");
         assert!(error.is_retryable());
         theirs.sees_free_soon(&key).await;
+        until("the background work", || ours.locks.stats().background == 0).await;
     }
     assert_eq!(ours.locks.stats().rechecks, 0);
     assert_eq!(ours.locks.stats().held, 0);

@@ -1,0 +1,228 @@
+//! One claim on a row.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::{Claim, ErrorKind, Failure, Fence, Holder, Key};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::connections::{Until, Writer};
+use super::database::{Database, Place};
+use super::failure::{classify, closed, unchanged};
+use super::renewals::Renewal;
+use super::time;
+
+/// A claim on a lock of [`Sqlite`](crate::Sqlite).
+pub struct SqliteClaim {
+    shared: Arc<Shared>,
+    request: ClaimRequest,
+    /// Where the latest attempt was made.
+    database: Option<Arc<Database>>,
+    /// An attempt was sent on this connection, and its outcome was never learnt.
+    unsettled: Option<usize>,
+    held: bool,
+    /// Somebody had the lock at the last attempt: look before the next one writes.
+    contended: bool,
+}
+
+/// What a row says of its lock.
+pub(super) enum Standing {
+    Free,
+    Held(Box<Holder>),
+}
+
+impl SqliteClaim {
+    pub(super) fn new(shared: Arc<Shared>, request: ClaimRequest) -> Self {
+        Self { shared, request, database: None, unsettled: None, held: false, contended: false }
+    }
+
+    /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for a
+    /// request, so that it is not taken for a lost one.
+    fn until(&self) -> Until {
+        Until::after((self.request.lease / 12).min(Duration::from_secs(2)))
+    }
+
+    /// The database that the path leads to, and the writer that must be used there.
+    async fn database(&mut self) -> Result<(Arc<Database>, Writer), Failure> {
+        let database = self.shared.current().await?;
+        let same = self.database.as_ref().is_some_and(|earlier| Arc::ptr_eq(earlier, &database));
+        if !same {
+            // Whatever stands in an earlier file is worth nothing.
+            self.forget();
+            self.database = Some(Arc::clone(&database));
+        }
+        Ok((database, self.unsettled.map_or(Writer::Any, Writer::Same)))
+    }
+
+    /// The lock's row is taken if it is free or ours; the fence, or `None` when it is somebody else's.
+    async fn take(
+        &mut self,
+        database: &Database,
+        writer: Writer,
+        until: Until,
+    ) -> Result<Option<Fence>, Failure> {
+        let (mut turn, lane) = database.connections.writer(writer, until).await?;
+        let request = &self.request;
+        let holder = request.describe();
+        let before = self.unsettled.replace(lane);
+        let answer = turn
+            .run(until, |now| {
+                sqlx::query(database.statements.take.clone())
+                    .bind(request.key.as_str().as_bytes().to_vec())
+                    .bind(request.token.as_bytes().to_vec())
+                    .bind(time::wall_micros())
+                    .bind(database.boot.clone())
+                    .bind(now.saturating_add(time::nanos(request.lease)))
+                    .bind(holder.clone())
+                    .bind(now)
+            })
+            .await;
+        drop(turn);
+        match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
+            Ok(fence) => {
+                self.unsettled = None;
+                Ok(fence.map(|fence| Fence::new(fence.unsigned_abs())))
+            }
+            Err(error) => {
+                let failure = classify(error, database.connections.path());
+                if failure.kind() != ErrorKind::Unknown {
+                    self.unsettled = before;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some(database) = self.database.take()
+            && self.held
+        {
+            database.ended(&self.request.token);
+        }
+        self.unsettled = None;
+        self.held = false;
+    }
+}
+
+impl Claim for SqliteClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        let until = self.until();
+        let (database, writer) = self.database().await?;
+        database.may_grant(self.request.lease)?;
+        let mut refused = false;
+        // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others least.
+        for _ in 0..3 {
+            if self.contended && self.unsettled.is_none() {
+                match read(&database, &self.request.key, until).await {
+                    Ok(Standing::Free) => {}
+                    Ok(Standing::Held(holder)) => {
+                        let mut busy = Busy::default();
+                        busy.retry_after = holder.expires_in;
+                        busy.holder = Some(holder);
+                        return Ok(Attempt::Busy(busy));
+                    }
+                    Err(_) if refused => break,
+                    Err(failure) => return Err(failure),
+                }
+            }
+            if let Some(fence) = self.take(&database, writer, until).await? {
+                self.held = true;
+                return Ok(Attempt::Granted(Grant::new(Term::Lease(self.request.lease)).with_fence(fence)));
+            }
+            (refused, self.contended) = (true, true);
+        }
+        Ok(Attempt::Busy(Busy::default()))
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        if let Some(database) = &self.database {
+            database.granted(self.request.token, signal);
+        }
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        let Some(database) = &self.database else { return Ok(Renewed::Gone) };
+        let (answer, told) = oneshot::channel();
+        let ClaimRequest { key, token, lease, .. } = &self.request;
+        let renewal = Renewal { key: key.clone(), token: *token, lease: *lease, answer };
+        // The worker lives as long as the database and the keeper's thread.
+        database.renewals.send(renewal).map_err(|_| closed())?;
+        told.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        let Some(database) = self.database.clone() else { return Ok(Withdrawn::Absent) };
+        if matches!(database.place(), Ok(Place::Replaced | Place::Gone)) {
+            // A lock in a file that nobody else can see is none any more.
+            self.forget();
+            return Ok(Withdrawn::Absent);
+        }
+        let until = self.until();
+        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        let (mut turn, _) = database.connections.writer(writer, until).await?;
+        let request = &self.request;
+        let answer = turn
+            .run(until, |now| {
+                sqlx::query(database.statements.release.clone())
+                    .bind(request.key.as_str().as_bytes().to_vec())
+                    .bind(request.token.as_bytes().to_vec())
+                    .bind(database.boot.clone())
+                    .bind(now)
+            })
+            .await;
+        drop(turn);
+        let had = answer
+            .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
+            .map_err(|error| classify(error, database.connections.path()))?;
+        self.forget();
+        Ok(if had == Some(true) { Withdrawn::Removed } else { Withdrawn::Absent })
+    }
+
+    fn is_clean(&self) -> bool {
+        self.unsettled.is_none() && !self.held
+    }
+}
+
+impl Drop for SqliteClaim {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl fmt::Debug for SqliteClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteClaim").field("key", &self.request.key).finish_non_exhaustive()
+    }
+}
+
+/// What the row of `key` says. Changes nothing, however it fails.
+pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result<Standing, Failure> {
+    let mut turn = database.connections.reader(until).await?;
+    let answer = turn
+        .run(until, |_| sqlx::query(database.statements.read.clone()).bind(key.as_str().as_bytes().to_vec()))
+        .await;
+    drop(turn);
+    let now = time::now();
+    answer
+        .and_then(|answer| {
+            answer.rows.first().map_or(Ok(Standing::Free), |row| understand(row, &database.boot, now))
+        })
+        .map_err(|error| unchanged(classify(error, database.connections.path())))
+}
+
+fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
+    let (token, boot): (Option<&[u8]>, &[u8]) = (row.try_get(0)?, row.try_get(2)?);
+    let expires: i64 = row.try_get(3)?;
+    if token.is_none() || boot != this_boot || expires <= now {
+        return Ok(Standing::Free);
+    }
+    let mut holder = Holder::parse(row.try_get(4)?);
+    holder.fence = Some(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()));
+    holder.expires_in = Some(Duration::from_nanos(expires.abs_diff(now)));
+    Ok(Standing::Held(Box::new(holder)))
+}

@@ -1,0 +1,188 @@
+//! The database as files: making it, and telling whether the path still leads to the one we have open.
+
+use std::ffi::OsString;
+use std::fs::{Metadata, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use dlock_core::Failure;
+
+use super::failure::of_file;
+
+/// Makes an empty file that only its owner may use. SQLite gives its other files the same rights.
+///
+/// A file that is there is not touched: closing it again would take away the locks that SQLite has on it in this process.
+///
+/// Whoever can write to the directory could have put a symbolic link there: a new file is never made through one.
+pub(super) fn create(path: &Path) -> Result<(), Failure> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(of_file(error, "making", path)),
+    }
+}
+
+/// Refuses what cannot be a database of locks, with a better reason than SQLite would give.
+pub(super) fn check(path: &Path) -> Result<(), Failure> {
+    match path.metadata() {
+        Ok(found) if found.is_dir() => Err(Failure::invalid_config(format!(
+            "{} is a directory; give the path of a file in it",
+            path.display()
+        ))),
+        Ok(found) if !found.is_file() => {
+            Err(Failure::invalid_config(format!("{} is not a regular file", path.display())))
+        }
+        Ok(_) => refuse_network(path),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Failure::invalid_config(if path.is_symlink() {
+                format!("{} is a symbolic link to nothing; make its target or remove it", path.display())
+            } else {
+                format!("there is no database at {}; migrate or connect makes it", path.display())
+            }))
+        }
+        Err(error) => Err(of_file(error, "opening", path)),
+    }
+}
+
+/// File locks and shared memory, on which SQLite relies, do not work between hosts.
+#[cfg(target_os = "linux")]
+fn refuse_network(path: &Path) -> Result<(), Failure> {
+    let kind = nix::sys::statfs::statfs(path)
+        .map_err(|error| of_file(error.into(), "asking for the file system of", path))?
+        .filesystem_type();
+    // The type of the number is another on each target.
+    #[allow(clippy::unnecessary_cast)]
+    match network_name(kind.0 as i64 & 0xFFFF_FFFF) {
+        None => Ok(()),
+        Some(name) => Err(Failure::invalid_config(format!(
+            "{} lies on {name}, where SQLite cannot lock; use a local disk, or another backend between hosts",
+            path.display()
+        ))),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn network_name(kind: i64) -> Option<&'static str> {
+    // Numbers of statfs(2).
+    match kind {
+        0x6969 => Some("NFS"),
+        0x517B | 0xFE53_4D42 | 0xFF53_4D42 => Some("SMB"),
+        0x00C3_6400 => Some("Ceph"),
+        0x5346_414F | 0x6B41_4653 => Some("AFS"),
+        0x0BD0_0BD0 => Some("Lustre"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_network(_: &Path) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// The database file and the two that SQLite keeps beside it while it is open, each by device and inode.
+///
+/// A database is the three together: with a log or a lock area of its own, a process does not see the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity([(u64, u64); 3]);
+
+impl Identity {
+    /// A number for this identity that is the same in every process of the host.
+    pub(super) fn number(&self) -> u64 {
+        number(self.to_bytes())
+    }
+
+    /// For storing.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        self.0.iter().flat_map(|(device, inode)| [*device, *inode]).flat_map(u64::to_be_bytes).collect()
+    }
+}
+
+/// What stands at the path now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Database(Identity),
+    Nothing,
+}
+
+/// The paths of the database's files.
+#[derive(Debug)]
+pub(super) struct Files([PathBuf; 3]);
+
+impl Files {
+    pub(super) fn of(path: &Path) -> Self {
+        // SQLite keeps the others beside the real file when the path is a symbolic link.
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let beside = |suffix: &str| {
+            let mut name = OsString::from(&real);
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        Self([path.to_owned(), beside("-wal"), beside("-shm")])
+    }
+
+    /// Looks at the files. Three quick system calls.
+    pub(super) fn look(&self) -> std::io::Result<Found> {
+        let mut identity = [(0, 0); 3];
+        for (path, place) in self.0.iter().zip(&mut identity) {
+            *place = match path.metadata() {
+                Ok(found) => inode(&found),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => (0, 0),
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(if identity[0] == (0, 0) { Found::Nothing } else { Found::Database(Identity(identity)) })
+    }
+}
+
+fn inode(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+/// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
+pub(super) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_followed_to_its_inodes_and_a_new_file_is_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.db");
+        let files = Files::of(&path);
+        assert_eq!(files.look().unwrap(), Found::Nothing);
+        create(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        let Found::Database(alone) = files.look().unwrap() else { panic!("it was made") };
+        std::fs::write(directory.path().join("a.db-wal"), "").unwrap();
+        let Found::Database(with_log) = files.look().unwrap() else { panic!("it is there") };
+        assert_ne!(alone, with_log);
+        assert_ne!(alone.number(), with_log.number());
+    }
+
+    #[test]
+    fn a_new_file_is_never_made_through_a_symbolic_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, target) = (directory.path().join("a.db"), directory.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        create(&link).unwrap();
+        assert!(!target.exists());
+        assert!(check(&link).unwrap_err().message().contains("symbolic link"));
+        std::fs::write(&target, "").unwrap();
+        check(&link).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn network_file_systems_are_known_by_their_numbers() {
+        assert_eq!(network_name(0x6969), Some("NFS"));
+        assert_eq!(network_name(0xFF53_4D42), Some("SMB"));
+        for local in [0xEF53, 0x0102_1994, 0x794C_7630, 0x9123_683E, 0x5846_5342] {
+            assert_eq!(network_name(local), None, "{local:x}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Locks for the processes of one host, in a SQLite database.
+
+mod claim;
+mod connections;
+mod database;
+mod failure;
+mod file;
+mod options;
+mod presence;
+mod renewals;
+mod schema;
+mod statements;
+mod time;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_core::backend::ClaimRequest;
+use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
+
+pub use claim::SqliteClaim;
+pub use options::SqliteOptions;
+
+use claim::Standing;
+use connections::Until;
+use database::{Database, Place};
+use failure::closed;
+
+const NAME: &str = "sqlite";
+
+/// Locks for the processes of one host, in a SQLite database.
+///
+/// A lock is a row with a lease: whoever holds it renews it, and when its holder dies it is free once the lease has run out. A
+/// lock is taken by one statement and given back by one, about 0.1 ms each. Every grant has a
+/// [fence](dlock_core::Fence), which also grows across releases, [`prune`](Self::prune), and rows that somebody deletes.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let url = format!("sqlite://{}/locks.db", directory.path().display());
+/// use dlock_core::Locks;
+/// use dlock_sql::Sqlite;
+///
+/// // let url = "sqlite:///var/lib/shop/locks.db";
+/// let locks = Locks::new(Sqlite::connect(&url).await?);
+/// let guard = locks.lock("room_7").acquire().await?;
+/// println!("mine, with fence {:?}", guard.fence());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # What it relies on, and what it does not guarantee
+///
+/// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be recognised are
+///   refused; containers may share a file when they share the host's kernel.
+/// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the wall
+///   clock moves. A restart of the machine ends all leases. On other systems they run by the wall clock, and a step of
+///   it can end a lease early.
+/// * **Power loss.** The database uses a write-ahead log with `synchronous = NORMAL`: it stays whole when the power
+///   fails, but the last changes may be missing. Leases do not need them, since a restart ends them all; a fence starts from
+///   the wall clock in microseconds and therefore grows, unless the clock was set back.
+/// * **The file.** If it is deleted or replaced while it is in use, every lock that is held in it is reported as lost at the
+///   next renewal or attempt of its process, and nobody else is given a lock until all processes have noticed, or for one
+///   lease of the new holder. This does not hold when the whole directory is replaced, or on other systems than Linux.
+/// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
+///   after the release; they ask every 1 to 50 ms, less often the longer they wait.
+///
+/// Clones share everything, so that a clone can be kept for [`prune`](Self::prune).
+#[derive(Clone)]
+pub struct Sqlite(Arc<Shared>);
+
+/// What the clones and the claims share.
+struct Shared {
+    options: SqliteOptions,
+    database: Mutex<Arc<Database>>,
+    reopening: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Sqlite {
+    /// Opens the database that `url` names; makes the file, for its owner only, and the table where they are missing. The
+    /// URL is `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`.
+    ///
+    /// # Errors
+    ///
+    /// As [`SqliteOptions::from_url`] and [`SqliteOptions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, an empty file may be left; call it again.
+    pub async fn connect(url: &str) -> Result<Self> {
+        SqliteOptions::from_url(url)?.connect().await
+    }
+
+    /// Opens a database that was [migrated](SqliteOptions::migrate), and makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`SqliteOptions::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn open(path: impl AsRef<Path> + Send) -> Result<Self> {
+        let options = SqliteOptions::new(path);
+        options.open().await
+    }
+
+    async fn start(options: SqliteOptions) -> Result<Self, Failure> {
+        let database = Database::open(&options).await?;
+        Ok(Self(Arc::new(Shared {
+            options,
+            database: Mutex::new(database),
+            reopening: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` ago,
+    /// and says how many. A row of a key is about 150 bytes and is kept for the key's fence; where keys do not come
+    /// back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when other processes keep the database busy, and others
+    /// as in [`SqliteOptions::open`]. Some rows may have been deleted.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, some rows may have been deleted.
+    pub async fn prune(&self, older_than: Duration) -> Result<u64> {
+        let pruned = async { self.0.current().await?.prune(older_than).await };
+        pruned.await.map_err(|failure| Error::new(Operation::Configure, failure).on(NAME))
+    }
+}
+
+impl Shared {
+    fn database(&self) -> MutexGuard<'_, Arc<Database>> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The database that the path leads to. Another one at the same path is opened; one that is gone is not made again.
+    async fn current(&self) -> Result<Arc<Database>, Failure> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(closed());
+        }
+        let database = Arc::clone(&self.database());
+        match database.place()? {
+            Place::Same => Ok(database),
+            Place::Gone => Err(database.deleted()),
+            Place::Replaced => self.reopen().await,
+        }
+    }
+
+    async fn reopen(&self) -> Result<Arc<Database>, Failure> {
+        let _one_at_a_time = self.reopening.lock().await;
+        let database = Arc::clone(&self.database());
+        if database.place()? == Place::Same {
+            return Ok(database);
+        }
+        // SQLite shares what it knows of a file among the connections of a process: none to the old one may be left.
+        database.close().await;
+        let database = Database::open(&self.options).await?;
+        *self.database() = Arc::clone(&database);
+        Ok(database)
+    }
+}
+
+impl Backend for Sqlite {
+    type Claim = SqliteClaim;
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::basic().with_fencing().with_polling(Duration::from_millis(1), Duration::from_millis(50))
+    }
+
+    fn claim(&self, request: ClaimRequest) -> SqliteClaim {
+        SqliteClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        let database = self.0.current().await?;
+        Ok(match claim::read(&database, key, Until::after(Duration::from_secs(1))).await? {
+            Standing::Free => None,
+            Standing::Held(holder) => Some(*holder),
+        })
+    }
+
+    async fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
+        let database = Arc::clone(&self.0.database());
+        database.close().await;
+    }
+}
+
+impl fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sqlite")
+            .field("path", &self.0.options.path)
+            .field("table", &self.0.options.table.to_string())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,211 @@
+//! Where the database is.
+
+use std::path::{Path, PathBuf};
+
+use dlock_core::{Error, Failure, Operation, Result};
+use percent_encoding::percent_decode_str;
+
+use super::Sqlite;
+use super::database::Database;
+use crate::table::TableName;
+
+/// Where the locks are: a file, and a table in it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let path = directory.path().join("app.db");
+/// use dlock_core::Locks;
+/// use dlock_sql::SqliteOptions;
+///
+/// let options = SqliteOptions::new(&path).with_table("shop_locks")?;
+/// options.migrate().await?; // once, at deployment
+/// let locks = Locks::new(options.open().await?);
+/// locks.lock("room_7").run(async {}).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "connect() or open() uses the options"]
+pub struct SqliteOptions {
+    pub(super) path: PathBuf,
+    pub(super) table: TableName,
+    /// Whether the file and the table are made where they are missing.
+    pub(super) makes: bool,
+}
+
+impl SqliteOptions {
+    /// The table `dlock` in the database at `path`.
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self { path: path.as_ref().to_owned(), table: TableName::default(), makes: false }
+    }
+
+    /// Reads `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`. A `?`, `#`
+    /// or `%` in the path is written as `%3F`, `%23` or `%25`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when it is not such a URL.
+    pub fn from_url(url: &str) -> Result<Self> {
+        Self::parse(url).map_err(refuse)
+    }
+
+    fn parse(url: &str) -> Result<Self, Failure> {
+        let wrong = |what: &str| {
+            Failure::invalid_config(format!(
+                "{what}; write sqlite:///absolute/path.db or sqlite://relative/path.db, and ?table=name where it is not \
+                 dlock"
+            ))
+        };
+        let rest = url.strip_prefix("sqlite://").ok_or_else(|| {
+            wrong(if url.starts_with("sqlite::memory:") {
+                "locks in memory exclude nobody else (for tests there is `memory:`)"
+            } else {
+                "the URL does not begin with sqlite://"
+            })
+        })?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if path.contains('#') || query.contains('#') {
+            return Err(wrong("the URL has a fragment (write %23 for a # in the path)"));
+        }
+        let path = decode(path).ok_or_else(|| wrong("the path is not UTF-8"))?;
+        if path.is_empty() || path.ends_with('/') || path.contains('\0') || path == ":memory:" {
+            return Err(wrong("the URL names no file"));
+        }
+        let mut options = Self::new(path);
+        for (name, value) in query.split('&').filter(|part| !part.is_empty()).map(|part| {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            (name, decode(value))
+        }) {
+            match (name, value) {
+                ("table", Some(value)) => options = options.table(&value)?,
+                _ => return Err(wrong(&format!("the option {name:?} is not known"))),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Another table. Each table of a file has its own locks. Default `dlock`; 1 to 63 ASCII letters, digits and
+    /// underscores, not starting with a digit or with `sqlite_`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when the name is not allowed.
+    pub fn with_table(self, name: &str) -> Result<Self> {
+        self.table(name).map_err(refuse)
+    }
+
+    fn table(mut self, name: &str) -> Result<Self, Failure> {
+        let reserved = name.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("sqlite_"));
+        if reserved {
+            return Err(Failure::invalid_config(format!(
+                "the table name {name:?} is not allowed; SQLite keeps names with sqlite_ for itself"
+            )));
+        }
+        self.table = TableName::new(name)?;
+        Ok(self)
+    }
+
+    /// Makes the file (for its owner only), the write-ahead log and the table where they are missing. Does nothing to a
+    /// lock table that is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), except that nothing needs to be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, an empty file may be left; call it again.
+    pub async fn migrate(&self) -> Result<()> {
+        let options = Self { makes: true, ..self.clone() };
+        Database::open(&options).await.map_err(refuse)?.close().await;
+        Ok(())
+    }
+
+    /// Opens a database that was migrated, and makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path is a
+    /// directory or not a SQLite database, the file is damaged or lies on a network file system, or the table is not a lock
+    /// table of this version; [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be
+    /// written; [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, or other processes keep
+    /// the database busy for more than five seconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn open(self) -> Result<Sqlite> {
+        Sqlite::start(self).await.map_err(refuse)
+    }
+
+    /// Opens the database, and makes the file and the table where they are missing.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), except that nothing needs to be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, an empty file may be left; call it again.
+    pub async fn connect(self) -> Result<Sqlite> {
+        Self { makes: true, ..self }.open().await
+    }
+}
+
+fn refuse(failure: Failure) -> Error {
+    Error::new(Operation::Configure, failure).on(super::NAME)
+}
+
+fn decode(text: &str) -> Option<String> {
+    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::ErrorKind;
+
+    #[test]
+    fn urls_name_a_path_and_a_table() {
+        for (url, path, table) in [
+            ("sqlite:///var/lib/shop/locks.db", "/var/lib/shop/locks.db", "dlock"),
+            ("sqlite://locks.db", "locks.db", "dlock"),
+            ("sqlite://a/b%20c%3F%23%25.db?table=x_1", "a/b c?#%.db", "x_1"),
+            ("sqlite:///z%C3%BCrich.db?", "/zürich.db", "dlock"),
+            ("sqlite:///a.db?table=%61", "/a.db", "a"),
+        ] {
+            let options = SqliteOptions::from_url(url).unwrap();
+            assert_eq!(
+                (options.path.to_str(), options.table.to_string().as_str()),
+                (Some(path), table),
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_urls_are_refused_with_the_right_form() {
+        for url in [
+            "",
+            "sqlite:",
+            "sqlite::memory:",
+            "sqlite://",
+            "sqlite:///",
+            "sqlite:///dir/",
+            "sqlite:a.db",
+            "sqlite://:memory:",
+            "postgres:///a",
+            "sqlite:///a.db?mode=ro",
+            "sqlite:///a.db?table=",
+            "sqlite:///a.db?table=a%20b",
+            "sqlite:///a.db?table=sqlite_x",
+            "sqlite:///a.db#x",
+            "sqlite:///%FF.db",
+            "sqlite:///a%00.db",
+            "sqlite:///a.db?table",
+        ] {
+            let error = SqliteOptions::from_url(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Making the lock table, and telling whether a table is one.
+
+use std::path::Path;
+
+use dlock_core::Failure;
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{Connection, Row};
+
+use super::failure::classify;
+use super::statements::{COLUMNS, MARK, Statements, schema};
+use crate::table::TableName;
+
+/// What is wrong with a table, or with asking for it.
+pub(super) enum Wrong {
+    Sql(sqlx::Error),
+    Table(Failure),
+}
+
+impl Wrong {
+    pub(super) fn into_failure(self, path: &Path) -> Failure {
+        match self {
+            Self::Sql(error) => classify(error, path),
+            Self::Table(failure) => failure,
+        }
+    }
+}
+
+impl From<sqlx::Error> for Wrong {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+/// Makes the table where it is missing. Does nothing to one that is there.
+pub(super) async fn migrate(
+    connection: &mut SqliteConnection,
+    table: &TableName,
+    path: &Path,
+) -> Result<(), Wrong> {
+    if !columns(connection, table).await?.is_empty() {
+        return Ok(());
+    }
+    // Readers and writers do not block each other with a write-ahead log. The database keeps the setting.
+    let mode: String =
+        sqlx::query("PRAGMA journal_mode = WAL").fetch_one(&mut *connection).await?.try_get(0)?;
+    if !mode.eq_ignore_ascii_case("wal") {
+        return Err(Wrong::Table(Failure::invalid_config(format!(
+            "{} cannot have a write-ahead log (its journal mode is {mode}); use a local disk",
+            path.display()
+        ))));
+    }
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    for statement in schema(table) {
+        sqlx::query(statement).execute(&mut *transaction).await?;
+    }
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// Whether `table` is a lock table of this version.
+pub(super) async fn verify(
+    connection: &mut SqliteConnection,
+    table: &TableName,
+    statements: &Statements,
+    path: &Path,
+) -> Result<(), Wrong> {
+    let found = columns(connection, table).await?;
+    let path = path.display();
+    let refuse = |what: String| Err(Wrong::Table(Failure::invalid_config(what)));
+    if found.is_empty() {
+        return refuse(format!("{path} has no table {table}; migrate it first, or connect, which does"));
+    }
+    let is_ours = found.len() == COLUMNS.len()
+        && COLUMNS.iter().zip(&found).all(|(ours, (name, kind, required))| *ours == (name, kind, *required));
+    if !is_ours {
+        let names: Vec<&str> = found.iter().map(|(name, ..)| name.as_str()).collect();
+        return refuse(format!(
+            "table {table} in {path} is not a lock table (it has the columns {}); choose another table name",
+            names.join(", ")
+        ));
+    }
+    let triggers: i64 =
+        sqlx::query("SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND name IN (?1, ?2)")
+            .bind(format!("{table}_keeps_fences"))
+            .bind(format!("{table}_keeps_mark"))
+            .fetch_one(&mut *connection)
+            .await?
+            .try_get(0)?;
+    let mark = sqlx::query(statements.mark.clone()).fetch_optional(&mut *connection).await?;
+    let mark: Option<String> = mark.map(|row| row.try_get(0)).transpose()?;
+    match mark {
+        Some(mark) if mark == MARK && triggers == 2 => Ok(()),
+        Some(mark) if mark == MARK => refuse(format!(
+            "table {table} in {path} has lost its triggers; drop the table and migrate again while nothing is held"
+        )),
+        Some(mark) => refuse(format!(
+            "table {table} in {path} is of another version of dlock ({mark:?}); use that version or another table name"
+        )),
+        None => refuse(format!("table {table} in {path} has no mark row; drop the table and migrate again")),
+    }
+}
+
+async fn columns(
+    connection: &mut SqliteConnection,
+    table: &TableName,
+) -> Result<Vec<(String, String, bool)>, sqlx::Error> {
+    sqlx::query(r#"SELECT name, type, "notnull" FROM pragma_table_info(?1) ORDER BY cid"#)
+        .bind(table.to_string())
+        .fetch_all(connection)
+        .await?
+        .iter()
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
+        .collect()
+}

@@ -1,0 +1,130 @@
+//! The statements, with the table's name in them.
+//!
+//! A row is one key. It is free when its token is null, when its lease has ended, or when it is of an earlier boot; it
+//! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's
+//! mark: its version, the highest fence of all rows that were deleted, and the identity of the file.
+//!
+//! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+use crate::table::TableName;
+
+/// What the mark row's `holder` says.
+pub(super) const MARK: &str = "dlock table, version 1";
+
+/// The columns by name, type and whether they may be null, as `PRAGMA table_info` reports them.
+pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
+    ("key", "BLOB", true),
+    ("token", "BLOB", false),
+    ("fence", "INTEGER", true),
+    ("boot", "BLOB", true),
+    ("expires", "INTEGER", true),
+    ("holder", "TEXT", true),
+];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    /// key, token, least fence, boot, expiry, holder, now: the fence, or no row when somebody else has it.
+    pub(super) take: SqlStr,
+    /// key: the row.
+    pub(super) read: SqlStr,
+    /// key, token, boot, now: whether the lease was still running, or no row when it is not ours.
+    pub(super) release: SqlStr,
+    /// now, list, boot: extends what is ours.
+    pub(super) renew: SqlStr,
+    /// now, list, boot: the places in the list of what is ours.
+    pub(super) ours: SqlStr,
+    /// boot, now, latest expiry, after key: deletes some free rows and gives their keys.
+    pub(super) prune: SqlStr,
+    /// The mark row.
+    pub(super) mark: SqlStr,
+    /// identity, boot, now: notes that the file is another than before.
+    pub(super) identify: SqlStr,
+}
+
+/// How many rows one statement deletes, so that it does not keep others waiting.
+pub(super) const PRUNED_AT_ONCE: usize = 1_000;
+
+impl Statements {
+    pub(super) fn of(table: &TableName) -> Self {
+        // A list is a JSON array of [key, token, lease]: one bound value, whatever its length.
+        let listed = "(SELECT json_each.key AS place, unhex(value ->> 0) AS key, unhex(value ->> 1) AS token, \
+                      value ->> 2 AS lease FROM json_each(?2)) AS listed";
+        let is_ours =
+            "held.key = listed.key AND held.token = listed.token AND held.boot = ?3 AND held.expires > ?1";
+        Self {
+            take: sql(format!(
+                r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
+                VALUES (?1, ?2, max(?3, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')), ?4, ?5, ?6)
+                ON CONFLICT (key) DO UPDATE SET
+                    fence = CASE WHEN held.token = ?2 AND held.boot = ?4 AND held.expires > ?7 THEN held.fence
+                            ELSE max(held.fence + 1, excluded.fence) END,
+                    token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
+                WHERE held.token IS NULL OR held.token = ?2 OR held.boot <> ?4 OR held.expires <= ?7
+                RETURNING fence"#
+            )),
+            read: sql(format!(r#"SELECT token, fence, boot, expires, holder FROM "{table}" WHERE key = ?1"#)),
+            release: sql(format!(
+                r#"UPDATE "{table}" SET token = NULL WHERE key = ?1 AND token = ?2
+                RETURNING boot = ?3 AND expires > ?4"#
+            )),
+            renew: sql(format!(
+                r#"UPDATE "{table}" AS held SET expires = ?1 + listed.lease FROM {listed} WHERE {is_ours}"#
+            )),
+            ours: sql(format!(
+                r#"SELECT listed.place FROM {listed} CROSS JOIN "{table}" AS held WHERE {is_ours}"#
+            )),
+            prune: sql(format!(
+                r#"DELETE FROM "{table}" WHERE key IN (
+                    SELECT key FROM "{table}" WHERE key > ?4
+                    AND (token IS NULL OR boot <> ?1 OR expires <= ?2)
+                    AND CASE WHEN boot = ?1 THEN expires ELSE 0 END <= ?3
+                    ORDER BY key LIMIT {PRUNED_AT_ONCE})
+                RETURNING key"#
+            )),
+            mark: sql(format!(r#"SELECT holder, token, boot, expires FROM "{table}" WHERE key = x''"#)),
+            identify: sql(format!(
+                r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
+                AND (token IS NOT ?1 OR boot <> ?2)"#
+            )),
+        }
+    }
+}
+
+/// The statements that make the table, for one transaction.
+///
+/// The triggers keep fences growing whoever deletes rows, also an administrator by hand.
+pub(super) fn schema(table: &TableName) -> [SqlStr; 4] {
+    [
+        sql(format!(
+            r#"CREATE TABLE IF NOT EXISTS "{table}" (
+                key BLOB NOT NULL PRIMARY KEY,
+                token BLOB,
+                fence INTEGER NOT NULL,
+                boot BLOB NOT NULL,
+                expires INTEGER NOT NULL,
+                holder TEXT NOT NULL
+            ) STRICT, WITHOUT ROWID"#
+        )),
+        sql(format!(
+            r#"INSERT OR IGNORE INTO "{table}" (key, token, fence, boot, expires, holder)
+            VALUES (x'', NULL, 0, x'', 0, '{MARK}')"#
+        )),
+        sql(format!(
+            r#"CREATE TRIGGER IF NOT EXISTS "{table}_keeps_fences" AFTER DELETE ON "{table}" BEGIN
+                UPDATE "{table}" SET fence = max(fence, old.fence) WHERE key = x''; END"#
+        )),
+        sql(format!(
+            r#"CREATE TRIGGER IF NOT EXISTS "{table}_keeps_mark" BEFORE DELETE ON "{table}" WHEN old.key = x''
+            BEGIN SELECT RAISE(IGNORE); END"#
+        )),
+    ]
+}
+
+/// The only text that is put into a statement is a checked table name.
+fn sql(text: String) -> SqlStr {
+    AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
+}

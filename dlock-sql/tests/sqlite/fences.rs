@@ -1,0 +1,103 @@
+//! Fences grow, whatever happens to the rows.
+
+use std::time::Duration;
+
+use dlock_core::backend::Renewed;
+use dlock_core::{Claim, ErrorKind};
+
+use crate::support::{Site, claim, fence, granted};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_fence_grows_with_every_grant_and_is_kept_across_releases() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut last = None;
+    for _ in 0..200 {
+        let mut mine = claim(&backend, "k", LEASE).await;
+        let this = fence(granted(mine.attempt().await.unwrap()));
+        assert!(Some(this) > last);
+        last = Some(this);
+        let _ = mine.withdraw().await.unwrap();
+    }
+    assert_eq!(site.number("SELECT count(*) FROM dlock WHERE key > x''").await, 1);
+}
+
+#[tokio::test]
+async fn a_fence_begins_at_the_wall_clock_and_does_not_need_it_to_grow() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let micros = std::time::UNIX_EPOCH.elapsed().unwrap().as_micros();
+    let mut mine = claim(&backend, "k", LEASE).await;
+    assert!(u128::from(fence(granted(mine.attempt().await.unwrap())).get()) >= micros);
+    let _ = mine.withdraw().await.unwrap();
+    // As if the clock had been a thousand years ahead at the time of the last grant.
+    let ahead = 32_503_680_000_000_000;
+    site.execute(&format!("UPDATE dlock SET fence = {ahead} WHERE key > x''")).await;
+    let mut next = claim(&backend, "k", LEASE).await;
+    assert_eq!(fence(granted(next.attempt().await.unwrap())).get(), ahead + 1);
+}
+
+#[tokio::test]
+async fn pruning_deletes_what_is_free_and_old_and_keeps_fences_growing() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut held = claim(&backend, "held", LEASE).await;
+    let _ = granted(held.attempt().await.unwrap());
+    let mut short = claim(&backend, "short", Duration::from_millis(50)).await;
+    let _ = granted(short.attempt().await.unwrap());
+    let _ = short.withdraw().await.unwrap();
+    let mut young = claim(&backend, "young", LEASE).await;
+    let _ = granted(young.attempt().await.unwrap());
+    let _ = young.withdraw().await.unwrap();
+    // Far ahead of the wall clock, so that only the table's own memory can keep up with it.
+    let ahead = 32_503_680_000_000_000;
+    site.execute(&format!("UPDATE dlock SET fence = {ahead} WHERE key = CAST('short' AS BLOB)")).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(backend.prune(LEASE).await.unwrap(), 0);
+    assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(site.number("SELECT count(*) FROM dlock WHERE key > x''").await, 2);
+    let mut again = claim(&backend, "short", LEASE).await;
+    assert!(fence(granted(again.attempt().await.unwrap())).get() > ahead);
+    assert_eq!(held.renew().await.unwrap(), Renewed::Extended);
+}
+
+#[tokio::test]
+async fn pruning_many_rows_takes_them_in_portions_and_spares_the_held_ones() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    site.execute(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
+         INSERT INTO dlock SELECT CAST('k' || i AS BLOB), iif(i % 100 = 0, randomblob(16), NULL), i,
+         (SELECT boot FROM dlock WHERE key = x''), iif(i % 100 = 0, 9000000000000000000, 0), '' FROM n",
+    )
+    .await;
+    assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 4_950);
+    assert_eq!(site.held().await, 50);
+    assert_eq!(site.number("SELECT fence FROM dlock WHERE key = x''").await, 4_999);
+}
+
+#[tokio::test]
+async fn rows_deleted_by_hand_keep_fences_growing_too() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut mine = claim(&backend, "k", LEASE).await;
+    let _ = granted(mine.attempt().await.unwrap());
+    let ahead = 32_503_680_000_000_000;
+    site.execute(&format!("UPDATE dlock SET fence = {ahead} WHERE key > x''")).await;
+    site.execute("DELETE FROM dlock").await;
+    assert_eq!(site.number("SELECT count(*) FROM dlock").await, 1, "the mark row stays");
+    let mut next = claim(&backend, "k", LEASE).await;
+    assert!(fence(granted(next.attempt().await.unwrap())).get() > ahead);
+}
+
+#[tokio::test]
+async fn a_table_whose_mark_row_is_gone_gives_no_lock() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    site.execute("DROP TRIGGER dlock_keeps_mark; DELETE FROM dlock").await;
+    let error = locks.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert_eq!(site.held().await, 0);
+}

@@ -1,0 +1,11 @@
+//! Locks in a SQLite database, on real files and with real processes.
+
+mod cancelling;
+mod fences;
+mod keys;
+mod locking;
+mod opening;
+mod processes;
+mod renewing;
+mod replaced;
+mod support;

@@ -1,0 +1,195 @@
+//! Making and opening the database, and what is refused.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use dlock_core::{Error, ErrorKind, Locks};
+use dlock_sql::{Sqlite, SqliteOptions};
+
+use crate::support::{Other, Site};
+
+async fn works(backend: Sqlite) {
+    Locks::new(backend).lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+fn is(error: &Error, kind: ErrorKind, word: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(word), "{word:?} is missing in: {error}");
+    assert_eq!(error.backend(), Some("sqlite"));
+}
+
+#[tokio::test]
+async fn connecting_makes_private_files_and_a_table() {
+    let site = Site::new();
+    let backend = Sqlite::connect(&format!("sqlite://{}", site.path.display())).await.unwrap();
+    works(backend.clone()).await;
+    for name in ["locks.db", "locks.db-wal", "locks.db-shm"] {
+        let mode = site.directory.path().join(name).metadata().unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    works(Sqlite::open(&site.path).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn urls_may_be_relative_and_escaped_and_name_a_table() {
+    let site = Site::new();
+    let up = "../".repeat(std::env::current_dir().unwrap().components().count() - 1);
+    let directory = site.directory.path();
+    std::fs::create_dir(directory.join("a b?%")).unwrap();
+    let url = format!(
+        "sqlite://{up}{}/a%20b%3F%25/l%C3%B6cks.db?table=Shop_1",
+        &directory.display().to_string()[1..]
+    );
+    works(Sqlite::connect(&url).await.unwrap()).await;
+    let path = directory.join("a b?%/löcks.db");
+    assert!(path.is_file());
+    works(SqliteOptions::new(&path).with_table("Shop_1").unwrap().open().await.unwrap()).await;
+    is(&Sqlite::open(&path).await.unwrap_err(), ErrorKind::InvalidConfig, "no table dlock");
+}
+
+#[tokio::test]
+async fn opening_makes_nothing_and_says_what_is_missing() {
+    let site = Site::new();
+    let options = SqliteOptions::new(&site.path);
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "there is no database");
+    assert!(!site.path.exists());
+    SqliteOptions::new(&site.path).with_table("other").unwrap().migrate().await.unwrap();
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "no table dlock");
+    options.migrate().await.unwrap();
+    options.migrate().await.unwrap();
+    works(options.open().await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_may_make_the_same_database_at_the_same_time() {
+    for _ in 0..5 {
+        let site = Site::new();
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let options = SqliteOptions::new(&site.path);
+                tokio::spawn(async move { works(options.connect().await.unwrap()).await })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn tables_that_are_not_ours_are_left_alone() {
+    let site = Site::new();
+    let options = SqliteOptions::new(&site.path);
+    SqliteOptions::new(&site.path).with_table("x").unwrap().migrate().await.unwrap();
+    site.execute(
+        "CREATE TABLE dlock (id INTEGER PRIMARY KEY, name TEXT); INSERT INTO dlock VALUES (1, 'mine')",
+    )
+    .await;
+    is(&options.clone().connect().await.unwrap_err(), ErrorKind::InvalidConfig, "id, name");
+    assert_eq!(site.number("SELECT count(*) FROM dlock").await, 1);
+    site.execute("DROP TABLE dlock").await;
+    options.migrate().await.unwrap();
+    site.execute("UPDATE dlock SET holder = 'dlock table, version 9' WHERE key = x''").await;
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "version 9");
+    site.execute("DROP TRIGGER dlock_keeps_mark; DELETE FROM dlock").await;
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "mark row");
+    site.execute("DROP TABLE dlock").await;
+    options.migrate().await.unwrap();
+    site.execute("DROP TRIGGER dlock_keeps_fences").await;
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "triggers");
+}
+
+#[tokio::test]
+async fn wrong_paths_are_refused_with_the_reason() {
+    let site = Site::new();
+    let directory = site.directory.path();
+    let connect = async |path: &Path| SqliteOptions::new(path).connect().await.unwrap_err();
+    is(&connect(directory).await, ErrorKind::InvalidConfig, "is a directory");
+    is(&connect(&directory.join("no/such.db")).await, ErrorKind::InvalidConfig, "make its directory");
+    is(&connect(Path::new("/dev/null")).await, ErrorKind::InvalidConfig, "not a regular file");
+    std::fs::write(&site.path, "this is a letter and not a database, however long it may be".repeat(100))
+        .unwrap();
+    is(&connect(&site.path).await, ErrorKind::InvalidConfig, "not a SQLite database");
+    is(&connect(&site.path.join("below.db")).await, ErrorKind::InvalidConfig, "path of a file");
+    let link = directory.join("link.db");
+    std::os::unix::fs::symlink(directory.join("target"), &link).unwrap();
+    is(&connect(&link).await, ErrorKind::InvalidConfig, "symbolic link");
+    assert!(!directory.join("target").exists());
+}
+
+#[tokio::test]
+async fn a_damaged_database_is_called_that() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    works(backend.clone()).await;
+    dlock_core::Backend::close(&backend).await;
+    drop(backend);
+    let mut bytes = std::fs::read(&site.path).unwrap();
+    let page = bytes.len() / 2;
+    bytes[page..].fill(0xA5);
+    std::fs::write(&site.path, bytes).unwrap();
+    is(&Sqlite::open(&site.path).await.unwrap_err(), ErrorKind::InvalidConfig, "damaged");
+}
+
+/// This test binary, by a user who is not root, to whom rights would mean nothing.
+fn as_nobody() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    command
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[tokio::test]
+async fn files_and_directories_without_the_right_to_write_are_denied() {
+    let site = Site::new();
+    let set =
+        |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let directory = site.directory.path();
+    let try_it = || Other::start_by(as_nobody(), "open", &site.path).says("failed");
+    // No file, and no right to make one.
+    set(directory, 0o555);
+    assert!(try_it().starts_with("Error(Denied"), "{}", try_it());
+    set(directory, 0o755);
+    let backend = site.backend().await;
+    dlock_core::Backend::close(&backend).await;
+    drop(backend);
+    // A file that can only be read.
+    set(&site.path, 0o444);
+    set(directory, 0o777);
+    assert!(try_it().starts_with("Error(Denied"), "{}", try_it());
+    // A file that could be written, in a directory that cannot.
+    set(&site.path, 0o666);
+    set(directory, 0o555);
+    assert!(try_it().starts_with("Error(Denied"), "{}", try_it());
+    // The same user with all rights, so that it was them.
+    let site = Site::new();
+    set(site.directory.path(), 0o777);
+    Other::start_by(as_nobody(), "open", &site.path).says("opened");
+}
+
+#[tokio::test]
+async fn a_disk_that_takes_no_more_fails_the_acquire_and_grants_nothing() {
+    let site = Site::new();
+    SqliteOptions::new(&site.path).migrate().await.unwrap();
+    // The limit of a process on the size of its files, which fails a write just as a full disk does.
+    let mut command = Command::new("sh");
+    let exe = std::env::current_exe().unwrap();
+    command.args(["-c", r#"trap "" XFSZ; ulimit -f 400; exec "$0" "$@""#]).arg(exe);
+    let mut other = Other::start_by(command, "fill", &site.path);
+    let failed = other.says("failed");
+    assert!(failed.starts_with("Error(Un") && failed.contains("disk"), "{failed}");
+    let granted: i64 = other.says("granted").parse().unwrap();
+    assert!(granted > 0 && other.wait().success());
+    assert_eq!(site.held().await, granted);
+    assert_eq!(
+        site.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check <> 'ok'").await,
+        0
+    );
+}

@@ -1,0 +1,213 @@
+//! A database of its own for each test, a look into its rows, claims by hand, and child processes.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Withdrawn};
+use dlock_core::{Backend, Capabilities, Claim, Failure, Fence, Holder, Key, Locks, Wait};
+use dlock_sql::{Sqlite, SqliteClaim, SqliteOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Row};
+use tempfile::TempDir;
+
+/// A directory with a database that is about to be made.
+pub(crate) struct Site {
+    pub(crate) directory: TempDir,
+    pub(crate) path: PathBuf,
+}
+
+impl Site {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("locks.db");
+        Self { directory, path }
+    }
+
+    pub(crate) async fn backend(&self) -> Sqlite {
+        SqliteOptions::new(&self.path).connect().await.unwrap()
+    }
+
+    /// Leases of one second unless told otherwise, so that a test can wait for their end.
+    pub(crate) async fn locks(&self) -> Locks {
+        Locks::builder(self.backend().await).with_lease(Duration::from_secs(1)).build().unwrap()
+    }
+
+    pub(crate) async fn raw(&self) -> SqliteConnection {
+        raw(&self.path).await
+    }
+
+    pub(crate) async fn number(&self, statement: &str) -> i64 {
+        let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(&mut self.raw().await).await.unwrap();
+        rows.first().map_or(-1, |row| row.try_get(0).unwrap())
+    }
+
+    /// How many rows carry a token.
+    pub(crate) async fn held(&self) -> i64 {
+        self.number("SELECT count(*) FROM dlock WHERE key > x'' AND token IS NOT NULL").await
+    }
+
+    pub(crate) async fn execute(&self, statement: &str) {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut self.raw().await).await.unwrap();
+    }
+}
+
+pub(crate) async fn raw(path: &Path) -> SqliteConnection {
+    SqliteConnectOptions::new().filename(path).disable_statement_logging().connect().await.unwrap()
+}
+
+/// Makes requests for claims, which only the engine can, by catching those it makes.
+#[derive(Clone, Debug, Default)]
+struct Catcher(Arc<Mutex<Option<ClaimRequest>>>);
+
+struct Nothing;
+
+impl Backend for Catcher {
+    type Claim = Nothing;
+
+    fn name(&self) -> &'static str {
+        "catcher"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::basic()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Nothing {
+        *self.0.lock().unwrap() = Some(request);
+        Nothing
+    }
+
+    async fn inspect(&self, _: &Key) -> Result<Option<Holder>, Failure> {
+        Ok(None)
+    }
+}
+
+impl Claim for Nothing {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        Ok(Attempt::Busy(Busy::default()))
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        Ok(Renewed::Gone)
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        Ok(Withdrawn::Absent)
+    }
+
+    fn is_clean(&self) -> bool {
+        true
+    }
+}
+
+/// A request as the engine makes it, with a token of its own.
+pub(crate) async fn request(key: &str, lease: Duration) -> ClaimRequest {
+    let catcher = Catcher::default();
+    let locks = Locks::builder(catcher.clone()).with_label("tests").build().unwrap();
+    locks.lock(key).with_lease(lease).with_wait(Wait::No).acquire().await.unwrap_err();
+    catcher.0.lock().unwrap().take().unwrap()
+}
+
+/// A claim by hand.
+pub(crate) async fn claim(backend: &Sqlite, key: &str, lease: Duration) -> SqliteClaim {
+    backend.claim(request(key, lease).await)
+}
+
+pub(crate) fn granted(attempt: Attempt) -> Grant {
+    match attempt {
+        Attempt::Granted(grant) => grant,
+        Attempt::Busy(busy) => panic!("somebody else has it: {busy:?}"),
+    }
+}
+
+pub(crate) fn busy(attempt: Attempt) -> Busy {
+    match attempt {
+        Attempt::Granted(grant) => panic!("it was granted: {grant:?}"),
+        Attempt::Busy(busy) => busy,
+    }
+}
+
+pub(crate) fn fence(grant: Grant) -> Fence {
+    grant.fence.unwrap()
+}
+
+/// This test binary again, as another process that plays `role` with the database at `path`.
+pub(crate) struct Other {
+    child: Child,
+    lines: BufReader<ChildStderr>,
+}
+
+impl Other {
+    pub(crate) fn start(role: &str, path: &Path) -> Self {
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), role, path)
+    }
+
+    /// By a command that ends with the arguments of the test binary.
+    pub(crate) fn start_by(mut command: Command, role: &str, path: &Path) -> Self {
+        let mut child = command
+            .args(["--exact", "processes::a_child_process_plays_its_role", "--nocapture", "--test-threads=1"])
+            .env("DLOCK_TEST_ROLE", role)
+            .env("DLOCK_TEST_PATH", path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// The next line that says `word`, without it.
+    pub(crate) fn says(&mut self, word: &str) -> String {
+        let mut heard = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(
+                self.lines.read_line(&mut line).unwrap() > 0,
+                "it ended without {word:?}, after:\n{heard}"
+            );
+            if let Some(rest) = line.trim_end().strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+            heard += &line;
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(done.success());
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn wait(mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for `test` to become true, which something else brings about.
+pub(crate) async fn until(what: &str, mut test: impl AsyncFnMut() -> bool) {
+    for _ in 0..1_000 {
+        if test().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what} did not come about within 10 s");
+}
