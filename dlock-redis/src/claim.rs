@@ -28,6 +28,8 @@ pub struct RedisClaim {
     /// The lock was granted, and not withdrawn since.
     held: bool,
     unanswered: Unanswered,
+    /// Where the answer to a renewal or a withdrawal did not come.
+    overdue: Overdue,
     listener: Option<Listener>,
 }
 
@@ -35,7 +37,16 @@ impl RedisClaim {
     pub(crate) fn new(shared: Arc<Shared>, request: ClaimRequest) -> Self {
         let names = shared.names(&request.key);
         let owner = shared.owner(&request.token);
-        Self { shared, request, names, owner, held: false, unanswered: Unanswered::default(), listener: None }
+        Self {
+            shared,
+            request,
+            names,
+            owner,
+            held: false,
+            unanswered: Unanswered::default(),
+            overdue: Overdue::default(),
+            listener: None,
+        }
     }
 
     fn step(&self, step: Step) -> Request {
@@ -123,7 +134,7 @@ impl Claim for RedisClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let request = self.step(Step::Renew { lease: self.lease() });
-        let reply = self.shared.servers.carry_out(&request, self.patience(), &mut Untracked).await?;
+        let reply = self.shared.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         match reply.answer {
             Answer::Done(true) => self.too_few(&reply).map_or(Ok(Renewed::Extended), Err),
             Answer::Done(false) => Ok(Renewed::Gone),
@@ -138,7 +149,7 @@ impl Claim for RedisClaim {
             let limit = (self.request.lease, self.patience());
             return self.unanswered.withdraw(&self.shared.servers, &request, limit).await;
         }
-        let reply = self.shared.servers.carry_out(&request, self.patience(), &mut Untracked).await?;
+        let reply = self.shared.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         self.held = false;
         if !self.unanswered.is_empty() {
             // An earlier attempt may still arrive, and would take the lock again.
@@ -188,6 +199,28 @@ fn withdrawn(answer: &Answer) -> Result<Withdrawn, Failure> {
 
 fn senseless() -> Failure {
     Fault::Cut("the reply makes no sense".into()).into_failure()
+}
+
+/// The link on which the last request was not answered. It can be made again on any other one.
+#[derive(Default)]
+struct Overdue(Option<Arc<Link>>);
+
+impl Track for Overdue {
+    fn awaits(&self, link: &Arc<Link>) -> bool {
+        self.0.as_ref().is_some_and(|overdue| Arc::ptr_eq(overdue, link))
+    }
+
+    fn before(&mut self, path: &Path) {
+        self.0 = Some(Arc::clone(&path.link));
+    }
+
+    fn unsent(&mut self, _: &Path) {
+        self.0 = None;
+    }
+
+    fn after(&mut self, _: &Path) {
+        self.0 = None;
+    }
 }
 
 /// The connections on which attempts went out that were never answered. Such an attempt may be carried out at any time,

@@ -301,6 +301,16 @@ impl RedisServer {
         self.command(&["PUBSUB", "CHANNELS"])
     }
 
+    /// How many different things were denied to users since the start, by the server's log of them.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn denials(&self) -> usize {
+        self.command::<Vec<redis::Value>>(&["ACL", "LOG"]).len()
+    }
+
     /// A field of `INFO`, such as `role`.
     ///
     /// # Panics
