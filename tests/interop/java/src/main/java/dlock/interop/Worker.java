@@ -5,7 +5,6 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
-import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.locks.LockSupport;
 import org.redisson.Redisson;
 import org.redisson.api.RBucket;
@@ -19,7 +18,7 @@ import org.redisson.config.Config;
  * input ends or the process is killed. All commands run on one thread, which is the owner of what it locks.
  *
  * <pre>
- * arguments: redis-url lease-millis clock-offset-nanos history-file
+ * arguments: redis-url lease-millis process-number clock-offset-nanos history-file
  *
  * clock                                                    now
  * acquire KIND NAME                                        invoked returned token
@@ -31,16 +30,18 @@ import org.redisson.config.Config;
  * bench PREFIX CONCURRENCY MILLIS                          pairs p50-nanos p99-nanos
  * </pre>
  *
+ * Times are {@link System#nanoTime} plus the offset, which makes them those of the other processes.
  * KIND is {@code rlock}, {@code fenced} or {@code none}. An answer that begins with {@code error} tells what went wrong.
  */
 public final class Worker {
     private final RedissonClient client;
-    private final Clock clock;
+    private final long clockOffset;
     private final History history;
+    private long hold;
 
-    private Worker(RedissonClient client, Clock clock, History history) {
+    private Worker(RedissonClient client, long clockOffset, History history) {
         this.client = client;
-        this.clock = clock;
+        this.clockOffset = clockOffset;
         this.history = history;
     }
 
@@ -49,10 +50,14 @@ public final class Worker {
         config.setLockWatchdogTimeout(Long.parseLong(args[1]));
         config.useSingleServer().setAddress(args[0]);
         RedissonClient client = Redisson.create(config);
-        try (History history = new History(Path.of(args[3]))) {
-            new Worker(client, new Clock(Long.parseLong(args[2])), history).serve();
+        try (History history = new History(Long.parseLong(args[2]), Path.of(args[4]))) {
+            new Worker(client, Long.parseLong(args[3]), history).serve();
         }
         client.shutdown();
+    }
+
+    private long now() {
+        return System.nanoTime() + clockOffset;
     }
 
     private void serve() throws IOException {
@@ -72,7 +77,7 @@ public final class Worker {
 
     private String answer(String[] words) throws Exception {
         return switch (words[0]) {
-            case "clock" -> Long.toString(clock.now());
+            case "clock" -> Long.toString(now());
             case "acquire" -> acquire(Lock.of(client, words[1], words[2]), words[2]);
             case "try" -> Boolean.toString(
                 Lock.of(client, words[1], words[2]).acquireWithin(Long.parseLong(words[3])));
@@ -86,18 +91,21 @@ public final class Worker {
     }
 
     private String acquire(Lock lock, String name) {
-        long invoked = clock.now();
+        long invoked = now();
         Long token = lock.acquire();
-        long returned = clock.now();
-        history.record(name, "acquire", invoked, returned, token);
+        long returned = now();
+        hold++;
+        history.record(hold, name, "acquire", invoked, returned, token);
         return invoked + " " + returned + " " + token;
     }
 
     private String release(Lock lock, String name) {
-        long invoked = clock.now();
+        long invoked = now();
         lock.release();
-        long returned = clock.now();
-        history.record(name, "release", invoked, returned, null);
+        long returned = now();
+        // Up to here it believed that it had the lock.
+        history.record(hold, name, "check", invoked, invoked, null);
+        history.record(hold, name, "release", invoked, returned, null);
         return invoked + " " + returned;
     }
 
@@ -120,7 +128,7 @@ public final class Worker {
             sleep(hold);
             counter.set(Long.toString(before == null ? 1 : Long.parseLong(before) + 1));
             release(lock, name);
-            sleep(ThreadLocalRandom.current().nextLong(pause + 1));
+            sleep(pause);
         }
         return Integer.toString(count);
     }
