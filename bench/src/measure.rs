@@ -4,6 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
 /// How long to measure.
@@ -13,8 +14,10 @@ pub(crate) struct Settings {
     pub(crate) rounds: usize,
     /// Calls a round where a call takes microseconds.
     pub(crate) calls: u32,
-    /// Calls a round where a call writes to a file.
-    pub(crate) slow_calls: u32,
+    /// Rounds of what writes to a file: many and short ones, so that few of them are disturbed.
+    pub(crate) short_rounds: usize,
+    /// Calls of a short round.
+    pub(crate) short_calls: u32,
     /// Acquire and release, to count how often the keeper was woken.
     pub(crate) wakes_over: u32,
     /// How long many locks are held.
@@ -24,12 +27,12 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) const fn full() -> Self {
         let hold = Duration::from_secs(30);
-        Self { rounds: 11, calls: 50_000, slow_calls: 2_000, wakes_over: 1_000_000, hold }
+        Self { rounds: 11, calls: 50_000, short_rounds: 401, short_calls: 25, wakes_over: 1_000_000, hold }
     }
 
     pub(crate) const fn quick() -> Self {
         let hold = Duration::from_secs(10);
-        Self { rounds: 7, calls: 10_000, slow_calls: 500, wakes_over: 100_000, hold }
+        Self { rounds: 7, calls: 10_000, short_rounds: 101, short_calls: 25, wakes_over: 100_000, hold }
     }
 }
 
@@ -54,11 +57,29 @@ impl Spread {
     }
 }
 
-/// Nanoseconds a call of `calls` calls that `work` makes.
-pub(crate) fn time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+/// Nanoseconds of this thread's processor time a call, of `calls` calls that `work` makes. For work that never waits;
+/// what else the machine does counts little.
+pub(crate) fn busy_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = thread_time();
+    work()?;
+    Ok(per_call(thread_time().saturating_sub(start), calls))
+}
+
+/// The processor time that this thread has used.
+pub(crate) fn thread_time() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::from_secs(used.tv_sec.unsigned_abs()) + Duration::from_nanos(used.tv_nsec.unsigned_abs())
+}
+
+/// Nanoseconds a call, of `calls` calls that `work` makes, as a clock on the wall shows them. For work of several threads.
+pub(crate) fn wall_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
-    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(calls))
+    Ok(per_call(start.elapsed(), calls))
+}
+
+pub(crate) fn per_call(took: Duration, calls: u32) -> f64 {
+    took.as_secs_f64() * 1e9 / f64::from(calls)
 }
 
 /// Nanoseconds a call over the rounds. One round before is not counted.

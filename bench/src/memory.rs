@@ -1,12 +1,12 @@
 //! The engine alone: locks in memory, where the backend costs next to nothing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use dlock::{Error, Lock, Locks, Memory, distributed_lock};
 use tokio::runtime::Runtime;
 
-use crate::measure::{self, Settings, Spread};
+use crate::measure::{self, Settings, Spread, per_call};
 use crate::report::Row;
 
 fn locks() -> Result<Locks> {
@@ -32,7 +32,7 @@ pub(crate) fn attribute(settings: &Settings) -> Result<Vec<Row>> {
     let comparison = measure::compare(
         settings.rounds,
         || {
-            measure::time(calls, || {
+            measure::busy_time(calls, || {
                 runtime.block_on(async {
                     for id in 0..u64::from(calls) {
                         annotated(&locks, id % 64).await?;
@@ -42,7 +42,7 @@ pub(crate) fn attribute(settings: &Settings) -> Result<Vec<Row>> {
             })
         },
         || {
-            measure::time(calls, || {
+            measure::busy_time(calls, || {
                 runtime.block_on(async {
                     for id in 0..u64::from(calls) {
                         by_hand(&locks, id % 64).await?;
@@ -81,7 +81,7 @@ pub(crate) fn pair(settings: &Settings) -> Result<Vec<Row>> {
 
 fn time_pairs(runtime: &Runtime, lock: &Lock, settings: &Settings) -> Result<Spread> {
     measure::rounds(settings.rounds, || {
-        measure::time(settings.calls, || {
+        measure::busy_time(settings.calls, || {
             runtime.block_on(async {
                 for _ in 0..settings.calls {
                     acquire_and_release(lock).await?;
@@ -98,21 +98,21 @@ pub(crate) fn reentrant(settings: &Settings) -> Result<Vec<Row>> {
     let outer = locks.lock("room_7");
     let guards = measure::rounds(settings.rounds, || {
         let nested = async {
-            let start = Instant::now();
+            let start = measure::thread_time();
             for _ in 0..calls {
                 acquire_and_release(&outer).await?;
             }
-            Ok::<_, Error>(per_call(start.elapsed(), calls))
+            Ok::<_, Error>(per_call(measure::thread_time().saturating_sub(start), calls))
         };
         Ok(runtime.block_on(outer.run(nested))??)
     })?;
     let functions = measure::rounds(settings.rounds, || {
         let nested = async {
-            let start = Instant::now();
+            let start = measure::thread_time();
             for _ in 0..calls {
                 annotated(&locks, 7).await?;
             }
-            Ok::<_, Error>(per_call(start.elapsed(), calls))
+            Ok::<_, Error>(per_call(measure::thread_time().saturating_sub(start), calls))
         };
         Ok(runtime.block_on(outer.run(nested))??)
     })?;
@@ -124,10 +124,6 @@ pub(crate) fn reentrant(settings: &Settings) -> Result<Vec<Row>> {
         ),
         Row::spread("memory: re-entrant call of an annotated fn", functions, "ns"),
     ])
-}
-
-fn per_call(took: Duration, calls: u32) -> f64 {
-    took.as_secs_f64() * 1e9 / f64::from(calls)
 }
 
 /// A lock that is given back before its first renewal must not wake the keeper.

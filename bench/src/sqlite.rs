@@ -19,14 +19,14 @@ pub(crate) fn url(dir: &TempDir) -> String {
 /// connection with the same settings.
 pub(crate) fn pair(settings: &Settings) -> Result<Vec<Line>> {
     let runtime = measure::runtime()?;
-    let (dir, calls) = (tempfile::tempdir()?, settings.slow_calls);
+    let (dir, calls) = (tempfile::tempdir()?, settings.short_calls);
     let locks = runtime.block_on(async { dlock::connect(&url(&dir)).await })?;
     let lock = locks.lock("room_7");
     let bare = RefCell::new(runtime.block_on(Bare::connect(&dir))?);
     let comparison = measure::compare(
-        settings.rounds,
+        settings.short_rounds,
         || {
-            measure::time(calls, || {
+            measure::wall_time(calls, || {
                 runtime.block_on(async {
                     for _ in 0..calls {
                         lock.acquire().await?.release().await?;
@@ -37,7 +37,7 @@ pub(crate) fn pair(settings: &Settings) -> Result<Vec<Line>> {
         },
         || {
             let mut bare = bare.try_borrow_mut()?;
-            measure::time(calls, || {
+            measure::wall_time(calls, || {
                 runtime.block_on(async {
                     for _ in 0..calls {
                         bare.take().await?;

@@ -1,12 +1,13 @@
 //! Guards that go without a release.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Guard;
 
 use crate::figure::{Report, Spread, progress};
-use crate::store::{Store, held};
+use crate::store::{Store, acquire, held};
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -50,8 +51,9 @@ async fn cycles(store: &Store, volume: Volume, report: &mut Report) -> Result<()
     let bar = progress("acquire and drop", store.name(), total);
     let (ours, theirs) = (store.locks(SHORT).await?, store.locks(LEASE).await?);
     let keys: Vec<_> = (0..64).map(|_| store.key()).collect();
+    let failed = AtomicU64::new(0);
     for n in 0..total {
-        drop(ours.lock(&keys[n % keys.len()]).acquire().await?);
+        drop(acquire(&ours.lock(&keys[n % keys.len()]), &failed).await?);
         bar.inc(1);
     }
     while ours.stats().background > 0 {
@@ -65,6 +67,8 @@ async fn cycles(store: &Store, volume: Volume, report: &mut Report) -> Result<()
     let what = format!("{total} times acquire and drop");
     report.add(store.name(), format!("{what}: locks left"), left, "0", left == 0);
     report.add(store.name(), format!("{what}: renewals after the last release"), later, "0", later == 0);
+    let failed = failed.load(Ordering::Relaxed);
+    report.note(store.name(), format!("{what}: acquires that failed and were made again"), failed);
     Ok(())
 }
 

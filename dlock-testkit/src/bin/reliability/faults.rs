@@ -149,7 +149,7 @@ impl Arena {
             process,
             key: self.key.clone(),
             register: self.server.address(),
-            pause_ms: (5, 120),
+            pause_ms: (40, 160),
             seed: self.random.u64(..),
             history: self.histories.join(format!("{process}.jsonl")),
         };

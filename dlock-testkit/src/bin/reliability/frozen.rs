@@ -1,6 +1,7 @@
 //! Processes that are frozen for longer than their lease.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use dlock::Locks;
@@ -10,7 +11,7 @@ use dlock_testkit::worker::{Order, Report as Said, Worker};
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, Spread, progress};
-use crate::store::Store;
+use crate::store::{Store, acquire};
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_millis(600);
@@ -66,7 +67,7 @@ async fn freeze(worker: &mut Worker, locks: &Locks, key: String) -> Result<Thawe
     worker.ask(&Order::Watch { gap_ms }).await?;
     worker.freeze()?;
     let frozen = tokio::time::Instant::now();
-    let successor = locks.lock(&key).with_wait(LEASE * 10).acquire().await?;
+    let successor = acquire(&locks.lock(&key).with_wait(LEASE * 10), &AtomicU64::new(0)).await?;
     let fence = successor.fence().ok_or("no fence")?;
     server.register().read(fence)?;
     tokio::time::sleep_until(frozen + LEASE * 5 / 2).await;

@@ -1,6 +1,7 @@
 //! Processes that are killed while they hold a lock.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use dlock_testkit::now_ns;
@@ -8,7 +9,7 @@ use dlock_testkit::worker::Order;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, Spread, progress};
-use crate::store::Store;
+use crate::store::{Store, acquire};
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -32,7 +33,9 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
             let bar = Arc::clone(&bar);
             lane.spawn(async move {
                 holder.ask(&Order::Acquire { key, wait_ms: 0 }).await?;
-                let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, now_ns())) });
+                let waiter = tokio::spawn(async move {
+                    acquire(&lock, &AtomicU64::new(0)).await.map(|guard| (guard, now_ns()))
+                });
                 tokio::time::sleep(after).await;
                 let killed = now_ns();
                 holder.kill().await?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use dlock::{Locks, Memory};
+use dlock::{Guard, Lock, Locks, Memory};
 use dlock_testkit::worker::Worker;
 
 use crate::Failed;
@@ -84,4 +84,20 @@ pub(crate) async fn held(locks: &Locks, keys: &[String]) -> Result<usize, Failed
         held += usize::from(locks.inspect(key).await?.is_some());
     }
     Ok(held)
+}
+
+/// Acquires, and tries again where the error says that it may be worth while: a machine that is busy with other things makes
+/// requests late. Counts the errors in `failed`.
+pub(crate) async fn acquire(lock: &Lock, failed: &AtomicU64) -> Result<Guard, Failed> {
+    let mut tries = 0;
+    loop {
+        match lock.acquire().await {
+            Ok(guard) => return Ok(guard),
+            Err(error) if error.is_retryable() && tries < 50 => {
+                tries += 1;
+                failed.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
