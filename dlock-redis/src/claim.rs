@@ -294,8 +294,8 @@ impl Unanswered {
             match trace.withdraw(servers, request, patience).await {
                 Followed::Answered(answer) => removed |= answer == Withdrawn::Removed,
                 Followed::Redirected => elsewhere = true,
-                // Whatever it took has ended by itself.
-                Followed::Open if trace.path.link.is_ended() && trace.last_sent.elapsed() >= lease => {}
+                // Whatever it took has ended by itself, or has the withdrawal right behind it.
+                Followed::Open if trace.last_sent.elapsed() >= lease && trace.is_followed() => {}
                 Followed::Open => {
                     position += 1;
                     continue;
@@ -345,6 +345,11 @@ impl Trace {
             }
             _ => Followed::Open,
         }
+    }
+
+    /// Whether nothing more can be done on the connection.
+    fn is_followed(&self) -> bool {
+        self.withdrawal.is_some() || self.path.link.is_ended()
     }
 
     /// Sends the withdrawal in a task of its own, so that it is carried out even if nobody waits for it any more.
