@@ -106,7 +106,7 @@ async fn many_tasks_share_calls_of_the_script() {
     let before = server.command_calls();
     let tasks: Vec<_> = (0..64)
         .map(|n| {
-            let lock = locks.lock(&format!("room_{n}"));
+            let lock = locks.lock(format!("room_{n}"));
             tokio::spawn(async move { lock.acquire().await })
         })
         .collect();
