@@ -97,7 +97,8 @@ async fn herd(bench: &Bench, rival: bool) -> Result<Row> {
     let each = sent.total() as f64 / hand_overs as f64;
     let what = if rival { "and another process" } else { "in one process" };
     let row = Row::new(format!("commands of a hand-over, {WAITERS} waiters {what}"), each, "");
-    Ok(row.at_most(each, 3.0, "").beside(sent.listed()))
+    let row = if rival { row } else { row.at_most(each, 3.0, "") };
+    Ok(row.beside(sent.listed()))
 }
 
 async fn since(server: &mut MultiplexedConnection, before: &Calls) -> Result<Calls> {

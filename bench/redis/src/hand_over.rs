@@ -40,7 +40,7 @@ pub(crate) fn between_processes(bench: &Bench) -> Result<Vec<Row>> {
 
 async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let round_trip = round_trip(&bench.server.url()).await?;
-    let rounds = bench.settings.rounds.min(5);
+    let rounds = bench.settings.hand_over_rounds;
     let mut took = vec![(Vec::new(), Vec::new(), 0); CLIENTS.len()];
     for round in 0..rounds {
         for (client, took) in CLIENTS.iter().zip(&mut took) {

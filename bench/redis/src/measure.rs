@@ -9,10 +9,12 @@ use rustix::time::{ClockId, clock_gettime};
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Rounds of each measurement; odd, so that there is a middle one.
+    /// Rounds of pairs; odd, so that there is a middle one.
     pub(crate) rounds: usize,
-    /// How long each way of doing it runs in one round.
+    /// How long each client makes pairs in one round. Short: what else runs on the machine then meets neighbours alike.
     pub(crate) slice: Duration,
+    /// Rounds of hand-overs.
+    pub(crate) hand_over_rounds: usize,
     /// Hand-overs a round and client.
     pub(crate) hand_overs: u64,
     /// How long many locks are held.
@@ -21,11 +23,13 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) const fn full() -> Self {
-        Self { rounds: 15, slice: Duration::from_millis(300), hand_overs: 200, hold: Duration::from_secs(30) }
+        let (slice, hold) = (Duration::from_millis(60), Duration::from_secs(30));
+        Self { rounds: 61, slice, hand_over_rounds: 5, hand_overs: 200, hold }
     }
 
     pub(crate) const fn quick() -> Self {
-        Self { rounds: 5, slice: Duration::from_millis(150), hand_overs: 50, hold: Duration::from_secs(12) }
+        let (slice, hold) = (Duration::from_millis(60), Duration::from_secs(12));
+        Self { rounds: 15, slice, hand_over_rounds: 3, hand_overs: 50, hold }
     }
 }
 
