@@ -51,9 +51,9 @@ async fn fences_grow_through_steps_to_and_fro() {
     for minutes in [0, 5, -5, 60, -60, 1, 0] {
         let step = Duration::from_secs(60) * i32::abs(minutes).cast_unsigned();
         if minutes < 0 {
-            server.clock().behind(step)
+            server.clock().behind(step);
         } else {
-            server.clock().ahead(step)
+            server.clock().ahead(step);
         }
         let guard = locks.lock("room").acquire().await.unwrap();
         assert!(fence(&guard) > last, "{} after {last}", fence(&guard));

@@ -4,62 +4,27 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
 use dlock_redis::Redis;
-use dlock_testkit::proxy::{Direction, Flow, Proxy};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_testkit::servers::redis::{RedisPair, RedisServer};
 
 use crate::support::{LONG, error_of, fence, held, over, soon, until};
 
-/// A master and its replica, with a proxy between them and one in front of the master of the moment.
-struct Pair {
-    master: RedisServer,
-    replica: RedisServer,
-    replication: Proxy,
-    front: Proxy,
-}
-
-impl Pair {
-    async fn start() -> Self {
-        let master = RedisServer::start().unwrap();
-        let replication = Proxy::start(master.address()).unwrap();
-        let replica = RedisServer::options().replica_of(replication.address()).start().unwrap();
-        let front = Proxy::start(master.address()).unwrap();
-        let pair = Self { master, replica, replication, front };
-        // Acknowledgements come once a second; the first one shows that the replica follows.
-        until("the replica", || pair.master.command::<u32>(&["WAIT", "1", "1000"]) == 1).await;
-        pair
-    }
-
-    async fn locks(&self, min_replicas: u32) -> Locks {
-        let redis = Redis::builder(&format!("redis://{}", self.front.address()))
-            .with_min_replicas(min_replicas)
-            .with_replica_timeout(Duration::from_millis(200))
-            .connect()
-            .await
-            .unwrap();
-        Locks::builder(redis).with_lease(LONG).with_wait(Duration::from_millis(500)).build().unwrap()
-    }
-
-    /// From now on the replica learns nothing, and nobody notices.
-    fn black_hole_the_replication(&self) {
-        self.replication.set(Direction::ToClient, Flow::Hold);
-    }
-
-    /// The master dies, and the replica takes over.
-    fn fail_over(&mut self) {
-        self.master.kill();
-        self.replica.command::<()>(&["REPLICAOF", "NO", "ONE"]);
-        self.front.retarget(self.replica.address());
-        self.front.cut();
-    }
+async fn locks(pair: &RedisPair, min_replicas: u32) -> Locks {
+    let redis = Redis::builder(&pair.url())
+        .with_min_replicas(min_replicas)
+        .with_replica_timeout(Duration::from_millis(200))
+        .connect()
+        .await
+        .unwrap();
+    Locks::builder(redis).with_lease(LONG).with_wait(Duration::from_millis(500)).build().unwrap()
 }
 
 #[tokio::test]
 async fn without_min_replicas_a_failover_can_grant_a_lock_twice_and_the_fences_tell_which_is_new() {
-    let mut pair = Pair::start().await;
-    let (ours, theirs) = (pair.locks(0).await, pair.locks(0).await);
+    let mut pair = RedisPair::start().unwrap();
+    let (ours, theirs) = (locks(&pair, 0).await, locks(&pair, 0).await);
     let warm = ours.lock("before").acquire().await.unwrap();
     let known = fence(&warm);
-    until("the replica", || pair.replica.keys().contains(&"dlock:before".to_owned())).await;
+    until("the replica", || pair.replica().keys().contains(&"dlock:before".to_owned())).await;
     pair.black_hole_the_replication();
     let old = ours.lock("room").acquire().await.unwrap();
     pair.fail_over();
@@ -72,12 +37,12 @@ async fn without_min_replicas_a_failover_can_grant_a_lock_twice_and_the_fences_t
 
 #[tokio::test]
 async fn with_min_replicas_no_lock_is_granted_that_a_failover_would_forget() {
-    let mut pair = Pair::start().await;
-    let (ours, theirs) = (pair.locks(1).await, pair.locks(0).await);
+    let mut pair = RedisPair::start().unwrap();
+    let (ours, theirs) = (locks(&pair, 1).await, locks(&pair, 0).await);
     pair.black_hole_the_replication();
     let error = error_of(ours.lock("room").acquire().await, ErrorKind::Unavailable);
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
-    until("the withdrawal", || held(&pair.master).is_empty()).await;
+    until("the withdrawal", || held(pair.master()).is_empty()).await;
     pair.fail_over();
     let new = soon("the lock", theirs.lock("room").with_wait(LONG).acquire()).await.unwrap();
     new.release().await.unwrap();
@@ -85,11 +50,11 @@ async fn with_min_replicas_no_lock_is_granted_that_a_failover_would_forget() {
 
 #[tokio::test]
 async fn with_min_replicas_a_lock_outlives_a_failover() {
-    let mut pair = Pair::start().await;
-    let (ours, theirs) = (pair.locks(1).await, pair.locks(0).await);
+    let mut pair = RedisPair::start().unwrap();
+    let (ours, theirs) = (locks(&pair, 1).await, locks(&pair, 0).await);
     let guard = ours.lock("room").acquire().await.unwrap();
     pair.fail_over();
-    assert_eq!(held(&pair.replica), ["room"]);
+    assert_eq!(held(pair.replica()), ["room"]);
     let other = theirs.lock("room");
     until_an_answer(async || other.try_acquire().await.map(|it| assert!(it.is_none()))).await;
     soon("the release", guard.release()).await.unwrap();
@@ -109,11 +74,11 @@ async fn until_an_answer(mut ask: impl AsyncFnMut() -> dlock_core::Result<()>) {
 
 #[tokio::test]
 async fn a_replica_grants_nothing() {
-    let pair = Pair::start().await;
-    let redis = Redis::connect(&pair.replica.url()).await.unwrap();
+    let pair = RedisPair::start().unwrap();
+    let redis = Redis::connect(&pair.replica().url()).await.unwrap();
     let error = error_of(over(redis, LONG).lock("room").try_acquire().await, ErrorKind::Unavailable);
     assert!(error.to_string().contains("replica"), "{error}");
-    assert_eq!(held(&pair.replica), [""; 0]);
+    assert_eq!(held(pair.replica()), [""; 0]);
 }
 
 #[tokio::test]
@@ -127,15 +92,14 @@ async fn a_master_that_lacks_the_replicas_it_wants_grants_nothing() {
 
 #[tokio::test]
 async fn a_master_that_becomes_a_replica_is_noticed() {
-    let pair = Pair::start().await;
-    let locks = pair.locks(0).await;
+    let pair = RedisPair::start().unwrap();
+    let locks = locks(&pair, 0).await;
     locks.lock("room").acquire().await.unwrap().release().await.unwrap();
     // An administrator swaps the roles; the connection to the old master lives on.
-    pair.replica.command::<()>(&["REPLICAOF", "NO", "ONE"]);
-    let port = pair.replica.port().to_string();
-    pair.master.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    pair.front.retarget(pair.replica.address());
+    pair.promote();
+    let port = pair.replica().port().to_string();
+    pair.master().command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
     let guard = soon("the lock", locks.lock("room").with_wait(LONG).acquire()).await.unwrap();
-    assert_eq!(held(&pair.replica), ["room"]);
+    assert_eq!(held(pair.replica()), ["room"]);
     guard.release().await.unwrap();
 }

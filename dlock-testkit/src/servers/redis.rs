@@ -1,4 +1,4 @@
-//! Redis: one server, a cluster, a master watched by sentinels.
+//! Redis: one server, a master with a replica, a cluster, a master watched by sentinels.
 //!
 //! ```no_run
 //! use dlock_testkit::servers::redis::RedisServer;
@@ -12,6 +12,7 @@
 
 mod cluster;
 mod options;
+mod pair;
 mod sentinel;
 mod tls;
 
@@ -28,6 +29,7 @@ use super::{Ports, Process, Program, ServerError, SteppedClock};
 
 pub use cluster::RedisCluster;
 pub use options::RedisOptions;
+pub use pair::RedisPair;
 pub use sentinel::RedisSentinel;
 pub use tls::Certificates;
 
@@ -36,7 +38,7 @@ const REDIS: Program = Program { name: "redis-server", package: "redis-server" }
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(30);
 
-/// How long an administrator's command may take.
+/// How long the first answer of a server may take.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// One Redis server.
@@ -251,9 +253,11 @@ impl RedisServer {
     }
 
     fn try_admin(&self) -> RedisResult<Connection> {
-        let connection = self.client().get_connection_with_timeout(ANSWER)?;
-        connection.set_read_timeout(Some(ANSWER))?;
-        Ok(connection)
+        // Not by a limit on reads, which every signal that this process gets would end early.
+        if !self.is_running() {
+            return Err((redis::ErrorKind::Io, "the server is frozen, or was killed").into());
+        }
+        self.client().get_connection_with_timeout(ANSWER)
     }
 
     /// Runs one command as the administrator.
