@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks};
+use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_redis::Redis;
 use dlock_testkit::servers::redis::{RedisPair, RedisServer};
 
@@ -11,11 +11,11 @@ use crate::support::{LONG, error_of, fence, held, over, soon, until};
 async fn locks(pair: &RedisPair, min_replicas: u32) -> Locks {
     let redis = Redis::builder(&pair.url())
         .with_min_replicas(min_replicas)
-        .with_replica_timeout(Duration::from_millis(200))
+        .with_replica_timeout(Duration::from_secs(1))
         .connect()
         .await
         .unwrap();
-    Locks::builder(redis).with_lease(LONG).with_wait(Duration::from_millis(500)).build().unwrap()
+    Locks::builder(redis).with_lease(LONG).with_wait(LONG).build().unwrap()
 }
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn without_min_replicas_a_failover_can_grant_a_lock_twice_and_the_fences_t
     pair.black_hole_the_replication();
     let old = ours.lock("room").acquire().await.unwrap();
     pair.fail_over();
-    let new = soon("the lock", theirs.lock("room").with_wait(LONG).acquire()).await.unwrap();
+    let new = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
     assert!(known < fence(&old) && fence(&old) < fence(&new), "{known} < {} < {}", fence(&old), fence(&new));
     // What the holder that was forgotten does next shows him that he is.
     error_of(soon("the release", old.release()).await, ErrorKind::NotHeld);
@@ -40,11 +40,11 @@ async fn with_min_replicas_no_lock_is_granted_that_a_failover_would_forget() {
     let mut pair = RedisPair::start().unwrap();
     let (ours, theirs) = (locks(&pair, 1).await, locks(&pair, 0).await);
     pair.black_hole_the_replication();
-    let error = error_of(ours.lock("room").acquire().await, ErrorKind::Unavailable);
+    let error = error_of(ours.lock("room").with_wait(Wait::No).acquire().await, ErrorKind::Unavailable);
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     until("the withdrawal", || held(pair.master()).is_empty()).await;
     pair.fail_over();
-    let new = soon("the lock", theirs.lock("room").with_wait(LONG).acquire()).await.unwrap();
+    let new = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
     new.release().await.unwrap();
 }
 
@@ -58,7 +58,7 @@ async fn with_min_replicas_a_lock_outlives_a_failover() {
     let other = theirs.lock("room");
     until_an_answer(async || other.try_acquire().await.map(|it| assert!(it.is_none()))).await;
     soon("the release", guard.release()).await.unwrap();
-    let next = soon("the lock", theirs.lock("room").with_wait(LONG).acquire()).await.unwrap();
+    let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
     next.release().await.unwrap();
 }
 
@@ -99,7 +99,7 @@ async fn a_master_that_becomes_a_replica_is_noticed() {
     pair.promote();
     let port = pair.replica().port().to_string();
     pair.master().command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    let guard = soon("the lock", locks.lock("room").with_wait(LONG).acquire()).await.unwrap();
+    let guard = soon("the lock", locks.lock("room").acquire()).await.unwrap();
     assert_eq!(held(pair.replica()), ["room"]);
     guard.release().await.unwrap();
 }
