@@ -7,6 +7,9 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 /// | URL | backend | feature |
 /// |---|---|---|
 /// | `memory:` | this process only, for tests; every call makes a new one | |
+/// | `redis://[user:password@]host[:port][/db]`, `redis+unix:///path`, `unix:///path` | a Redis server | `redis` |
+/// | `redis+sentinel://host,host/service[/db]`, `redis+cluster://host,host` | Redis under Sentinel, or a Cluster | `redis` |
+/// | `rediss://...`, `rediss+sentinel://...`, `rediss+cluster://...` | the same over TLS | `redis-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
 ///
 /// ```
@@ -61,9 +64,22 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         "sqlite" => {
             Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into()))
         }
+        #[cfg(feature = "redis")]
+        "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => Ok(Locks::builder(dlock_redis::Redis::connect(url).await?)),
+        #[cfg(not(feature = "redis"))]
+        "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => {
+            Err(invalid(format!("`{scheme}:` needs the `redis` feature of dlock, which is not compiled in")))
+        }
         other => Err(invalid(format!(
-            "nothing is known of the scheme {other:?}; this build knows {}",
-            if cfg!(feature = "sqlite") { "memory: and sqlite:" } else { "memory:" }
+            "nothing is known of the scheme {other:?}; this build knows memory:{}{}",
+            if cfg!(feature = "sqlite") { ", sqlite:" } else { "" },
+            if cfg!(feature = "redis") {
+                ", redis:, redis+sentinel:, redis+cluster: and redis+unix:"
+            } else {
+                ""
+            },
         ))),
     }
 }
@@ -80,7 +96,7 @@ mod tests {
     #[tokio::test]
     async fn wrong_urls_are_refused_and_never_repeat_a_password() {
         for url in
-            ["", "locks.db", "redis://user:hunter2@host/", "memory:shared", "http://u:hunter2@h", "://"]
+            ["", "locks.db", "redis://user:hunter2@host:port/", "memory:shared", "http://u:hunter2@h", "://"]
         {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");

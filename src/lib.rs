@@ -29,6 +29,8 @@
 //! | feature | default | what it gives |
 //! |---|---|---|
 //! | `macros` | yes | the attribute |
+//! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
+//! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
 
 #![forbid(unsafe_code)]
@@ -48,6 +50,8 @@ pub use dlock_core::{
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
 pub use dlock_macros::distributed_lock;
+#[cfg(feature = "redis")]
+pub use dlock_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use dlock_sql as sql;
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
@@ -56,3 +60,8 @@ pub use registry::{in_current_scope, register, registered, set_default, with_bac
 #[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So do those of the page on Redis.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../docs/backends/redis.md")]
+struct RedisPage;

@@ -225,7 +225,7 @@ macro_rules! __sqlite_missing {
 macro_rules! __redis_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"redis\"` needs the `redis` feature of `dlock`, which this version does not have"
+            "`backend = \"redis\"` needs the `redis` feature of `dlock`: dlock = { features = [\"redis\"] }"
         );
     };
 }
@@ -259,9 +259,12 @@ macro_rules! __mysql_missing {
 }
 
 pub use crate::__mysql_missing as require_mysql;
+#[cfg(feature = "redis")]
+pub use crate::__nothing_required as require_redis;
 #[cfg(feature = "sqlite")]
 pub use crate::__nothing_required as require_sqlite;
 pub use crate::__postgres_missing as require_postgres;
+#[cfg(not(feature = "redis"))]
 pub use crate::__redis_missing as require_redis;
 #[cfg(not(feature = "sqlite"))]
 pub use crate::__sqlite_missing as require_sqlite;

@@ -10,7 +10,7 @@ const KNOWN: &[(&str, bool)] = &[
     ("memory", true),
     ("mysql", false),
     ("postgres", false),
-    ("redis", false),
+    ("redis", cfg!(feature = "redis")),
     ("sqlite", cfg!(feature = "sqlite")),
     ("zk", false),
 ];

@@ -28,9 +28,9 @@ pub(crate) const LINT: &[Need] = &[
     C_COMPILER,
 ];
 
-/// For `test`. A server that tests start is one more line here, such as
-/// `Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }`.
-pub(crate) const TEST: &[Need] = &[C_COMPILER];
+/// For `test`. A server that tests start is one more line here.
+pub(crate) const TEST: &[Need] =
+    &[C_COMPILER, Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }];
 
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };

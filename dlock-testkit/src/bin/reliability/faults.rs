@@ -1,11 +1,14 @@
 //! Random faults over processes that work on one register, and the judges' verdict.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_testkit::history::{self, Event};
-use dlock_testkit::judges::{Updates, fence_order, lost_updates, overlap};
+use dlock_testkit::history::{self, Event, Op};
+use dlock_testkit::judges::{Inversion, Overlap, Updates, fence_order, lost_updates, overlap};
+use dlock_testkit::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_testkit::register::{Register, RegisterServer};
 use dlock_testkit::worker::{Order, Report as Said, Work, Worker};
 use tokio::task::JoinSet;
@@ -23,13 +26,67 @@ const WORKERS: usize = 3;
 struct Fought {
     events: Vec<Event>,
     updates: Updates,
-    kills: usize,
-    freezes: usize,
+    blows: Blows,
+}
+
+/// How often each kind of fault was made.
+type Blows = BTreeMap<Blow, usize>;
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Blow {
+    Kill,
+    Freeze,
+    Cut,
+    LostReply,
+    Delay,
+    BlackHole,
+    FrozenServer,
+    KilledServer,
+}
+
+impl Blow {
+    /// What can hit processes, the likely ones more than once.
+    const AT_PROCESSES: [Self; 5] = [Self::Kill, Self::Kill, Self::Freeze, Self::Freeze, Self::Freeze];
+    /// The same where there is a network in between.
+    const WITH_NETWORK: [Self; 10] = [
+        Self::Kill,
+        Self::Freeze,
+        Self::Freeze,
+        Self::Cut,
+        Self::Cut,
+        Self::LostReply,
+        Self::LostReply,
+        Self::LostReply,
+        Self::Delay,
+        Self::BlackHole,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "processes killed",
+            Self::Freeze => "processes frozen",
+            Self::Cut => "times all connections cut",
+            Self::LostReply => "replies lost",
+            Self::Delay => "delays",
+            Self::BlackHole => "black holes",
+            Self::FrozenServer => "servers frozen",
+            Self::KilledServer => "servers killed",
+        }
+    }
+}
+
+fn describe(blows: &Blows) -> String {
+    let total: usize = blows.values().sum();
+    let each: Vec<_> = blows.iter().map(|(blow, count)| format!("{count} {}", blow.name())).collect();
+    format!("{total} faults ({})", each.join(", "))
 }
 
 pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
-    let fenced = fight(store, true, volume.of(34, 4), volume, report).await?;
-    let unfenced = fight(store, false, volume.of(9, 4), volume, report).await?;
+    // A server and a network have more ways to fail.
+    let (with, without) = if store.redis().is_some() { (170, 17) } else { (34, 9) };
+    let fenced = fight(store, true, volume.of(with, 4), volume, report).await?;
+    let unfenced = fight(store, false, volume.of(without, 4), volume, report).await?;
     let bit = fenced.stale_tried > 0 && unfenced.stale_tried > 0;
     let value = format!("{} with fences, {} without", fenced.stale_tried, unfenced.stale_tried);
     report.add(store.name(), "the same: stale writes tried (do the faults bite?)", value, "more than 0", bit);
@@ -53,32 +110,27 @@ async fn fight(
         let bar = Arc::clone(&bar);
         arenas.spawn(async move { arena.run(rounds, &bar).await });
     }
-    let mut all = Fought::default();
-    let (mut inversions, mut overlaps, mut grants) = (Vec::new(), Vec::new(), 0);
-    while let Some(arena) = arenas.join_next().await {
-        let fought = arena??;
-        let order = fence_order(&fought.events);
-        grants += order.grants;
-        inversions.extend(order.inversions);
-        overlaps.extend(overlap(&fought.events).overlaps);
-        all.updates.tried += fought.updates.tried;
-        all.updates.stale_tried += fought.updates.stale_tried;
-        all.updates.stale_accepted += fought.updates.stale_accepted;
-        all.updates.lost_updates += fought.updates.lost_updates;
-        all.kills += fought.kills;
-        all.freezes += fought.freezes;
-    }
+    let done = AtomicBool::new(false);
+    let server = hit_the_server(store, volume.seed ^ u64::from(fenced), &done);
+    let collected = async {
+        let fought = collect(arenas).await;
+        done.store(true, Ordering::SeqCst);
+        fought
+    };
+    let (fought, server) = tokio::join!(collected, server);
+    let (mut all, server) = (fought?, server?);
+    all.blows.extend(server);
     bar.finish_and_clear();
-    for inversion in &inversions {
+    for inversion in &all.inversions {
         eprintln!("{inversion:?}");
     }
-    for overlap in &overlaps {
+    for overlap in &all.overlaps {
         eprintln!("{overlap:?}");
     }
     let name = store.name();
-    let Fought { updates, kills, freezes, .. } = all;
+    let All { updates, blows, inversions, overlaps, grants, releases } = all;
     if fenced {
-        let what = format!("{kills} kills and {freezes} freezes over {grants} grants");
+        let what = format!("{} over {grants} grants and {releases} releases", describe(&blows));
         report.add(
             name,
             format!("{what}: fences out of order"),
@@ -95,7 +147,7 @@ async fn fight(
         let value = format!("{} of {}", updates.lost_updates, updates.tried);
         report.add(
             name,
-            format!("without fences, {kills} kills and {freezes} freezes: updates lost"),
+            format!("without fences, {}: updates lost", describe(&blows)),
             value,
             "more than 0: the lock alone cannot",
             updates.lost_updates > 0 && inversions.is_empty() && overlaps.is_empty(),
@@ -104,9 +156,60 @@ async fn fight(
     Ok(updates)
 }
 
+/// What happened in all arenas.
+#[derive(Default)]
+struct All {
+    updates: Updates,
+    blows: Blows,
+    inversions: Vec<Inversion>,
+    overlaps: Vec<Overlap>,
+    grants: usize,
+    releases: usize,
+}
+
+async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Failed> {
+    let mut all = All::default();
+    while let Some(arena) = arenas.join_next().await {
+        let fought = arena??;
+        let order = fence_order(&fought.events);
+        all.grants += order.grants;
+        all.releases += fought.events.iter().filter(|event| event.op == Op::Release).count();
+        all.inversions.extend(order.inversions);
+        all.overlaps.extend(overlap(&fought.events).overlaps);
+        all.updates.tried += fought.updates.tried;
+        all.updates.stale_tried += fought.updates.stale_tried;
+        all.updates.stale_accepted += fought.updates.stale_accepted;
+        all.updates.lost_updates += fought.updates.lost_updates;
+        for (blow, count) in fought.blows {
+            *all.blows.entry(blow).or_default() += count;
+        }
+    }
+    Ok(all)
+}
+
+/// Freezes and kills the server, where there is one, until the processes are done. It keeps its data.
+async fn hit_the_server(store: &Store, seed: u64, done: &AtomicBool) -> Result<Blows, Failed> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut blows = Blows::new();
+    while store.redis().is_some() && !done.load(Ordering::SeqCst) {
+        tokio::time::sleep(LEASE.mul_f64(3.0 + 3.0 * random.f64())).await;
+        let blow = if random.bool() { Blow::KilledServer } else { Blow::FrozenServer };
+        if blow == Blow::KilledServer {
+            store.redis().map_or(Ok(()), |mut server| server.restart())?;
+        } else {
+            store.redis().inspect(|server| server.pause());
+            tokio::time::sleep(LEASE.mul_f64(1.5 * random.f64())).await;
+            store.redis().inspect(|server| server.resume());
+        }
+        *blows.entry(blow).or_default() += 1;
+    }
+    Ok(blows)
+}
+
 struct Arena {
     command: Command,
     url: String,
+    proxy: Option<Proxy>,
     locks: dlock::Locks,
     server: RegisterServer,
     key: String,
@@ -120,9 +223,14 @@ impl Arena {
     async fn open(store: &Store, register: Register, seed: u64) -> Result<Self, Failed> {
         let histories = store.file("histories");
         std::fs::create_dir(&histories)?;
+        let (proxy, url) = match store.proxy()? {
+            Some((proxy, url)) => (Some(proxy), url),
+            None => (None, store.url()),
+        };
         let mut arena = Self {
             command: store.command()?,
-            url: store.url(),
+            url,
+            proxy,
             locks: store.locks(LEASE).await?,
             server: RegisterServer::start(register).await?,
             key: store.key(),
@@ -140,16 +248,26 @@ impl Arena {
 
     /// One more process that works.
     async fn start(&mut self) -> Result<Worker, Failed> {
-        let mut command = Command::new(self.command.get_program());
-        command.args(self.command.get_args());
-        let mut worker = Worker::open(command, &self.url, LEASE).await?;
+        let mut tries = 0;
+        let mut worker = loop {
+            let mut command = Command::new(self.command.get_program());
+            command.args(self.command.get_args());
+            match Worker::open(command, &self.url, LEASE).await {
+                Ok(worker) => break worker,
+                // The server may just have been hit.
+                Err(error) if tries == 20 => return Err(error.into()),
+                Err(_) => tries += 1,
+            }
+            tokio::time::sleep(LEASE / 4).await;
+        };
         let process = self.processes;
         self.processes += 1;
         let task = Work {
             process,
             key: self.key.clone(),
             register: self.server.address(),
-            pause_ms: (40, 160),
+            // Over a network there are many short sections, and some of them are hit all the same.
+            pause_ms: if self.proxy.is_some() { (0, 8) } else { (40, 160) },
             seed: self.random.u64(..),
             history: self.histories.join(format!("{process}.jsonl")),
         };
@@ -160,7 +278,7 @@ impl Arena {
     /// Who is to be hit: mostly the holder, since the others have little to lose.
     async fn victim(&mut self) -> Result<usize, Failed> {
         if self.random.u8(0..10) < 8
-            && let Some(holder) = self.locks.inspect(&self.key).await?
+            && let Ok(Some(holder)) = self.locks.inspect(&self.key).await
             && let Some(at) = self.workers.iter().position(|worker| Some(worker.pid()) == holder.pid)
         {
             return Ok(at);
@@ -168,21 +286,53 @@ impl Arena {
         Ok(self.random.usize(0..WORKERS))
     }
 
+    async fn strike(&mut self, blow: Blow) -> Result<(), Failed> {
+        let part = self.random.f64();
+        match (blow, &self.proxy) {
+            (Blow::Kill, _) => {
+                let victim = self.victim().await?;
+                self.workers[victim].kill().await?;
+                self.workers[victim] = self.start().await?;
+            }
+            (Blow::Freeze, _) => {
+                let victim = self.victim().await?;
+                self.workers[victim].freeze()?;
+                tokio::time::sleep(LEASE.mul_f64(1.2 + part)).await;
+                self.workers[victim].thaw()?;
+            }
+            (Blow::Cut, Some(proxy)) => proxy.cut(),
+            (Blow::LostReply, Some(proxy)) => {
+                let loss = if self.random.bool() { Loss::Cut } else { Loss::Silence };
+                proxy.lose_reply(self.random.u64(1..=5), "EVALSHA", loss);
+            }
+            (Blow::Delay, Some(proxy)) => {
+                proxy.set(Direction::ToServer, Flow::Delay(LEASE.mul_f64(part / 3.0)));
+                proxy.set(Direction::ToClient, Flow::Delay(LEASE.mul_f64(part / 3.0)));
+                tokio::time::sleep(LEASE).await;
+                proxy.mend();
+            }
+            (Blow::BlackHole, Some(proxy)) => {
+                proxy.black_hole();
+                tokio::time::sleep(LEASE.mul_f64(1.5 * part)).await;
+                proxy.mend();
+            }
+            (other, _) => return Err(format!("{} cannot happen here", other.name()).into()),
+        }
+        Ok(())
+    }
+
     async fn run(mut self, rounds: usize, bar: &indicatif::ProgressBar) -> Result<Fought, Failed> {
         let mut fought = Fought::default();
         for _ in 0..rounds {
-            tokio::time::sleep(LEASE.mul_f64(self.random.f64() / 2.0)).await;
-            let victim = self.victim().await?;
-            if self.random.u8(0..10) < 4 {
-                self.workers[victim].kill().await?;
-                self.workers[victim] = self.start().await?;
-                fought.kills += 1;
-            } else {
-                self.workers[victim].freeze()?;
-                tokio::time::sleep(LEASE.mul_f64(1.2 + self.random.f64())).await;
-                self.workers[victim].thaw()?;
-                fought.freezes += 1;
-            }
+            // Between two faults over a network there is time for a few hundred sections.
+            let gap = if self.proxy.is_some() { 6.0 } else { 0.5 };
+            tokio::time::sleep(LEASE.mul_f64(self.random.f64() * gap)).await;
+            let blow = match self.proxy {
+                Some(_) => Blow::WITH_NETWORK[self.random.usize(..Blow::WITH_NETWORK.len())],
+                None => Blow::AT_PROCESSES[self.random.usize(..Blow::AT_PROCESSES.len())],
+            };
+            self.strike(blow).await?;
+            *fought.blows.entry(blow).or_default() += 1;
             bar.inc(1);
         }
         for worker in &mut self.workers {

@@ -1,17 +1,20 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite] [--seed N]`
+//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite|redis] [--seed N]`
 //!
 //! The exit code is 1 when a promise was broken.
 
 mod blocked;
 mod cancelled;
+mod deleted;
 mod dropped;
+mod failover;
 mod faults;
 mod figure;
 mod frozen;
 mod killed;
 mod store;
+mod thawed;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,7 +29,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 /// Measures how dlock behaves when things go wrong.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The backend; both when left out. Processes are killed and frozen on SQLite only.
+    /// The backend; all when left out. Processes are killed and frozen where the locks are not in one of them.
     #[arg(long)]
     backend: Option<Kind>,
     /// A short run, for continuous integration.
@@ -56,6 +59,12 @@ enum Measurement {
     Killed,
     /// Random faults, judged.
     Faults,
+    /// Acquires that give up on a frozen server, which then thaws.
+    Thawed,
+    /// Locks that an administrator deletes.
+    Deleted,
+    /// Replicas that take over without knowing everything.
+    Failover,
 }
 
 #[derive(Debug, Subcommand)]
@@ -105,7 +114,8 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
     let started = Instant::now();
     let mut report = Report::default();
-    let kinds = arguments.backend.map_or_else(|| vec![Kind::Memory, Kind::Sqlite], |kind| vec![kind]);
+    let kinds =
+        arguments.backend.map_or_else(|| vec![Kind::Memory, Kind::Sqlite, Kind::Redis], |kind| vec![kind]);
     for kind in kinds {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
@@ -118,7 +128,7 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
         if wanted(Measurement::Blocked) {
             runtime.block_on(blocked::measure(&store, volume, &mut report))?;
         }
-        if kind == Kind::Sqlite {
+        if kind != Kind::Memory {
             if wanted(Measurement::Frozen) {
                 runtime.block_on(frozen::measure(&store, volume, &mut report))?;
             }
@@ -127,6 +137,17 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             }
             if wanted(Measurement::Faults) {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;
+            }
+        }
+        if kind == Kind::Redis {
+            if wanted(Measurement::Thawed) {
+                runtime.block_on(thawed::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Deleted) {
+                runtime.block_on(deleted::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Failover) {
+                runtime.block_on(failover::measure(volume, &mut report))?;
             }
         }
     }

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use clap::ValueEnum;
 use dlock::{Guard, Lock, Locks, Memory};
+use dlock_testkit::proxy::{Proxy, Resp};
+use dlock_testkit::servers::redis::RedisServer;
 use dlock_testkit::worker::Worker;
 
 use crate::Failed;
@@ -15,6 +18,7 @@ use crate::Failed;
 pub(crate) enum Kind {
     Memory,
     Sqlite,
+    Redis,
 }
 
 /// A store of locks that is empty at first.
@@ -22,6 +26,7 @@ pub(crate) enum Kind {
 pub(crate) struct Store {
     kind: Kind,
     memory: Memory,
+    redis: Option<Mutex<RedisServer>>,
     directory: tempfile::TempDir,
     keys: AtomicU64,
 }
@@ -31,25 +36,48 @@ impl Store {
         let memory = Memory::new();
         // Gives what is cancelled an await point on the way there and one on the way back.
         memory.faults().set_stepping(true);
-        Ok(Self { kind, memory, directory: tempfile::tempdir()?, keys: AtomicU64::new(0) })
+        // The server has to keep its data when it is killed.
+        let redis = match kind {
+            Kind::Redis => Some(Mutex::new(RedisServer::options().append_only("everysec").start()?)),
+            Kind::Memory | Kind::Sqlite => None,
+        };
+        Ok(Self { kind, memory, redis, directory: tempfile::tempdir()?, keys: AtomicU64::new(0) })
     }
 
     pub(crate) const fn name(&self) -> &'static str {
         match self.kind {
             Kind::Memory => "memory",
             Kind::Sqlite => "SQLite",
+            Kind::Redis => "Redis",
         }
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("sqlite://{}", self.directory.path().join("locks.db").display())
+        match self.redis() {
+            Some(redis) => redis.url(),
+            None => format!("sqlite://{}", self.directory.path().join("locks.db").display()),
+        }
+    }
+
+    /// The server that keeps the locks, where there is one.
+    pub(crate) fn redis(&self) -> Option<MutexGuard<'_, RedisServer>> {
+        let redis = self.redis.as_ref()?;
+        Some(redis.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A way to the server that can be made to fail, where there is a server, and the URL that leads over it.
+    pub(crate) fn proxy(&self) -> Result<Option<(Proxy, String)>, Failed> {
+        let Some(redis) = self.redis() else { return Ok(None) };
+        let proxy = Proxy::speaking(Resp, redis.address())?;
+        let url = redis.url_through(proxy.address());
+        Ok(Some((proxy, url)))
     }
 
     /// The store, opened as by a process of its own.
     pub(crate) async fn locks(&self, lease: Duration) -> Result<Locks, Failed> {
         let builder = match self.kind {
             Kind::Memory => Locks::builder(self.memory.clone()),
-            Kind::Sqlite => dlock::from_url(&self.url()).await?,
+            Kind::Sqlite | Kind::Redis => dlock::from_url(&self.url()).await?,
         };
         Ok(builder.with_lease(lease).build()?)
     }

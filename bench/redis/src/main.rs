@@ -1,0 +1,131 @@
+//! What dlock costs on Redis, beside the bare client and other lock libraries.
+//!
+//! ```text
+//! cargo run --release -p dlock-bench-redis                 # all of it
+//! cargo run --release -p dlock-bench-redis -- pairs        # the benches with this in their name
+//! cargo run --release -p dlock-bench-redis -- --quick      # shorter, for a first look
+//! ```
+//!
+//! Starts a `redis-server`, and builds a Java program for Redisson. All clients take turns in every round, so that they
+//! see the same machine; what counts is the median of the rounds' ratios. Figures of different runs or machines do not
+//! compare. A missed target is shown, and is not a failure of the run: a loaded machine is no reason to stop.
+
+#![forbid(unsafe_code)]
+
+mod clients;
+mod contend;
+mod counts;
+mod hand_over;
+mod held;
+mod measure;
+mod pairs;
+mod recorded;
+mod report;
+mod stats;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use dlock_interop::java;
+use dlock_testkit::servers::redis::RedisServer;
+use redis::aio::MultiplexedConnection;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::measure::Settings;
+use crate::report::Row;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
+struct Cli {
+    /// Only the benches whose name contains this: pairs, hand-over, counts, held
+    filter: Option<String>,
+    /// Shorter rounds and fewer of them
+    #[arg(long)]
+    quick: bool,
+    /// Run the clients in Rust on as many threads as there are cores, instead of one
+    #[arg(long)]
+    threads: bool,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// One of the processes that contend for a lock, started by the bench itself
+    #[command(hide = true)]
+    Contend(contend::Part),
+}
+
+/// What all benches share.
+struct Bench {
+    settings: Settings,
+    threads: bool,
+    server: RedisServer,
+    jar: PathBuf,
+}
+
+impl Bench {
+    /// A connection to ask the server what it did.
+    async fn server(&self) -> Result<MultiplexedConnection> {
+        clients::connection(&self.server.url()).await
+    }
+
+    fn runtime(&self) -> Result<Runtime> {
+        runtime(self.threads)
+    }
+}
+
+fn runtime(threads: bool) -> Result<Runtime> {
+    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
+    builder.enable_all().build().context("no runtime")
+}
+
+type Measure = fn(&Bench) -> Result<Vec<Row>>;
+
+const BENCHES: &[(&str, Measure)] = &[
+    ("pairs", pairs::uncontended),
+    ("hand-over", hand_over::between_processes),
+    ("counts", counts::commands),
+    ("held", held::many),
+];
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match &cli.role {
+        Some(Role::Contend(part)) => runtime(false).and_then(|runtime| runtime.block_on(part.play())),
+        None => measure_all(&cli),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure_all(cli: &Cli) -> Result<()> {
+    if cfg!(debug_assertions) {
+        bail!("this is a debug build, whose figures mean nothing; add --release");
+    }
+    let wanted = |name: &str| cli.filter.as_ref().is_none_or(|filter| name.contains(filter));
+    let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
+    if !names.iter().any(|name| wanted(name)) {
+        bail!("no bench has {:?} in its name; there are: {}", cli.filter, names.join(", "));
+    }
+    let bench = Bench {
+        settings: if cli.quick { Settings::quick() } else { Settings::full() },
+        threads: cli.threads,
+        jar: runtime(true)?.block_on(java::build())?,
+        server: RedisServer::start()?,
+    };
+    let mut rows = Vec::new();
+    for (name, measure) in BENCHES.iter().filter(|(name, _)| wanted(name)) {
+        eprintln!("{name} ...");
+        rows.extend(measure(&bench)?);
+    }
+    println!("{}", report::table(&rows));
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Settings of a connection.
+
+use std::fmt;
+use std::time::Duration;
+
+use dlock_core::{Failure, Result};
+
+use crate::backend::Redis;
+use crate::keys::Counters;
+use crate::url::{self, Topology};
+
+/// Settings of a [`Redis`] backend that are not the defaults.
+///
+/// | setting | default | meaning |
+/// |---|---|---|
+/// | prefix | `dlock:` | stands before every key, so that a lock cannot overwrite data; empty to share locks with Redisson |
+/// | min replicas | 0 | how many replicas have to acknowledge every grant and renewal |
+/// | replica timeout | 500 ms | how long to wait for them |
+/// | connect timeout | 1 s | how long one connection may take to open |
+/// | Redisson fences | no | draw fences from Redisson's `redisson_lock_token:{key}`, to share locks with `RFencedLock` |
+///
+/// Prefix and min replicas can also stand in the URL: `redis://host/?prefix=shop:&min_replicas=1`.
+#[must_use = "settings do nothing until they are connected"]
+#[derive(Clone)]
+pub struct RedisBuilder {
+    url: String,
+    prefix: Option<String>,
+    min_replicas: Option<u32>,
+    replica_timeout: Duration,
+    connect_timeout: Duration,
+    redisson_fences: bool,
+    certificates: Certificates,
+}
+
+/// Checked settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) target: url::Target,
+    pub(crate) prefix: String,
+    pub(crate) replicas: Option<Replicas>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) counters: Counters,
+    pub(crate) cluster: bool,
+    pub(crate) certificates: Certificates,
+}
+
+/// Who has to acknowledge, and for how long to wait for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replicas {
+    pub(crate) count: u32,
+    pub(crate) timeout: Duration,
+}
+
+/// Certificates in PEM form. Never shown.
+#[derive(Clone, Default)]
+pub(crate) struct Certificates {
+    #[cfg(feature = "tls")]
+    pub(crate) root: Option<Vec<u8>>,
+    #[cfg(feature = "tls")]
+    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Certificates(..)")
+    }
+}
+
+impl RedisBuilder {
+    pub(crate) fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            prefix: None,
+            min_replicas: None,
+            replica_timeout: Duration::from_millis(500),
+            connect_timeout: Duration::from_secs(1),
+            redisson_fences: false,
+            certificates: Certificates::default(),
+        }
+    }
+
+    /// What stands before every key. Default `dlock:`; up to 128 bytes. Empty to share locks with Redisson.
+    ///
+    /// On a cluster a prefix with a hash tag, such as `{locks}:`, puts all locks into one slot.
+    pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// How many replicas have to acknowledge every grant and renewal before it counts. Default 0.
+    ///
+    /// A grant with fewer acknowledgements is withdrawn and refused, and a renewal with fewer is tried again, until
+    /// the lock is lost. So no failover to a replica that acknowledged loses a lock whose holder was told that he has it.
+    pub const fn with_min_replicas(mut self, count: u32) -> Self {
+        self.min_replicas = Some(count);
+        self
+    }
+
+    /// How long to wait for the acknowledgement of replicas. Default 500 ms; 1 ms to 10 s.
+    pub const fn with_replica_timeout(mut self, limit: Duration) -> Self {
+        self.replica_timeout = limit;
+        self
+    }
+
+    /// How long one connection may take to open. Default 1 s; 1 ms to 60 s.
+    pub const fn with_connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = limit;
+        self
+    }
+
+    /// Whether fences come from Redisson's own counters, one for each lock that ever was, which are never deleted.
+    /// Default no. For locks that are shared with Java services that use `RFencedLock`.
+    pub const fn with_redisson_fences(mut self, on: bool) -> Self {
+        self.redisson_fences = on;
+        self
+    }
+
+    /// The root certificate, in PEM form, that signs the servers' certificates, in place of the system's ones. For
+    /// `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn with_root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.root = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key, in PEM form, by which this client identifies itself. For `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn with_client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.certificates.client = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// Connects, and asks the server for a sign of life.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights, and
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers. No error contains a password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(self) -> Result<Redis> {
+        let redis = self.build()?;
+        redis.ping().await?;
+        Ok(redis)
+    }
+
+    /// The backend without a connection: it connects when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work.
+    pub fn build(self) -> Result<Redis> {
+        self.check().and_then(Redis::new).map_err(crate::backend::configure)
+    }
+
+    fn check(self) -> Result<Config, Failure> {
+        let target = url::parse(&self.url)?;
+        let within = |name: &str, value: Duration, most: Duration| {
+            if (Duration::from_millis(1)..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(Failure::invalid_config(format!("{name} is {value:?}; use 1 ms to {most:?}")))
+        };
+        within("the replica timeout", self.replica_timeout, Duration::from_secs(10))?;
+        within("the connect timeout", self.connect_timeout, Duration::from_secs(60))?;
+        let cluster = matches!(target.topology, Topology::Cluster(_));
+        let count = self.min_replicas.or(target.min_replicas).unwrap_or(0);
+        Ok(Config {
+            prefix: self.prefix.or_else(|| target.prefix.clone()).unwrap_or_else(|| "dlock:".to_owned()),
+            replicas: (count > 0).then_some(Replicas { count, timeout: self.replica_timeout }),
+            connect_timeout: self.connect_timeout,
+            counters: match (self.redisson_fences, cluster) {
+                (true, _) => Counters::Lock,
+                (false, true) => Counters::Slot,
+                (false, false) => Counters::Server,
+            },
+            cluster,
+            certificates: self.certificates,
+            target,
+        })
+    }
+}
+
+impl fmt::Debug for RedisBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBuilder")
+            .field("prefix", &self.prefix)
+            .field("min_replicas", &self.min_replicas)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_outside_their_bounds_are_refused() {
+        let builder = || RedisBuilder::new("redis://127.0.0.1");
+        let wrong = [
+            (builder().with_replica_timeout(Duration::ZERO), "1 ms to 10s"),
+            (builder().with_connect_timeout(Duration::from_secs(61)), "1 ms to 60s"),
+            (builder().with_prefix("a{b"), "hash tag"),
+        ];
+        for (builder, text) in wrong {
+            let error = builder.build().unwrap_err();
+            assert_eq!(error.kind(), dlock_core::ErrorKind::InvalidConfig);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_setting_by_method_wins_over_the_url() {
+        let config = |builder: RedisBuilder| builder.check().unwrap();
+        let url = "redis://h/?prefix=a:&min_replicas=2";
+        assert_eq!(config(RedisBuilder::new(url)).prefix, "a:");
+        assert_eq!(config(RedisBuilder::new(url)).replicas.unwrap().count, 2);
+        assert_eq!(config(RedisBuilder::new(url).with_prefix("")).prefix, "");
+        assert!(config(RedisBuilder::new(url).with_min_replicas(0)).replicas.is_none());
+        assert_eq!(config(RedisBuilder::new("redis://h")).prefix, "dlock:");
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let builder = RedisBuilder::new("redis://u:hunter2@h");
+        #[cfg(feature = "tls")]
+        let builder = builder.with_client_certificate("hunter2", "hunter2");
+        assert!(!format!("{builder:?}{:?}", builder.clone().check().unwrap()).contains("hunter2"));
+    }
+}

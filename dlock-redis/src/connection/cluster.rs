@@ -1,0 +1,279 @@
+//! Which server of a cluster is responsible for a hash slot.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_core::Failure;
+use redis::Value;
+
+use super::lane::{At, Node};
+use super::link::Manner;
+use super::open::Opener;
+use super::sentinel::answer;
+use crate::error::Redirect;
+use crate::keys::SLOTS;
+use crate::url::Endpoint;
+
+/// The map of a cluster, as far as it is known.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    seeds: Vec<Endpoint>,
+    opener: Opener,
+    manner: Manner,
+    map: Mutex<Map>,
+    /// Held by the one who is asking for the map.
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Map {
+    nodes: HashMap<Endpoint, Arc<Node>>,
+    /// For each slot its master; empty until the map was read once.
+    masters: Vec<Option<Endpoint>>,
+    /// How often the map was read.
+    version: u64,
+    /// Somebody found the map to be wrong since it was read.
+    stale: bool,
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map")
+            .field("nodes", &self.nodes.keys())
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A run of slots and their master.
+type Range = (u16, u16, Endpoint);
+
+impl Cluster {
+    pub(crate) fn new(seeds: Vec<Endpoint>, opener: Opener, manner: Manner) -> Self {
+        Self { seeds, opener, manner, map: Mutex::default(), refreshing: tokio::sync::Mutex::default() }
+    }
+
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The master of a slot.
+    pub(crate) async fn master_of(&self, slot: u16, patience: Duration) -> Result<Arc<Node>, Failure> {
+        let seen = {
+            let map = self.map();
+            if !map.stale
+                && let Some(node) = map.master_of(slot)
+            {
+                return Ok(node);
+            }
+            map.version
+        };
+        let refreshed = tokio::time::timeout(patience, self.refresh(seen)).await;
+        // An old map is better than none: its servers know better, and say so.
+        if let Some(node) = self.map().master_of(slot) {
+            return Ok(node);
+        }
+        match refreshed {
+            Ok(Ok(())) => {
+                Err(Failure::unavailable(format!("no server of the cluster serves the hash slot {slot}")))
+            }
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::unavailable(format!("no map of the cluster within {patience:?}"))),
+        }
+    }
+
+    /// Where a server sent us instead.
+    pub(crate) fn redirected(&self, redirect: &Redirect, from: &Endpoint) -> Arc<Node> {
+        let endpoint = beside(from, &redirect.host, redirect.port);
+        let mut map = self.map();
+        if !redirect.ask {
+            map.stale = true;
+            if let Some(master) = map.masters.get_mut(usize::from(redirect.slot)) {
+                *master = Some(endpoint.clone());
+            }
+        }
+        self.node(&mut map, &endpoint)
+    }
+
+    /// Has the map read again before it is used next: a server of it does not do what it should.
+    pub(crate) fn distrust(&self) {
+        self.map().stale = true;
+    }
+
+    /// Any server of the cluster that can be reached.
+    pub(crate) async fn any(&self) -> Result<Endpoint, Failure> {
+        let (seen, stale) = {
+            let map = self.map();
+            (map.version, map.stale || map.nodes.is_empty())
+        };
+        if stale {
+            self.refresh(seen).await?;
+        }
+        let nodes: Vec<Endpoint> = self.map().nodes.keys().cloned().collect();
+        fastrand::choice(nodes).ok_or_else(|| Failure::unavailable("no server of the cluster is known"))
+    }
+
+    pub(crate) fn close(&self) {
+        for node in self.map().nodes.values() {
+            node.close();
+        }
+    }
+
+    pub(crate) const fn opener(&self) -> &Opener {
+        &self.opener
+    }
+
+    fn node(&self, map: &mut Map, endpoint: &Endpoint) -> Arc<Node> {
+        let make = || Arc::new(Node::new(At::Fixed(endpoint.clone()), self.opener.clone(), self.manner));
+        Arc::clone(map.nodes.entry(endpoint.clone()).or_insert_with(make))
+    }
+
+    /// Reads the map from the first server that has one, unless somebody did so since version `seen`.
+    async fn refresh(&self, seen: u64) -> Result<(), Failure> {
+        let _refreshing = self.refreshing.lock().await;
+        let mut sources: Vec<Endpoint> = {
+            let map = self.map();
+            if map.version != seen {
+                return Ok(());
+            }
+            map.nodes.keys().chain(&self.seeds).cloned().collect()
+        };
+        fastrand::shuffle(&mut sources);
+        let mut last = Failure::unavailable("no server of the cluster is known");
+        for source in sources {
+            match self.read_from(&source).await {
+                Ok(ranges) => {
+                    self.adopt(&ranges);
+                    return Ok(());
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    async fn read_from(&self, source: &Endpoint) -> Result<Vec<Range>, Failure> {
+        let opened = self.opener.open(source, |_| {}).await?;
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        let reply = answer(&opened.connection, &question, self.opener.timeout(), source).await?;
+        let ranges = read(&reply, source).ok_or_else(|| {
+            Failure::unavailable(format!("{source}: the map of the cluster makes no sense"))
+        })?;
+        if ranges.is_empty() {
+            return Err(Failure::unavailable(format!("{source}: the cluster serves no slots")));
+        }
+        Ok(ranges)
+    }
+
+    fn adopt(&self, ranges: &[Range]) {
+        let mut map = self.map();
+        map.masters = vec![None; usize::from(SLOTS)];
+        for (from, to, endpoint) in ranges {
+            self.node(&mut map, endpoint);
+            for slot in *from..=*to {
+                if let Some(master) = map.masters.get_mut(usize::from(slot)) {
+                    *master = Some(endpoint.clone());
+                }
+            }
+        }
+        let Map { nodes, masters, .. } = &mut *map;
+        let used: std::collections::HashSet<&Endpoint> = masters.iter().flatten().collect();
+        nodes.retain(|endpoint, _| used.contains(endpoint));
+        map.version += 1;
+        map.stale = false;
+    }
+}
+
+impl Map {
+    fn master_of(&self, slot: u16) -> Option<Arc<Node>> {
+        self.nodes.get(self.masters.get(usize::from(slot))?.as_ref()?).cloned()
+    }
+}
+
+/// Reads the reply to `CLUSTER SLOTS`.
+fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
+    let Value::Array(ranges) = reply else { return None };
+    ranges
+        .iter()
+        .map(|range| {
+            let Value::Array(parts) = range else { return None };
+            let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else {
+                return None;
+            };
+            let host = match master.first()? {
+                Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+                Value::SimpleString(host) => host,
+                // A server that does not know its own name is where it was asked.
+                Value::Nil => "",
+                _ => return None,
+            };
+            let Value::Int(port) = master.get(1)? else { return None };
+            let host = if host == "?" { "" } else { host };
+            Some((
+                (*from).try_into().ok()?,
+                (*to).try_into().ok()?,
+                beside(source, host, (*port).try_into().ok()?),
+            ))
+        })
+        .collect()
+}
+
+/// A server named by another one: over the same kind of connection, and on its host where no host is named.
+fn beside(source: &Endpoint, host: &str, port: u16) -> Endpoint {
+    match source {
+        Endpoint::Tcp { host: own, tls, .. } => {
+            let host = if host.is_empty() { own } else { host };
+            Endpoint::Tcp { host: host.to_owned(), port, tls: *tls }
+        }
+        Endpoint::Unix(_) => Endpoint::Tcp { host: host.to_owned(), port, tls: false },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.into(), port, tls: true }
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn range(from: i64, to: i64, host: Value, port: i64) -> Value {
+        Value::Array(vec![
+            Value::Int(from),
+            Value::Int(to),
+            Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(vec![])]),
+            Value::Array(vec![bulk("replica"), Value::Int(1)]),
+        ])
+    }
+
+    #[test]
+    fn the_map_names_the_master_of_each_range() {
+        let reply = Value::Array(vec![
+            range(0, 5460, bulk("10.0.0.1"), 7000),
+            range(5461, 10_922, bulk(""), 7001),
+            range(10_923, 16_383, Value::Nil, 7002),
+        ]);
+        let ranges = read(&reply, &tcp("seed", 1)).unwrap();
+        assert_eq!(ranges[0], (0, 5460, tcp("10.0.0.1", 7000)));
+        assert_eq!(ranges[1], (5461, 10_922, tcp("seed", 7001)), "an empty host is the one that was asked");
+        assert_eq!(ranges[2].2, tcp("seed", 7002));
+    }
+
+    #[test]
+    fn nonsense_is_no_map() {
+        for reply in [
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![range(0, 70_000, bulk("a"), 1)]),
+            Value::Array(vec![range(0, 1, bulk("a"), 70_000)]),
+        ] {
+            assert_eq!(read(&reply, &tcp("seed", 1)), None, "{reply:?}");
+        }
+    }
+}

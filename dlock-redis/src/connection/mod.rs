@@ -1,0 +1,245 @@
+//! The connections to the servers.
+
+mod cluster;
+mod lane;
+mod link;
+mod open;
+mod sentinel;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::Failure;
+
+use self::cluster::Cluster;
+use self::lane::At;
+pub(crate) use self::lane::{Node, Path};
+use self::link::Manner;
+pub(crate) use self::link::{Link, Reply};
+pub(crate) use self::open::{Opened, Opener};
+use self::sentinel::Sentinels;
+use crate::config::Config;
+use crate::error::Fault;
+use crate::scripts::Request;
+use crate::url::{Endpoint, Topology};
+
+/// How often a request follows the servers of a cluster to where they send it.
+const MOST_REDIRECTIONS: usize = 5;
+
+/// Finds the server for each request.
+#[derive(Debug)]
+pub(crate) enum Servers {
+    One(Arc<Node>),
+    Cluster(Box<Cluster>),
+}
+
+impl Servers {
+    pub(crate) fn new(config: &Config) -> Self {
+        let opener = Opener::to_servers(config);
+        let manner = Manner { together: true, replicas: config.replicas };
+        let one = |at| Self::One(Arc::new(Node::new(at, opener.clone(), manner)));
+        match config.target.topology.clone() {
+            Topology::Single(endpoint) => one(At::Fixed(endpoint)),
+            Topology::Sentinel { sentinels, service } => {
+                one(At::Sentinels(Sentinels::new(sentinels, service, Opener::to_sentinels(config))))
+            }
+            Topology::Cluster(seeds) => {
+                Self::Cluster(Box::new(Cluster::new(seeds, opener, Manner { together: false, ..manner })))
+            }
+        }
+    }
+
+    /// The server that is responsible for a slot.
+    pub(crate) async fn node(&self, slot: u16, patience: Duration) -> Result<Arc<Node>, Failure> {
+        match self {
+            Self::One(node) => Ok(Arc::clone(node)),
+            Self::Cluster(cluster) => cluster.master_of(slot, patience).await,
+        }
+    }
+
+    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the request may still be carried out on the last link that `track` was told of.
+    pub(crate) async fn carry_out(
+        &self,
+        request: &Request,
+        patience: Duration,
+        track: &mut impl Track,
+    ) -> Result<Reply, Failure> {
+        let mut node = self.node(request.names.slot, patience).await?;
+        let mut asking = false;
+        let mut unsent = 0;
+        for _ in 0..MOST_REDIRECTIONS {
+            let path = match node.link(patience).await {
+                // The other end may be gone without a word.
+                Ok(path) if track.awaits(&path.link) => path.replaced(patience).await,
+                Ok(path) => path,
+                Err(failure) => {
+                    self.distrust();
+                    return Err(failure);
+                }
+            };
+            let fault = match self.exchange(&path, request, (asking, patience), track).await {
+                Ok(reply) => return Ok(reply),
+                Err(fault) => fault,
+            };
+            match (&fault, self, fault.redirect()) {
+                (Fault::Unsent(_), _, _) if unsent == 0 => unsent += 1,
+                (_, Self::Cluster(cluster), Some(redirect)) => {
+                    node = cluster.redirected(&redirect, &node.endpoint().await?);
+                    asking = redirect.ask;
+                }
+                _ => return Err(self.failed(&path, fault)),
+            }
+        }
+        Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
+    }
+
+    /// Sends a command that is no lock's to the server of a slot.
+    pub(crate) async fn ask(
+        &self,
+        slot: u16,
+        patience: Duration,
+        command: &redis::Cmd,
+    ) -> Result<redis::Value, Failure> {
+        let mut node = self.node(slot, patience).await?;
+        for _ in 0..MOST_REDIRECTIONS {
+            let path = node.link(patience).await?;
+            let mut connection = path.link.connection();
+            let reply = connection.send_packed_command(command).await.and_then(redis::Value::extract_error);
+            let fault = match reply {
+                Ok(value) => return Ok(value),
+                Err(error) => Fault::of(error),
+            };
+            match (self, fault.redirect()) {
+                (Self::Cluster(cluster), Some(redirect)) if !redirect.ask => {
+                    node = cluster.redirected(&redirect, &node.endpoint().await?);
+                }
+                (Self::Cluster(_), Some(_)) => return Err(Failure::unavailable("the slot is being moved")),
+                _ => return Err(self.failed(&path, fault)),
+            }
+        }
+        Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
+    }
+
+    /// Follows the sentinels, on dlock's own thread, for as long as this is in use.
+    pub(crate) fn watch(&self) -> Result<(), Failure> {
+        match self {
+            Self::One(node) if node.sentinels().is_some() => {
+                dlock_core::keeper::runtime()?.spawn(sentinel::follow(Arc::downgrade(node)));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Carries out a request on a given link. When nobody waits for the answer any more, the link has to show within
+    /// `patience` that it is alive.
+    pub(crate) async fn exchange(
+        &self,
+        path: &Path,
+        request: &Request,
+        (asking, patience): (bool, Duration),
+        track: &mut impl Track,
+    ) -> Result<Reply, Fault> {
+        track.before(path);
+        let doubt = Doubt(Some((path, patience)));
+        let result = match asking {
+            true => path.link.carry_out_asking(request).await,
+            false => path.link.carry_out(request).await,
+        };
+        doubt.dispel();
+        match result {
+            Err(Fault::Cut(_)) => {}
+            Err(Fault::Unsent(_)) => track.unsent(path),
+            _ => track.after(path),
+        }
+        result
+    }
+
+    /// Draws the consequences of a fault for where requests go next.
+    fn failed(&self, path: &Path, fault: Fault) -> Failure {
+        match (&fault, fault.code()) {
+            // Not the master any more: it has to be looked up again.
+            (_, Some("READONLY" | "MASTERDOWN")) => {
+                path.link.end();
+                self.distrust();
+            }
+            (Fault::Cut(_) | Fault::Unsent(_), _) | (_, Some("CLUSTERDOWN")) => self.distrust(),
+            _ => {}
+        }
+        fault.into_failure()
+    }
+
+    /// Has the servers looked up again before they are used next.
+    pub(crate) fn distrust(&self) {
+        if let Self::Cluster(cluster) = self {
+            cluster.distrust();
+        }
+    }
+
+    /// Where to listen for messages: on a cluster every server passes them on.
+    pub(crate) async fn any(&self) -> Result<Endpoint, Failure> {
+        match self {
+            Self::One(node) => node.endpoint().await,
+            Self::Cluster(cluster) => cluster.any().await,
+        }
+    }
+
+    pub(crate) fn opener(&self) -> &Opener {
+        match self {
+            Self::One(node) => node.opener(),
+            Self::Cluster(cluster) => cluster.opener(),
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        match self {
+            Self::One(node) => node.close(),
+            Self::Cluster(cluster) => cluster.close(),
+        }
+    }
+}
+
+/// Who keeps account of the links that a request may be under way on.
+pub(crate) trait Track: Send {
+    /// Whether an answer is overdue on this link.
+    fn awaits(&self, link: &Arc<Link>) -> bool;
+    /// A request is about to go over this link.
+    fn before(&mut self, path: &Path);
+    /// It was not sent after all.
+    fn unsent(&mut self, path: &Path);
+    /// Everything that went over this link has been answered.
+    fn after(&mut self, path: &Path);
+}
+
+/// Nobody.
+pub(crate) struct Untracked;
+
+impl Track for Untracked {
+    fn awaits(&self, _: &Arc<Link>) -> bool {
+        false
+    }
+    fn before(&mut self, _: &Path) {}
+    fn unsent(&mut self, _: &Path) {}
+    fn after(&mut self, _: &Path) {}
+}
+
+/// A request whose maker goes away without an answer makes its link suspect.
+struct Doubt<'a>(Option<(&'a Path, Duration)>);
+
+impl Doubt<'_> {
+    fn dispel(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if let Some((path, patience)) = self.0 {
+            path.lane.doubt(&path.link, patience);
+        }
+    }
+}

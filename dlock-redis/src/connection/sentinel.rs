@@ -1,0 +1,167 @@
+//! Where the master is, by what the sentinels say.
+
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use dlock_core::Failure;
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::mpsc;
+
+use super::lane::Node;
+use super::open::Opener;
+use crate::error::Fault;
+use crate::url::Endpoint;
+
+/// How often to look whether anybody still wants to know, and the pause before another sentinel is tried.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The sentinels of one service.
+#[derive(Debug)]
+pub(crate) struct Sentinels {
+    addresses: Vec<Endpoint>,
+    service: String,
+    opener: Opener,
+    /// The sentinel that answered last, asked first the next time.
+    preferred: Mutex<usize>,
+}
+
+impl Sentinels {
+    pub(crate) fn new(addresses: Vec<Endpoint>, service: String, opener: Opener) -> Self {
+        Self { addresses, service, opener, preferred: Mutex::new(0) }
+    }
+
+    /// The address of the master, from the first sentinel that knows it.
+    pub(crate) async fn master(&self) -> Result<Endpoint, Failure> {
+        let first = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.addresses.len();
+        let mut last = None;
+        for position in (0..count).map(|offset| (first + offset) % count) {
+            match self.ask(&self.addresses[position]).await {
+                Ok(master) => {
+                    *self.preferred.lock().unwrap_or_else(PoisonError::into_inner) = position;
+                    return Ok(master);
+                }
+                Err(failure) => last = Some(failure),
+            }
+        }
+        Err(last.unwrap_or_else(|| Failure::invalid_config("the URL names no sentinel")))
+    }
+
+    /// A connection to a sentinel that tells of each change of a master.
+    async fn listen(&self, said: mpsc::UnboundedSender<PushInfo>) -> Result<MultiplexedConnection, Failure> {
+        // Asking first finds one that is there.
+        self.master().await?;
+        let position = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
+        let sentinel = &self.addresses[position];
+        let mut connection = self.opener.open(sentinel, move |push| drop(said.send(push))).await?.connection;
+        let subscribed =
+            tokio::time::timeout(self.opener.timeout(), connection.subscribe("+switch-master")).await;
+        match subscribed {
+            Ok(Ok(())) => Ok(connection),
+            _ => Err(Failure::unavailable(format!("the sentinel {sentinel} tells of no changes"))),
+        }
+    }
+
+    async fn ask(&self, sentinel: &Endpoint) -> Result<Endpoint, Failure> {
+        let opened = self.opener.open(sentinel, |_| {}).await?;
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let reply = answer(&opened.connection, &ask, self.opener.timeout(), sentinel).await?;
+        let tls = matches!(sentinel, Endpoint::Tcp { tls: true, .. });
+        match reply {
+            Value::Nil => Err(Failure::invalid_config(format!(
+                "the sentinel {sentinel} knows no service {:?}; the URL's path names it",
+                self.service
+            ))),
+            reply => {
+                let (host, port): (String, u16) = redis::from_redis_value(reply)
+                    .map_err(|_| Failure::unavailable(format!("the sentinel {sentinel} gave no address")))?;
+                Ok(Endpoint::Tcp { host, port, tls })
+            }
+        }
+    }
+}
+
+/// Ends the connections to a server that the sentinels took the mastership from, as soon as they say so: such a server
+/// may still take itself for the master.
+pub(crate) async fn follow(node: Weak<Node>) {
+    loop {
+        let Some(strong) = node.upgrade() else { return };
+        let (said, mut news) = mpsc::unbounded_channel();
+        let followed = match strong.sentinels() {
+            Some(sentinels) => sentinels.listen(said).await,
+            None => return,
+        };
+        drop(strong);
+        if let Ok(connection) = followed {
+            // Between the look-ups of two connections it may have been somebody else's turn.
+            let mut changed = true;
+            loop {
+                if changed {
+                    let Some(node) = node.upgrade() else { return };
+                    if let Some(sentinels) = node.sentinels()
+                        && let Ok(master) = sentinels.master().await
+                    {
+                        node.leave(&master);
+                    }
+                }
+                match tokio::time::timeout(GLANCE, news.recv()).await {
+                    Ok(Some(PushInfo { kind: PushKind::Disconnection, .. }) | None) => break,
+                    Ok(Some(PushInfo { kind, .. })) => changed = kind == PushKind::Message,
+                    Err(_) if node.strong_count() == 0 => return,
+                    Err(_) => changed = false,
+                }
+            }
+            drop(connection);
+        }
+        tokio::time::sleep(GLANCE).await;
+    }
+}
+
+/// A server that was the master may not know yet that it no longer is, and one that is to become it may not know yet
+/// that it will. The latter can be told.
+pub(crate) async fn confirm_master(
+    connection: &MultiplexedConnection,
+    endpoint: &Endpoint,
+    limit: Duration,
+) -> Result<(), Failure> {
+    let reply = answer(connection, &redis::cmd("ROLE"), limit, endpoint).await?;
+    let master = match reply {
+        Value::Array(parts) => match parts.into_iter().next() {
+            Some(Value::BulkString(role)) => role == b"master",
+            Some(Value::SimpleString(role)) => role == "master",
+            _ => false,
+        },
+        _ => false,
+    };
+    if master {
+        return Ok(());
+    }
+    Err(Failure::unavailable(format!("{endpoint} is not the master yet that the sentinels say it is")))
+}
+
+/// The answer to a question that changes nothing.
+pub(crate) async fn answer(
+    connection: &MultiplexedConnection,
+    question: &redis::Cmd,
+    limit: Duration,
+    endpoint: &Endpoint,
+) -> Result<Value, Failure> {
+    let mut connection = connection.clone();
+    let reply = tokio::time::timeout(limit, connection.send_packed_command(question)).await;
+    match reply.map(|reply: RedisResult<Value>| reply.and_then(Value::extract_error)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => {
+            let failure = Fault::of(error).into_failure();
+            let message = format!("{endpoint}: {}", failure.message());
+            // A question that was cut off changed nothing either.
+            Err(if failure.is_transient() {
+                Failure::unavailable(message)
+            } else {
+                Failure::new(failure.kind(), message)
+            })
+        }
+        Err(_) => Err(Failure::unavailable(format!("{endpoint}: no answer within {limit:?}"))),
+    }
+}

@@ -1,0 +1,279 @@
+//! What the errors of server and connection mean for a lock.
+
+use std::sync::Arc;
+
+use dlock_core::{ErrorKind, Failure};
+use redis::RedisError;
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It was certainly not sent.
+    Unsent(&'static str),
+    /// It may have been carried out: the connection ended before the answer, or the answer makes no sense.
+    Cut(String),
+    /// The server refused it, with this text.
+    Refused(String),
+}
+
+/// Where the server sends a request instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Redirect {
+    pub(crate) slot: u16,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// For this request only, while the slot is being moved.
+    pub(crate) ask: bool,
+}
+
+/// The codes the classification knows; a script's error of an old server has its code somewhere in the text.
+const CODES: &[&str] = &[
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "WRONGTYPE",
+    "OOM",
+    "LOADING",
+    "BUSY",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "MISCONF",
+    "CROSSSLOT",
+    "MOVED",
+    "ASK",
+    "NOSCRIPT",
+    "NOPROTO",
+];
+
+impl Fault {
+    /// What became of a request that the client library reports this of.
+    pub(crate) fn of(error: RedisError) -> Self {
+        match server_text(&error) {
+            Some(text) => Self::Refused(text),
+            None => Self::Cut(error.to_string()),
+        }
+    }
+
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused(text) => code_in(text),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        let Self::Refused(text) = self else { return None };
+        let mut words = text.split_ascii_whitespace();
+        let ask = match words.next()? {
+            "MOVED" => false,
+            "ASK" => true,
+            _ => return None,
+        };
+        let slot = words.next()?.parse().ok()?;
+        let (host, port) = words.next()?.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Some(Redirect { slot, host, port: port.parse().ok()?, ask })
+    }
+
+    /// The failure to report for a request that may change something.
+    pub(crate) fn into_failure(self) -> Failure {
+        match self {
+            Self::Unsent(why) => Failure::unavailable(why),
+            Self::Cut(why) => {
+                Failure::unknown(format!("the connection ended before the answer came ({why})"))
+            }
+            Self::Refused(text) => refusal(&text),
+        }
+    }
+}
+
+/// The text of an error that the server itself sent.
+fn server_text(error: &RedisError) -> Option<String> {
+    let code = match error.kind() {
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => error.code()?,
+        redis::ErrorKind::AuthenticationFailed => {
+            return Some(format!("WRONGPASS {}", error.detail().unwrap_or("")));
+        }
+        _ => return None,
+    };
+    Some(match error.detail() {
+        Some(detail) => format!("{code} {detail}"),
+        None => code.to_owned(),
+    })
+}
+
+fn code_in(text: &str) -> Option<&'static str> {
+    text.split(|c: char| !c.is_ascii_uppercase())
+        .find_map(|word| CODES.iter().find(|code| **code == word).copied())
+        .or_else(|| text.contains("ACL failure").then_some("NOPERM"))
+}
+
+/// What a refusal by the server means. It changed nothing.
+pub(crate) fn refusal(text: &str) -> Failure {
+    let (kind, advice) = match code_in(text) {
+        Some("NOAUTH") => (ErrorKind::Denied, "the server wants a password; put it into the URL"),
+        Some("WRONGPASS") => (ErrorKind::Denied, "the server refused the user or the password"),
+        Some("NOPERM") => {
+            (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed")
+        }
+        Some("WRONGTYPE") => {
+            (ErrorKind::InvalidConfig, "the key holds data and no lock; use another key or prefix")
+        }
+        Some("OOM") => (ErrorKind::InvalidConfig, "the server's memory is used up; raise maxmemory"),
+        Some("CROSSSLOT") => (
+            ErrorKind::InvalidConfig,
+            "lock and fence lie in two hash slots; use redis+cluster:// for a cluster",
+        ),
+        Some("MOVED" | "ASK") => {
+            (ErrorKind::InvalidConfig, "the server is part of a cluster; use redis+cluster://")
+        }
+        Some("NOPROTO") => (ErrorKind::Unsupported, "Redis 6 or later is needed"),
+        Some("READONLY") => (ErrorKind::Unavailable, "the server is a replica, which grants nothing"),
+        Some("LOADING") => (ErrorKind::Unavailable, "the server is loading its data"),
+        Some("BUSY") => (ErrorKind::Unavailable, "the server is busy with somebody's script"),
+        Some("NOREPLICAS") => (ErrorKind::Unavailable, "the server has too few replicas to accept writes"),
+        Some("MISCONF") => (ErrorKind::Unavailable, "the server cannot save its data and accepts no writes"),
+        Some("MASTERDOWN") => (ErrorKind::Unavailable, "the server is a replica without its master"),
+        Some("CLUSTERDOWN") => (ErrorKind::Unavailable, "the cluster does not serve this slot at the moment"),
+        Some("TRYAGAIN") => (ErrorKind::Unavailable, "the slot is being moved to another server"),
+        _ if text.contains("max number of clients") => {
+            (ErrorKind::Unavailable, "the server takes no more connections")
+        }
+        _ if text.contains("unknown command") => {
+            (ErrorKind::Unsupported, "the server lacks a command; Redis 6 or later is needed")
+        }
+        _ if text.contains("DB index") => (ErrorKind::InvalidConfig, "the server has no such database"),
+        _ => (ErrorKind::Unsupported, "the server gave an error that is not known"),
+    };
+    Failure::new(kind, format!("{advice} ({})", text.trim()))
+}
+
+/// What it means that a connection could not be opened. Nothing was sent.
+pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
+    if let Some(text) = server_text(error) {
+        let refused = refusal(&text);
+        return Failure::new(refused.kind(), format!("{address}: {}", refused.message()));
+    }
+    let kind = match error.kind() {
+        redis::ErrorKind::RESP3NotSupported => {
+            return Failure::new(ErrorKind::Unsupported, format!("{address}: Redis 6 or later is needed"));
+        }
+        redis::ErrorKind::InvalidClientConfig => ErrorKind::InvalidConfig,
+        redis::ErrorKind::Io if is_tls_error(error) => {
+            return Failure::invalid_config(format!(
+                "{address}: no trusted TLS connection ({error}); check the certificate, the host name and the port"
+            ));
+        }
+        _ => ErrorKind::Unavailable,
+    };
+    Failure::new(kind, format!("{address}: no connection ({error})"))
+}
+
+/// A handshake that failed is reported as an I/O error of invalid data. The client library hands it out inside of an
+/// `Arc`, which hides it from a plain look at the source.
+fn is_tls_error(error: &RedisError) -> bool {
+    let source = std::error::Error::source(error);
+    let shared = source.and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::InvalidData)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(text: &str) -> ErrorKind {
+        refusal(text).kind()
+    }
+
+    #[test]
+    fn missing_rights_and_wrong_passwords_are_final() {
+        for text in [
+            "NOAUTH Authentication required.",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "NOPERM User shop has no permissions to run the 'incr' command",
+            "ERR ACL failure in script: User shop has no permissions to run the 'incr' command",
+        ] {
+            assert_eq!(kind(text), ErrorKind::Denied, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_foreign_value_a_full_server_and_a_wrong_slot_are_final() {
+        for text in [
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "MOVED 12182 127.0.0.1:7002",
+            "ASK 12182 127.0.0.1:7002",
+            "ERR DB index is out of range",
+        ] {
+            assert_eq!(kind(text), ErrorKind::InvalidConfig, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_worth_another_try() {
+        for text in [
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "READONLY You can't write against a read only replica.",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "CLUSTERDOWN The cluster is down",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            "NOREPLICAS Not enough good replicas to write.",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "ERR max number of clients reached",
+            "ERR Error running script (call to f_1): @user_script:12: -READONLY You can't write",
+        ] {
+            assert_eq!(kind(text), ErrorKind::Unavailable, "{text}");
+            assert!(refusal(text).is_transient());
+        }
+    }
+
+    #[test]
+    fn what_the_server_cannot_do_is_unsupported() {
+        for text in ["ERR unknown command 'EVALSHA'", "NOPROTO unsupported protocol version", "ERR whatever"]
+        {
+            assert_eq!(kind(text), ErrorKind::Unsupported, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_ended_leaves_the_outcome_unknown_and_one_that_was_never_used_does_not() {
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let fault = Fault::of(broken.into());
+        assert!(matches!(fault, Fault::Cut(_)), "{fault:?}");
+        assert_eq!(fault.into_failure().kind(), ErrorKind::Unknown);
+        assert_eq!(Fault::Unsent("closed").into_failure().kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn redirections_are_read() {
+        let redirect = |text: &str| Fault::Refused(text.into()).redirect();
+        let moved = redirect("MOVED 3999 127.0.0.1:6381").unwrap();
+        assert_eq!((moved.slot, &*moved.host, moved.port, moved.ask), (3999, "127.0.0.1", 6381, false));
+        let asked = redirect("ASK 3999 [::1]:6381").unwrap();
+        assert_eq!((&*asked.host, asked.port, asked.ask), ("::1", 6381, true));
+        assert_eq!(redirect("MOVED 3999 :6381").unwrap().host, "", "the host is the one that was asked");
+        for text in ["MOVED", "MOVED x y", "OOM 1 a:1", "MOVED 1 a"] {
+            assert_eq!(redirect(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refused_connection_is_unavailable_and_a_bad_certificate_is_not() {
+        let refused = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        let failure = not_opened(&refused, "h:1");
+        assert_eq!(failure.kind(), ErrorKind::Unavailable);
+        assert!(failure.message().contains("h:1"), "{failure}");
+        let untrusted = std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate");
+        assert_eq!(not_opened(&untrusted.into(), "h:1").kind(), ErrorKind::InvalidConfig);
+        let password =
+            RedisError::from((redis::ErrorKind::AuthenticationFailed, "Password authentication failed"));
+        assert_eq!(not_opened(&password, "h:1").kind(), ErrorKind::Denied);
+    }
+}

@@ -1,0 +1,61 @@
+//! Writes that refuse a stale fence.
+
+use dlock_core::Fence;
+
+use crate::keys::suffixed_with;
+
+/// The check and the body. It compares the decimal numbers as text: a number in Lua has 53 bits only.
+fn guarded(body: &str, when_stale: &str) -> String {
+    format!(
+        "local fence, seen = ARGV[#ARGV], redis.call('GET', KEYS[#KEYS])
+if seen and (#seen > #fence or (#seen == #fence and seen > fence)) then
+  return {when_stale}
+end
+redis.call('SET', KEYS[#KEYS], fence)
+{body}"
+    )
+}
+
+/// A script that runs `body` unless its fence is stale, in one atomic step.
+///
+/// The last of `KEYS` is the key that remembers the highest fence, such as [`fence_key`] gives; the last of `ARGV` is the
+/// fence in decimal. The body sees both, after its own keys and arguments. A stale fence is an error reply that begins
+/// with `STALE`. Use it with any Redis client.
+///
+/// ```
+/// let script = dlock_redis::fenced_script("return redis.call('HINCRBY', KEYS[1], 'sold', ARGV[1])");
+/// // EVAL script 2 stock:42 {stock:42}:fence 1 <fence>
+/// assert_eq!(dlock_redis::fence_key("stock:42"), "{stock:42}:fence");
+/// # assert!(script.contains("HINCRBY"));
+/// ```
+#[must_use]
+pub fn fenced_script(body: &str) -> String {
+    guarded(body, "redis.error_reply('STALE the fence ' .. fence .. ' is lower than ' .. seen)")
+}
+
+/// The key that remembers the highest fence that wrote to `key`: in the same hash slot.
+#[must_use]
+pub fn fence_key(key: &str) -> String {
+    suffixed_with(key, "fence")
+}
+
+/// The command of [`Redis::fenced_set`](crate::Redis::fenced_set): 1, or 0 for a stale fence.
+pub(crate) fn set(key: &str, value: &[u8], fence: Fence) -> redis::Cmd {
+    let mut command = redis::cmd("EVAL");
+    command.arg(guarded("redis.call('SET', KEYS[1], ARGV[1])\nreturn 1", "0"));
+    command.arg(2).arg(key).arg(fence_key(key)).arg(value).arg(fence.get());
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::slot_of;
+
+    #[test]
+    fn a_key_and_its_fence_lie_in_one_slot() {
+        for key in ["stock", "{shop}:stock", "a:{b}:c"] {
+            assert_eq!(slot_of(key), slot_of(&fence_key(key)), "{key}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! How locks are named on the server.
+//!
+//! | what | name |
+//! |---|---|
+//! | lock | prefix, then the key |
+//! | counter of fences | prefix, then `fence:{tag}`; one for a server, one for each hash slot of a cluster |
+//! | channel | `redisson_lock__channel:{lock}` |
+//!
+//! A key with a brace could choose its hash slot and tear lock and channel apart. Such a key, and one that begins with
+//! the mark of encoded keys, is stored as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no
+//! two keys share a name, and only a prefix can name a slot.
+
+use std::sync::{Arc, LazyLock};
+
+use dlock_core::{Failure, Key};
+
+const MARK: char = '%';
+pub(crate) const SLOTS: u16 = 16_384;
+const MAX_PREFIX: usize = 128;
+
+/// The names of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    pub(crate) lock: String,
+    pub(crate) counter: Arc<str>,
+    pub(crate) channel: String,
+    /// The hash slot, where the servers form a cluster.
+    pub(crate) slot: u16,
+}
+
+/// Which counter a fence comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counters {
+    /// One for the whole server.
+    Server,
+    /// One for each hash slot, in that slot.
+    Slot,
+    /// Redisson's own, one for each lock that ever was.
+    Lock,
+}
+
+/// Makes the names of locks.
+#[derive(Clone, Debug)]
+pub(crate) struct Namer {
+    prefix: String,
+    counters: Counters,
+    cluster: bool,
+    server_counter: Arc<str>,
+}
+
+impl Namer {
+    /// Checks the prefix.
+    pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool) -> Result<Self, Failure> {
+        let refuse = |what: &str| Err(Failure::invalid_config(format!("the prefix {prefix:?} {what}")));
+        if prefix.len() > MAX_PREFIX {
+            return refuse("is longer than 128 bytes");
+        }
+        if prefix.chars().any(char::is_control) {
+            return refuse("contains a control character");
+        }
+        if prefix.contains(['{', '}']) {
+            let tagged = prefix.split_once('{').and_then(|(before, rest)| {
+                let (tag, after) = rest.split_once('}')?;
+                Some(!tag.is_empty() && ![before, tag, after].iter().any(|part| part.contains(['{', '}'])))
+            });
+            if tagged != Some(true) {
+                return refuse("may have braces only as one hash tag, such as {locks}:");
+            }
+        }
+        Ok(Self {
+            prefix: prefix.to_owned(),
+            counters,
+            cluster,
+            server_counter: format!("{}fence:{{0}}", counter_prefix(prefix)).into(),
+        })
+    }
+
+    pub(crate) fn names(&self, key: &Key) -> Names {
+        let lock = format!("{}{}", self.prefix, encode(key.as_str()));
+        let channel = suffixed("redisson_lock__channel", &lock);
+        let slot = if self.cluster { slot_of(&lock) } else { 0 };
+        let counter = match self.counters {
+            Counters::Server => Arc::clone(&self.server_counter),
+            Counters::Slot => {
+                format!("{}fence:{{{}}}", counter_prefix(&self.prefix), TAGS[usize::from(slot)]).into()
+            }
+            Counters::Lock => suffixed("redisson_lock_token", &lock).into(),
+        };
+        Names { lock, counter, channel, slot }
+    }
+}
+
+/// A prefix's own hash tag would win over the counter's, and without a prefix the counters would lie among data.
+fn counter_prefix(prefix: &str) -> String {
+    match prefix {
+        "" => "dlock:".to_owned(),
+        prefix => prefix.replace(['{', '}'], ""),
+    }
+}
+
+/// Redisson's rule for the names that belong to a lock.
+fn suffixed(kind: &str, lock: &str) -> String {
+    if lock.contains('{') { format!("{kind}:{lock}") } else { format!("{kind}:{{{lock}}}") }
+}
+
+/// The same, with the kind behind.
+pub(crate) fn suffixed_with(name: &str, kind: &str) -> String {
+    if name.contains('{') { format!("{name}:{kind}") } else { format!("{{{name}}}:{kind}") }
+}
+
+fn encode(key: &str) -> std::borrow::Cow<'_, str> {
+    if !key.starts_with(MARK) && !key.contains(['{', '}']) {
+        return key.into();
+    }
+    let mut encoded = String::with_capacity(key.len() + 8);
+    encoded.push(MARK);
+    for character in key.chars() {
+        match character {
+            '%' => encoded.push_str("%25"),
+            '{' => encoded.push_str("%7B"),
+            '}' => encoded.push_str("%7D"),
+            other => encoded.push(other),
+        }
+    }
+    encoded.into()
+}
+
+/// The hash slot of a name, by the rules of Redis Cluster.
+pub(crate) fn slot_of(name: &str) -> u16 {
+    let hashed = name
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map(|(tag, _)| tag)
+        .filter(|tag| !tag.is_empty())
+        .unwrap_or(name);
+    crc16(hashed.as_bytes()) % SLOTS
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+/// For each slot the least number whose text lies in it: the same in every client.
+static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    let mut tags = vec![u32::MAX; usize::from(SLOTS)];
+    let mut missing = tags.len();
+    for number in 0.. {
+        let tag = &mut tags[usize::from(crc16(number.to_string().as_bytes()) % SLOTS)];
+        if *tag == u32::MAX {
+            *tag = number;
+            missing -= 1;
+            if missing == 0 {
+                break;
+            }
+        }
+    }
+    tags
+});
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn names(prefix: &str, counters: Counters, key: &str) -> Names {
+        Namer::new(prefix, counters, true).unwrap().names(&Key::new(key).unwrap())
+    }
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        for (name, slot) in [("foo", 12_182), ("bar", 5_061), ("{foo}bar", 12_182), ("{}foo", 9_500)] {
+            assert_eq!(slot_of(name), slot, "{name}");
+        }
+    }
+
+    #[test]
+    fn plain_keys_are_stored_as_they_are() {
+        let names = names("", Counters::Server, "room_7");
+        assert_eq!(names.lock, "room_7");
+        assert_eq!(names.channel, "redisson_lock__channel:{room_7}");
+        assert_eq!(&*names.counter, "dlock:fence:{0}");
+    }
+
+    #[test]
+    fn no_two_keys_share_a_name_and_none_is_a_counter() {
+        let keys = [
+            "a",
+            "a{b}",
+            "a%7Bb%7D",
+            "%a%7Bb%7D",
+            "%a",
+            "%",
+            "%%",
+            "%25",
+            "{",
+            "}",
+            "{}",
+            "%7B",
+            "a{",
+            "a}",
+            "fence:{0}",
+            "fence:0",
+            "dlock:fence:{0}",
+        ];
+        for counters in [Counters::Server, Counters::Slot, Counters::Lock] {
+            let all: Vec<Names> = keys.iter().map(|key| names("dlock:", counters, key)).collect();
+            let locks: HashSet<&str> = all.iter().map(|names| names.lock.as_str()).collect();
+            assert_eq!(locks.len(), keys.len());
+            assert!(all.iter().all(|names| !locks.contains(&*names.counter)));
+        }
+    }
+
+    #[test]
+    fn lock_counter_and_channel_lie_in_one_slot_that_the_key_cannot_choose() {
+        for prefix in ["", "dlock:", "{locks}:", "a{b}c"] {
+            for key in ["a", "{x}a", "{x}b", "a}b{", "%{", "dlock:fence:{0}", "日本{語}"] {
+                for counters in [Counters::Slot, Counters::Lock] {
+                    let names = names(prefix, counters, key);
+                    assert_eq!(slot_of(&names.lock), names.slot, "{prefix} {key}");
+                    assert_eq!(slot_of(&names.counter), names.slot, "{prefix} {key} {}", names.counter);
+                    assert_eq!(slot_of(&names.channel), names.slot, "{prefix} {key} {}", names.channel);
+                }
+            }
+        }
+        assert_ne!(
+            names("", Counters::Slot, "{x}a").slot,
+            names("", Counters::Slot, "{x}b").slot,
+            "a tag in the key would have put both into one slot"
+        );
+    }
+
+    #[test]
+    fn every_slot_has_a_short_tag() {
+        for (slot, tag) in TAGS.iter().enumerate() {
+            assert_eq!(usize::from(slot_of(&format!("dlock:fence:{{{tag}}}"))), slot);
+        }
+        assert!(TAGS.iter().all(|tag| *tag < 1_000_000));
+    }
+
+    #[test]
+    fn odd_prefixes_are_refused() {
+        for prefix in ["{", "}", "{}", "a{b", "}{", "{a}{b}", "{{a}}", "a\n", "a\0"] {
+            assert!(Namer::new(prefix, Counters::Slot, true).is_err(), "{prefix:?}");
+        }
+        assert!(Namer::new(&"x".repeat(129), Counters::Server, false).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! The requests that go to the server, and what comes back.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::keys::Names;
+
+const TEXT: &str = include_str!("scripts/lock.lua");
+static HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(TEXT).get_hash().to_owned());
+
+/// How the script is named to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// By its hash, which the server knows unless it was restarted or told to forget.
+    Hash,
+    /// By its text, from which the server learns it.
+    Text,
+}
+
+/// One operation on one lock. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) names: Arc<Names>,
+    pub(crate) owner: Arc<str>,
+    pub(crate) step: Step,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Acquire { lease: u64, who: Arc<str> },
+    Renew { lease: u64 },
+    Withdraw,
+    Inspect,
+}
+
+impl Step {
+    /// Whether a lock may be held by what this does, which replicas then have to know.
+    pub(crate) const fn grants(&self) -> bool {
+        matches!(self, Self::Acquire { .. } | Self::Renew { .. })
+    }
+}
+
+/// The answer to one operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Taken, with this fence.
+    Granted(u64),
+    /// It was taken before, with this fence, if it is still there.
+    Adopted(Option<u64>),
+    /// Somebody else has it; or anybody, when it was only looked at.
+    Busy { left: Option<Duration>, who: Option<String>, fence: Option<u64> },
+    /// Whether there was something of ours to renew or withdraw; no, when it was looked at and is free.
+    Done(bool),
+    /// The server refused, with this text.
+    Refused(String),
+}
+
+/// One call of the script with all these operations.
+pub(crate) fn call<'a>(requests: impl Iterator<Item = &'a Request> + Clone, by: By) -> Cmd {
+    let keys: usize =
+        requests.clone().map(|request| 1 + usize::from(matches!(request.step, Step::Acquire { .. }))).sum();
+    let mut cmd = match by {
+        By::Hash => {
+            let mut cmd = redis::cmd("EVALSHA");
+            cmd.arg(HASH.as_str());
+            cmd
+        }
+        By::Text => {
+            let mut cmd = redis::cmd("EVAL");
+            cmd.arg(TEXT);
+            cmd
+        }
+    };
+    cmd.arg(keys);
+    for request in requests.clone() {
+        cmd.arg(&request.names.lock);
+        if matches!(request.step, Step::Acquire { .. }) {
+            cmd.arg(&*request.names.counter);
+        }
+    }
+    for request in requests {
+        let owner = &*request.owner;
+        match &request.step {
+            Step::Acquire { lease, who } => cmd.arg("a").arg(owner).arg(*lease).arg(&**who),
+            Step::Renew { lease } => cmd.arg("r").arg(owner).arg(*lease).arg(""),
+            Step::Withdraw => cmd.arg("w").arg(owner).arg(&request.names.channel).arg(""),
+            Step::Inspect => cmd.arg("i").arg("").arg("").arg(""),
+        };
+    }
+    cmd
+}
+
+/// A call with nothing to do, which teaches the server the script and shows whether the user may run it.
+pub(crate) fn introduction() -> Cmd {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(TEXT).arg(0);
+    cmd
+}
+
+/// Reads the reply to a call with `count` operations; `None` when it is not one.
+pub(crate) fn read(reply: Value, count: usize) -> Option<Vec<Answer>> {
+    let Value::Array(replies) = reply else { return None };
+    if replies.len() != count {
+        return None;
+    }
+    replies.into_iter().map(answer).collect()
+}
+
+fn answer(reply: Value) -> Option<Answer> {
+    Some(match reply {
+        Value::Int(number @ (0 | 1)) => Answer::Done(number == 1),
+        Value::Int(fence) => Answer::Granted(fence.try_into().ok()?),
+        Value::Array(parts) => {
+            let mut parts = parts.into_iter();
+            match (parts.next(), parts.next(), parts.next(), parts.next()) {
+                (fence, None, ..) => Answer::Adopted(fence.and_then(number)),
+                (Some(Value::Int(left)), who, fence, None) => Answer::Busy {
+                    left: left.try_into().ok().map(Duration::from_millis),
+                    who: who.and_then(text),
+                    fence: fence.and_then(number),
+                },
+                _ => return None,
+            }
+        }
+        refused => Answer::Refused(text(refused)?),
+    })
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn number(value: Value) -> Option<u64> {
+    text(value)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn each_kind_of_reply_is_told_apart() {
+        let replies = Value::Array(vec![
+            Value::Int(1_700_000_000_000_000),
+            Value::Int(1),
+            Value::Int(0),
+            Value::Array(vec![bulk("7")]),
+            Value::Array(vec![Value::Nil]),
+            Value::Array(vec![Value::Int(250), bulk("host=a"), bulk("7")]),
+            Value::Array(vec![Value::Int(-1), Value::Nil, Value::Nil]),
+            bulk("WRONGTYPE Operation against a key"),
+        ]);
+        let answers = read(replies, 8).unwrap();
+        assert_eq!(answers[0], Answer::Granted(1_700_000_000_000_000));
+        assert_eq!(answers[1..3], [Answer::Done(true), Answer::Done(false)]);
+        assert_eq!(answers[3..5], [Answer::Adopted(Some(7)), Answer::Adopted(None)]);
+        let left = Some(Duration::from_millis(250));
+        assert_eq!(answers[5], Answer::Busy { left, who: Some("host=a".into()), fence: Some(7) });
+        assert_eq!(answers[6], Answer::Busy { left: None, who: None, fence: None });
+        assert_eq!(answers[7], Answer::Refused("WRONGTYPE Operation against a key".into()));
+    }
+
+    #[test]
+    fn replies_that_make_no_sense_are_no_answers() {
+        let odd = [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Int(-5)]),
+            Value::Array(vec![Value::Array(vec![Value::Nil, Value::Nil, Value::Nil])]),
+            Value::Array(vec![Value::Double(1.0)]),
+        ];
+        for reply in odd {
+            assert_eq!(read(reply.clone(), 1), None, "{reply:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Where the servers are, read from a URL.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use dlock_core::Failure;
+use percent_encoding::percent_decode_str;
+
+/// One server's address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Endpoint {
+    Tcp { host: String, port: u16, tls: bool },
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How the servers belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    Single(Endpoint),
+    Sentinel { sentinels: Vec<Endpoint>, service: String },
+    Cluster(Vec<Endpoint>),
+}
+
+/// Name and password. Never shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.password.is_some() { "Credentials(..)" } else { "None" })
+    }
+}
+
+/// All that a URL says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) topology: Topology,
+    pub(crate) credentials: Credentials,
+    pub(crate) sentinel_credentials: Credentials,
+    pub(crate) db: i64,
+    pub(crate) prefix: Option<String>,
+    pub(crate) min_replicas: Option<u32>,
+}
+
+const FORMS: &str = "write redis://[user:password@]host[:port][/db], rediss:// for TLS, redis+unix:///path, \
+                     redis+sentinel://host,host/service[/db] or redis+cluster://host,host";
+
+enum Kind {
+    Single,
+    Unix,
+    Sentinel,
+    Cluster,
+}
+
+/// Reads a URL. No failure repeats it, since it may hold a password.
+pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
+    let (scheme, rest) =
+        url.split_once("://").ok_or_else(|| invalid(format!("the URL is not one; {FORMS}")))?;
+    let (tls, kind) = match scheme {
+        "redis" => (false, Kind::Single),
+        "rediss" => (true, Kind::Single),
+        "unix" | "redis+unix" => (false, Kind::Unix),
+        "redis+sentinel" => (false, Kind::Sentinel),
+        "rediss+sentinel" => (true, Kind::Sentinel),
+        "redis+cluster" => (false, Kind::Cluster),
+        "rediss+cluster" => (true, Kind::Cluster),
+        other => return Err(invalid(format!("nothing is known of the scheme {other:?}; {FORMS}"))),
+    };
+    if tls && !cfg!(feature = "tls") {
+        return Err(invalid(format!(
+            "`{scheme}:` needs the `tls` feature of dlock-redis (`redis-tls` of dlock), which is not compiled in"
+        )));
+    }
+    if rest.contains('#') {
+        return Err(invalid(
+            "the URL has a fragment; certificates are always verified, so give a private root certificate with \
+             with_root_certificate instead of #insecure"
+                .into(),
+        ));
+    }
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let (user_info, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
+    let mut target = Target {
+        topology: Topology::Cluster(Vec::new()),
+        credentials: Credentials { user: non_empty(decode(user)?), password: non_empty(decode(password)?) },
+        sentinel_credentials: Credentials::default(),
+        db: 0,
+        prefix: None,
+        min_replicas: None,
+    };
+    target.read_query(query)?;
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    match (&kind, parts.as_slice()) {
+        (Kind::Unix, _) => {}
+        (Kind::Single | Kind::Cluster, []) | (Kind::Sentinel, [_]) => {}
+        (Kind::Single, [db]) | (Kind::Sentinel, [_, db]) => target.set_db(db)?,
+        (Kind::Cluster, _) => {
+            return Err(invalid("a cluster has no numbered databases; leave the path out".into()));
+        }
+        (Kind::Sentinel, []) => return Err(invalid(format!("the URL names no service; {FORMS}"))),
+        _ => return Err(invalid(format!("the path has too many parts; {FORMS}"))),
+    }
+    target.topology = match kind {
+        Kind::Unix if !hosts.is_empty() || path.len() < 2 => {
+            return Err(invalid(
+                "a socket needs an absolute path, as in redis+unix:///run/redis.sock".into(),
+            ));
+        }
+        Kind::Unix => Topology::Single(Endpoint::Unix(decode(path)?.into())),
+        Kind::Single => match <[Endpoint; 1]>::try_from(endpoints(hosts, 6379, tls)?) {
+            Ok([endpoint]) => Topology::Single(endpoint),
+            Err(_) => return Err(invalid(format!("a single server has one address; {FORMS}"))),
+        },
+        Kind::Sentinel => Topology::Sentinel {
+            sentinels: endpoints(hosts, 26_379, tls)?,
+            service: decode(parts.first().copied().unwrap_or_default())?,
+        },
+        Kind::Cluster => Topology::Cluster(endpoints(hosts, 6379, tls)?),
+    };
+    Ok(target)
+}
+
+impl Target {
+    fn set_db(&mut self, text: &str) -> Result<(), Failure> {
+        self.db =
+            text.parse().ok().filter(|db| *db >= 0).ok_or_else(|| {
+                invalid(format!("the database {text:?} is no number; write for example /0"))
+            })?;
+        Ok(())
+    }
+
+    fn read_query(&mut self, query: &str) -> Result<(), Failure> {
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decode(value)?;
+            match name {
+                "db" => self.set_db(&value)?,
+                "user" => self.credentials.user = non_empty(value),
+                "pass" => self.credentials.password = non_empty(value),
+                "sentinel_user" => self.sentinel_credentials.user = non_empty(value),
+                "sentinel_pass" => self.sentinel_credentials.password = non_empty(value),
+                "prefix" => self.prefix = Some(value),
+                "min_replicas" => {
+                    let number = value.parse();
+                    self.min_replicas =
+                        Some(number.map_err(|_| invalid("min_replicas is not a whole number".into()))?);
+                }
+                other => {
+                    return Err(invalid(format!(
+                        "nothing is known of the parameter {other:?}; known are db, user, pass, sentinel_user, \
+                         sentinel_pass, prefix and min_replicas"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn endpoints(hosts: &str, default_port: u16, tls: bool) -> Result<Vec<Endpoint>, Failure> {
+    hosts
+        .split(',')
+        .map(|text| match address(text, default_port) {
+            Some((host, port)) => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls }),
+            // Not repeated: an unescaped password may have ended up here.
+            None => Err(invalid(format!(
+                "an address is not host, host:port or [v6]:port (escape @ / ? # in a password as %40 %2F %3F %23); \
+                 {FORMS}"
+            ))),
+        })
+        .collect()
+}
+
+/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn address(text: &str, default_port: u16) -> Option<(&str, u16)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(v6) => {
+            let (host, after) = v6.split_once(']')?;
+            (host, if after.is_empty() { None } else { Some(after.strip_prefix(':')?) })
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
+    (!host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control()))
+        .then_some((host, port))
+}
+
+fn decode(text: &str) -> Result<String, Failure> {
+    match percent_decode_str(text).decode_utf8() {
+        Ok(text) => Ok(text.into_owned()),
+        Err(_) => Err(invalid("a percent-escape in the URL is not UTF-8".into())),
+    }
+}
+
+fn non_empty(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn invalid(what: String) -> Failure {
+    Failure::invalid_config(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.into(), port, tls: false }
+    }
+
+    #[test]
+    fn a_single_server_has_host_port_user_and_database() {
+        let target = parse("redis://shop:p%40ss@db.example:6380/3").unwrap();
+        assert_eq!(target.topology, Topology::Single(tcp("db.example", 6380)));
+        assert_eq!(target.credentials.user.as_deref(), Some("shop"));
+        assert_eq!(target.credentials.password.as_deref(), Some("p@ss"));
+        assert_eq!(target.db, 3);
+        let plain = parse("redis://[::1]").unwrap();
+        assert_eq!(plain.topology, Topology::Single(tcp("::1", 6379)));
+        assert_eq!(plain.credentials, Credentials::default());
+        assert_eq!(parse("redis://:pw@h/").unwrap().credentials.password.as_deref(), Some("pw"));
+    }
+
+    #[test]
+    fn sockets_sentinels_and_clusters_are_told_apart() {
+        for url in ["unix:///run/redis.sock?db=2&pass=x", "redis+unix:///run/redis.sock?db=2&pass=x"] {
+            let target = parse(url).unwrap();
+            assert_eq!(target.topology, Topology::Single(Endpoint::Unix("/run/redis.sock".into())));
+            assert_eq!((target.db, target.credentials.password.as_deref()), (2, Some("x")));
+        }
+        let sentinel = parse("redis+sentinel://:pw@a,b:5/mymaster/1?sentinel_pass=s&min_replicas=1").unwrap();
+        let sentinels = vec![tcp("a", 26_379), tcp("b", 5)];
+        assert_eq!(sentinel.topology, Topology::Sentinel { sentinels, service: "mymaster".into() });
+        assert_eq!(sentinel.sentinel_credentials.password.as_deref(), Some("s"));
+        assert_eq!((sentinel.db, sentinel.min_replicas), (1, Some(1)));
+        let cluster = parse("redis+cluster://a:7000,b:7001?prefix=").unwrap();
+        assert_eq!(cluster.topology, Topology::Cluster(vec![tcp("a", 7000), tcp("b", 7001)]));
+        assert_eq!(cluster.prefix.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn wrong_urls_are_refused_without_being_repeated() {
+        let wrong = [
+            "redis:hunter2",
+            "http://u:hunter2@h",
+            "redis://u:hunter2@",
+            "redis://u:hunter2@h:port",
+            "redis://u:hunter2/x@h:1",
+            "redis://h/hunter2/1",
+            "redis://a,b:1",
+            "redis://u:hunter2@h/?pasword=hunter2",
+            "redis://u:hunter2@h/#insecure",
+            "redis+sentinel://u:hunter2@h",
+            "redis+cluster://u:hunter2@h/1",
+            "redis+unix://u:hunter2@h/x",
+            "unix://",
+            "redis://u:%ff@h",
+            "redis://u:hunter2@h/?min_replicas=x",
+        ];
+        for url in wrong {
+            let failure = parse(url).unwrap_err();
+            assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{url}");
+            assert!(!failure.to_string().contains("hunter2"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_password() {
+        let target = parse("redis+sentinel://shop:hunter2@h/m?sentinel_pass=hunter3").unwrap();
+        let text = format!("{target:?}");
+        assert!(!text.contains("hunter") && text.contains(r#""m""#), "{text}");
+    }
+
+    #[test]
+    #[cfg(not(feature = "tls"))]
+    fn tls_without_its_feature_says_which_one() {
+        assert!(parse("rediss://h").unwrap_err().message().contains("redis-tls"));
+    }
+}

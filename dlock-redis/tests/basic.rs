@@ -1,0 +1,139 @@
+//! What is stored on the server, and that others can work with it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Fence, Locks};
+use dlock_redis::{Redis, fence_key, fenced_script};
+use dlock_testkit::servers::redis::RedisServer;
+
+const COUNTER: &str = "dlock:fence:{0}";
+
+async fn locks(server: &RedisServer) -> Locks {
+    Locks::new(Redis::connect(&server.url()).await.unwrap())
+}
+
+async fn next_fence(locks: &Locks) -> u64 {
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let fence = guard.fence().expect("Redis has fences").get();
+    guard.release().await.unwrap();
+    fence
+}
+
+#[tokio::test]
+async fn a_lock_is_stored_as_redisson_stores_it() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    let guard = locks.lock("room").with_lease(Duration::from_secs(20)).acquire().await.unwrap();
+    let fields: BTreeMap<String, String> = server.command(&["HGETALL", "dlock:room"]);
+    let owner = fields.keys().find(|field| field.contains(':')).expect("a field of the owner");
+    let (client, token) = owner.split_once(':').unwrap();
+    assert_eq!((client.len(), token.len()), (36, 32), "{owner}");
+    assert_eq!(fields[owner], "1", "Redisson counts holds there");
+    assert_eq!(fields["fence"], guard.fence().unwrap().to_string());
+    assert!(fields["dlock"].contains("pid="), "{fields:?}");
+    assert_eq!(fields.len(), 3);
+    let left: i64 = server.command(&["PTTL", "dlock:room"]);
+    assert!((15_000..=20_000).contains(&left), "{left}");
+    guard.release().await.unwrap();
+    assert_eq!(server.keys(), [COUNTER], "only the counter stays");
+}
+
+#[tokio::test]
+async fn a_lock_of_redisson_is_respected_and_shown() {
+    let server = RedisServer::start().unwrap();
+    let locks = Locks::new(Redis::builder(&server.url()).with_prefix("").connect().await.unwrap());
+    let java = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
+    server.command::<i64>(&["HSET", "room", java, "1"]);
+    server.command::<i64>(&["PEXPIRE", "room", "30000"]);
+    assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+    let holder = locks.inspect("room").await.unwrap().expect("somebody has it");
+    assert_eq!((holder.label.as_deref(), holder.fence), (Some(java), None));
+    server.command::<i64>(&["DEL", "room"]);
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn fences_grow_when_the_counter_is_lost_behind_or_ahead_of_the_clock() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    let mut last = next_fence(&locks).await;
+    let mut grows = async |what: &str| {
+        let next = next_fence(&locks).await;
+        assert!(next > last, "{what}: {next} after {last}");
+        last = next;
+        next
+    };
+    grows("as ever").await;
+    server.command::<()>(&["FLUSHALL"]);
+    let seeded = grows("without the data").await;
+    // A replica that took over had seen less.
+    server.command::<()>(&["SET", COUNTER, "5"]);
+    grows("with an old counter").await;
+    // The clock was set back: a day, by the counter.
+    let ahead = seeded + 86_400_000_000;
+    server.command::<()>(&["SET", COUNTER, &ahead.to_string()]);
+    assert_eq!(grows("with the clock behind").await, ahead + 1);
+    assert_eq!(grows("and again").await, ahead + 2);
+}
+
+#[tokio::test]
+async fn a_fenced_write_refuses_who_was_overtaken() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let [low, high, huge] = [9, 10, u64::MAX].map(Fence::new);
+    assert!(redis.fenced_set("stock", "1", low).await.unwrap());
+    assert!(redis.fenced_set("stock", "2", high).await.unwrap());
+    assert!(redis.fenced_set("stock", "3", high).await.unwrap(), "the same grant may write again");
+    assert!(!redis.fenced_set("stock", "4", low).await.unwrap());
+    assert_eq!(server.command::<String>(&["GET", "stock"]), "3");
+    assert!(redis.fenced_set("stock", "5", huge).await.unwrap());
+    assert!(!redis.fenced_set("stock", "6", Fence::new(u64::MAX - 1)).await.unwrap(), "all 64 bits count");
+
+    let script = fenced_script("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+    let key = fence_key("sold");
+    let sell = |fence: &str| server.try_command::<i64>(&["EVAL", &script, "2", "sold", &key, "3", fence]);
+    assert_eq!(sell("10").unwrap(), 3);
+    let refused = sell("9").unwrap_err();
+    assert_eq!(refused.code(), Some("STALE"), "{refused}");
+    assert_eq!(sell("10").unwrap(), 6);
+}
+
+#[tokio::test]
+async fn many_tasks_share_calls_of_the_script() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    let before = server.command_calls();
+    let tasks: Vec<_> = (0..64)
+        .map(|n| {
+            let lock = locks.lock(format!("room_{n}"));
+            tokio::spawn(async move { lock.acquire().await })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.push(task.await.unwrap().unwrap());
+    }
+    assert_eq!(server.keys().len(), 65);
+    let calls = server.command_calls();
+    let of = |name: &str| calls.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
+    assert!(of("evalsha") <= 16, "{} calls for 64 locks", of("evalsha"));
+    assert_eq!(of("hset"), 64);
+    let fences: std::collections::HashSet<_> = guards.iter().map(|guard| guard.fence()).collect();
+    assert_eq!(fences.len(), 64);
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_socket_and_a_database_number_are_used() {
+    let server = RedisServer::start().unwrap();
+    let url = format!("redis+unix://{}?db=3", server.unix_socket().display());
+    let locks = Locks::new(Redis::connect(&url).await.unwrap());
+    let guard = locks.lock("room").acquire().await.unwrap();
+    assert!(server.keys().is_empty(), "not in database 0");
+    guard.release().await.unwrap();
+    let error = Redis::connect(&url.replace("db=3", "db=99")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+}

@@ -1,0 +1,135 @@
+//! What the operations cost, counted on the wire and at the server.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dlock_core::Locks;
+
+use crate::support::{LONG, Proxied, over, soon, until};
+use dlock_redis::Redis;
+
+/// What went over the wire since the last look.
+struct Wire<'a> {
+    on: &'a Proxied,
+    before: BTreeMap<String, u64>,
+}
+
+impl<'a> Wire<'a> {
+    fn of(on: &'a Proxied) -> Self {
+        Self { on, before: on.proxy.requests() }
+    }
+
+    fn sent(&mut self) -> BTreeMap<String, u64> {
+        let now = self.on.proxy.requests();
+        let sent =
+            now.iter().map(|(name, count)| (name.clone(), count - self.before.get(name).unwrap_or(&0)));
+        let sent = sent.filter(|(_, count)| *count > 0).collect();
+        self.before = now;
+        sent
+    }
+}
+
+fn scripts(count: u64) -> BTreeMap<String, u64> {
+    [("EVALSHA".to_owned(), count)].into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+async fn warm(on: &Proxied) -> Locks {
+    let locks = on.locks(LONG).await;
+    locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+    locks
+}
+
+#[tokio::test]
+async fn an_acquire_and_a_release_are_one_request_each_and_re_entry_is_none() {
+    let on = Proxied::start();
+    let locks = warm(&on).await;
+    let mut wire = Wire::of(&on);
+    locks
+        .scope(async {
+            let guard = locks.lock("room").acquire().await.unwrap();
+            assert_eq!(wire.sent(), scripts(1));
+            let nested = locks.lock("room").acquire().await.unwrap();
+            nested.release().await.unwrap();
+            assert_eq!(wire.sent(), scripts(0));
+            guard.release().await.unwrap();
+            assert_eq!(wire.sent(), scripts(1));
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn the_server_runs_the_least_commands_for_a_grant_and_a_release() {
+    let on = Proxied::start();
+    let locks = warm(&on).await;
+    on.server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    let mut calls = on.server.command_calls();
+    for admin in ["config|resetstat", "info", "hello", "client|setinfo"] {
+        calls.remove(admin);
+    }
+    assert_eq!(calls.remove("evalsha"), Some(2));
+    // A write less where the counter keeps up with the clock by itself.
+    assert!(calls.values().sum::<u64>() <= 9, "{calls:?}");
+}
+
+#[tokio::test]
+async fn a_busy_lock_is_one_request_for_who_does_not_wait() {
+    let on = Proxied::start();
+    let locks = warm(&on).await;
+    let _holder = locks.lock("room").acquire().await.unwrap();
+    let mut wire = Wire::of(&on);
+    assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+    assert!(wire.sent().values().sum::<u64>() <= 1);
+}
+
+#[tokio::test]
+async fn many_locks_are_renewed_in_a_few_requests() {
+    const LOCKS: u64 = 200;
+    let on = Proxied::start();
+    let locks = over(Redis::connect(&on.url()).await.unwrap(), Duration::from_secs(3));
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(locks.lock(format!("room_{number}")).acquire().await.unwrap());
+    }
+    let mut wire = Wire::of(&on);
+    let before = locks.stats().renewals;
+    until("three renewals of each", || locks.stats().renewals >= before + 3 * LOCKS).await;
+    let requests = wire.sent().get("EVALSHA").copied().unwrap_or(0);
+    assert!(requests <= LOCKS, "{requests} requests for {} renewals", 3 * LOCKS);
+    for guard in &guards {
+        guard.check().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_hand_over_among_two_hundred_waiters_is_at_most_three_requests() {
+    const WAITERS: u64 = 200;
+    let on = Proxied::start();
+    let (ours, theirs) = (warm(&on).await, on.locks(LONG).await);
+    let first = theirs.lock("room").acquire().await.unwrap();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..WAITERS {
+        let lock = ours.lock("room").with_wait(LONG);
+        waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
+    }
+    until("somebody to listen", || !on.server.channels().is_empty()).await;
+    let mut wire = Wire::of(&on);
+    first.release().await.unwrap();
+    soon("everybody's turn", async { while waiters.join_next().await.is_some() {} }).await;
+    let sent = wire.sent();
+    assert!(sent.values().sum::<u64>() <= 3 * (WAITERS + 1), "{sent:?} for {WAITERS} hand-overs");
+    let published = on.server.command_calls().get("publish").copied().unwrap_or(0);
+    assert!(published <= WAITERS + 3, "{published} messages");
+}
+
+#[tokio::test]
+async fn a_thousand_locks_dropped_at_once_leave_nothing_and_are_never_renewed() {
+    let on = Proxied::start();
+    let locks = warm(&on).await;
+    for number in 0..1000 {
+        drop(locks.lock(format!("room_{}", number % 7)).acquire().await.unwrap());
+    }
+    until("the releases", || locks.stats().background == 0 && crate::support::held(&on.server).is_empty())
+        .await;
+    assert_eq!((locks.stats().renewals, locks.stats().held), (0, 0));
+}

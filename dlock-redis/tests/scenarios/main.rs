@@ -1,0 +1,19 @@
+//! What goes wrong with real Redis servers, and what a lock makes of it.
+
+mod support;
+
+mod administrators;
+mod cancelling;
+mod clocks;
+mod cluster;
+mod commands;
+mod dropping;
+mod failover;
+mod freezing;
+mod outcomes;
+mod refusals;
+mod renewing;
+mod restarts;
+mod secrets;
+mod sentinel;
+mod waiting;

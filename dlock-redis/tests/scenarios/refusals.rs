@@ -1,0 +1,204 @@
+//! What servers refuse, and what that means for an acquire.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_redis::Redis;
+use dlock_testkit::servers::redis::{RedisCluster, RedisServer};
+
+use crate::support::{LONG, error_of, held, locks, over, soon, until};
+
+async fn try_once(locks: &Locks) -> dlock_core::Result<dlock_core::Guard> {
+    locks.lock("room").with_wait(Wait::No).acquire().await
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_a_missing_one_are_denied() {
+    let server = RedisServer::options().password("right").start().unwrap();
+    let address = server.address();
+    for url in [
+        format!("redis://:wrong@{address}"),
+        format!("redis://nobody:right@{address}"),
+        format!("redis://{address}"),
+    ] {
+        let error = error_of(Redis::connect(&url).await, ErrorKind::Denied);
+        assert!(!error.is_retryable() && error.to_string().contains("password"), "{error}");
+        // Also where nobody asked before.
+        let locks = over(Redis::builder(&url).build().unwrap(), LONG);
+        error_of(soon("the refusal", locks.lock("room").acquire()).await, ErrorKind::Denied);
+    }
+    try_once(&locks(&server.url(), LONG).await).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_right_that_is_missing_is_denied_at_once() {
+    let server = RedisServer::options()
+        .user("reader", "pw", &["~dlock:*", "&*", "+@connection", "+@read"])
+        .start()
+        .unwrap();
+    let error = error_of(Redis::connect(&server.url_as("reader", "pw")).await, ErrorKind::Denied);
+    assert!(!error.is_retryable() && error.to_string().contains("right"), "{error}");
+}
+
+#[tokio::test]
+async fn keys_outside_of_the_users_rights_are_denied_at_once() {
+    let server = RedisServer::options().user("shop", "pw", &["~shop:*", "&*", "+@all"]).start().unwrap();
+    let redis = Redis::builder(&server.url_as("shop", "pw")).build().unwrap();
+    let error =
+        error_of(soon("the refusal", over(redis, LONG).lock("room").acquire()).await, ErrorKind::Denied);
+    assert!(!error.is_retryable(), "{error}");
+    let redis = Redis::builder(&server.url_as("shop", "pw")).with_prefix("shop:").build().unwrap();
+    over(redis, LONG).lock("room").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_that_holds_data_is_an_error_and_the_data_stays() {
+    let server = RedisServer::start().unwrap();
+    server.command::<()>(&["SET", "dlock:room", "data"]);
+    let locks = locks(&server.url(), LONG).await;
+    let error = error_of(soon("the refusal", locks.lock("room").acquire()).await, ErrorKind::InvalidConfig);
+    assert!(!error.is_retryable() && error.to_string().contains("data"), "{error}");
+    assert_eq!(server.command::<String>(&["GET", "dlock:room"]), "data");
+}
+
+#[tokio::test]
+async fn a_server_whose_memory_is_used_up_refuses_and_nothing_is_left() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let guard = try_once(&locks).await.unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let other = locks.lock("other");
+    let error = error_of(soon("the refusal", other.acquire()).await, ErrorKind::InvalidConfig);
+    assert!(!error.is_retryable() && error.to_string().contains("memory"), "{error}");
+    assert_eq!(held(&server), ["room"]);
+    // What frees memory goes on.
+    guard.release().await.unwrap();
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    other.acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_still_loading_is_waited_for() {
+    let mut server = RedisServer::options()
+        .append_only("no")
+        .argument("key-load-delay", "500")
+        .argument("loading-process-events-interval-bytes", "1024")
+        .start()
+        .unwrap();
+    server.command::<()>(&["DEBUG", "POPULATE", "2000", "key", "100"]);
+    server.command::<()>(&["BGREWRITEAOF"]);
+    until("the rewrite", || {
+        server.info("aof_rewrite_in_progress") == "0" && server.info("aof_rewrites") == "1"
+    })
+    .await;
+    let locks = locks(&server.url(), LONG).await;
+    server.restart_at_once().unwrap();
+    let mut refused = None;
+    until("the server", || {
+        server.try_command::<String>(&["PING"]).is_err_and(|error| error.code() == Some("LOADING"))
+    })
+    .await;
+    soon("a refusal", async {
+        while refused.is_none() {
+            refused = try_once(&locks).await.err().filter(|error| error.to_string().contains("loading"));
+        }
+    })
+    .await;
+    let refused = refused.unwrap();
+    assert!(refused.kind() == ErrorKind::Unavailable && refused.is_retryable(), "{refused}");
+    soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_busy_with_a_script_is_waited_for() {
+    let server = RedisServer::options().argument("busy-reply-threshold", "50").start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let mut admin = server.admin();
+    let hog = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut admin).unwrap_err()
+    });
+    until("the server to be busy", || {
+        server.try_command::<String>(&["PING"]).is_err_and(|error| error.code() == Some("BUSY"))
+    })
+    .await;
+    let error = error_of(try_once(&locks).await, ErrorKind::Unavailable);
+    assert!(error.is_retryable() && error.to_string().contains("busy"), "{error}");
+    let lock = locks.lock("room");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    server.command::<()>(&["SCRIPT", "KILL"]);
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    hog.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_the_script_is_told_it_again() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), Duration::from_secs(3)).await;
+    let guard = try_once(&locks).await.unwrap();
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    let renewals = locks.stats().renewals;
+    until("a renewal", || locks.stats().renewals > renewals).await;
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    guard.release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    // Also when many ask at once.
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..50 {
+        let lock = locks.lock(format!("room_{number}"));
+        tasks.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
+    }
+    tasks.join_all().await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_cluster_behind_a_plain_url_is_a_wrong_setting() {
+    let cluster = RedisCluster::start().unwrap();
+    let mut refused = 0;
+    for number in 0..12 {
+        let redis = Redis::builder(&cluster.nodes()[0].url()).build().unwrap();
+        match over(redis, LONG).lock(format!("room_{number}")).acquire().await {
+            Ok(guard) => guard.release().await.unwrap(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+                assert!(error.to_string().contains("redis+cluster://"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "no key lay on another server");
+    let single = RedisServer::start().unwrap();
+    let url = single.url().replace("redis://", "redis+cluster://");
+    let error = Redis::connect(&url).await.expect_err("no cluster");
+    assert!(!error.is_retryable() || error.kind() == ErrorKind::Unavailable, "{error}");
+}
+
+#[tokio::test]
+async fn urls_that_cannot_work_are_refused_before_anything_is_sent() {
+    for url in [
+        "",
+        "redis",
+        "http://127.0.0.1",
+        "redis://",
+        "redis://h:99999",
+        "redis://h/x",
+        "redis+sentinel://h:1",
+    ] {
+        let error = error_of(Redis::connect(url).await, ErrorKind::InvalidConfig);
+        assert!(!error.is_retryable(), "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn unix_sockets_and_databases_are_reached() {
+    let server = RedisServer::start().unwrap();
+    let url = format!("redis+unix://{}?db=3", server.unix_socket().display());
+    let guard = try_once(&locks(&url, LONG).await).await.unwrap();
+    assert_eq!(held(&server), [""; 0], "database 0 is another one");
+    let url = format!("{}/3", server.url());
+    assert!(locks(&url, LONG).await.lock("room").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}

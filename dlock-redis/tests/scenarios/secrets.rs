@@ -1,0 +1,150 @@
+//! Rights and passwords.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use dlock_core::ErrorKind;
+use dlock_redis::Redis;
+use dlock_testkit::servers::redis::RedisServer;
+
+use crate::support::{LONG, Proxied, SHORT, error_of, locks, over, soon, until};
+
+const PASSWORD: &str = "hunter2-canary";
+
+#[tokio::test]
+async fn passwords_are_in_no_error_and_in_no_debug_output() {
+    let mut on = Proxied::before(
+        RedisServer::options().password("another").user("eve", PASSWORD, &[]).start().unwrap(),
+    );
+    let address = on.proxy.address();
+    let dead = dlock_testkit::servers::Ports::free();
+    let mut said = String::new();
+    for url in [
+        format!("redis://:{PASSWORD}@{address}"),
+        format!("redis://eve:{PASSWORD}@{address}"),
+        format!("redis://mallory:{PASSWORD}@{address}"),
+        format!("redis://:{PASSWORD}@127.0.0.1:{dead}"),
+        format!("redis://:{PASSWORD}@{address}/x"),
+        format!("redis://:{PASSWORD}@"),
+        format!("rediss://:{PASSWORD}@{address}"),
+        format!("redis+cluster://:{PASSWORD}@{address}"),
+        format!("redis+sentinel://:{PASSWORD}@{address}/locks"),
+        format!("reddis://:{PASSWORD}@{address}"),
+    ] {
+        let builder = Redis::builder(&url).with_connect_timeout(Duration::from_millis(300));
+        write!(said, "{builder:?}").unwrap();
+        let Err(mut error) = builder.clone().connect().await.map(|redis| format!("{redis:?}")) else {
+            panic!("{url} works")
+        };
+        write!(said, "{error} {error:?} {error:#?}").unwrap();
+        let mut source = std::error::Error::source(&error).map(ToString::to_string);
+        while let Some(text) = source.take() {
+            said.push_str(&text);
+        }
+        if let Ok(redis) = builder.build() {
+            write!(said, "{redis:?}").unwrap();
+            let locks = over(redis, LONG);
+            error = locks
+                .lock("room")
+                .with_wait(Duration::from_millis(50))
+                .acquire()
+                .await
+                .expect_err("the same");
+            write!(said, "{locks:?} {error} {error:#?}").unwrap();
+        }
+    }
+    assert!(!said.contains(PASSWORD), "{said}");
+
+    let good = Redis::connect(&on.url()).await.unwrap();
+    let locks = over(good.clone(), LONG);
+    let guard = locks.lock("room").acquire().await.unwrap();
+    on.server.kill();
+    let said = format!("{good:?} {locks:?} {guard:?} {:?}", locks.lock("other").try_acquire().await);
+    assert!(!said.contains("another"), "{said}");
+}
+
+/// The rights that the documentation says are enough.
+fn documented_rights() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends/redis.md");
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("ACL SETUSER "));
+    let words = line.expect("docs/backends/redis.md has a line `ACL SETUSER ...`").split_whitespace();
+    let is_right = |word: &&str| word.starts_with(['~', '&', '+', '-', '%']);
+    words.filter(is_right).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_everything() {
+    let rights = documented_rights();
+    let rights: Vec<&str> = rights.iter().map(String::as_str).collect();
+    let server = RedisServer::options().user("locks", "pw", &rights).start().unwrap();
+    let url = server.url_as("locks", "pw");
+    let (ours, theirs) = (locks(&url, Duration::from_secs(3)).await, locks(&url, LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    until("a renewal", || ours.stats().renewals > 0).await;
+    assert!(theirs.lock("room").try_acquire().await.unwrap().is_none());
+    assert!(theirs.inspect("room").await.unwrap().is_some());
+    let lock = theirs.lock("room").with_wait(LONG);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    until("the waiter to listen", || !server.channels().is_empty()).await;
+    guard.release().await.unwrap();
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    until("the channel to be left", || server.channels().is_empty()).await;
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    ours.lock("room").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(server.denials(), 0);
+}
+
+#[tokio::test]
+async fn every_documented_right_is_needed() {
+    let rights = documented_rights();
+    for left_out in rights.iter().filter(|right| right.starts_with('+')) {
+        // Only for the courtesy of telling the server who we are, or for other settings than these.
+        if [
+            "+hello",
+            "+client",
+            "+wait",
+            "+role",
+            "+ping",
+            "+select",
+            "+ssubscribe",
+            "+spublish",
+            "+sunsubscribe",
+        ]
+        .iter()
+        .any(|optional| left_out.starts_with(optional))
+        {
+            continue;
+        }
+        let rest: Vec<&str> = rights.iter().filter(|right| *right != left_out).map(String::as_str).collect();
+        let server = RedisServer::options().user("locks", "pw", &rest).start().unwrap();
+        let redis = Redis::builder(&server.url_as("locks", "pw")).build().unwrap();
+        let locks = over(redis, SHORT);
+        let works = async {
+            let guard = locks.lock("room").acquire().await?;
+            until("a renewal", || locks.stats().renewals + locks.stats().failed_renewals > 0).await;
+            assert!(locks.lock("room").with_wait(Duration::from_millis(300)).acquire().await.is_err());
+            guard.release().await
+        };
+        drop(works.await);
+        until(&format!("a denial for want of {left_out}"), || server.denials() > 0).await;
+    }
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_is_verified_and_never_left_out() {
+    let server = RedisServer::options().tls().start().unwrap();
+    let authority = std::fs::read(server.certificates().authority()).unwrap();
+    let trusting =
+        Redis::builder(&server.tls_url()).with_root_certificate(authority.clone()).connect().await.unwrap();
+    over(trusting, LONG).lock("room").acquire().await.unwrap().release().await.unwrap();
+
+    error_of(Redis::connect(&server.tls_url()).await, ErrorKind::InvalidConfig);
+    let by_another_name = server.tls_url().replace("localhost", "127.0.0.1");
+    let refused = Redis::builder(&by_another_name).with_root_certificate(authority.clone()).connect().await;
+    error_of(refused, ErrorKind::InvalidConfig);
+    // A server that speaks no TLS is not talked to without it.
+    let plain = format!("rediss://localhost:{}", server.port());
+    Redis::builder(&plain).with_root_certificate(authority).connect().await.expect_err("no TLS there");
+}

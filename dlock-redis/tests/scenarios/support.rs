@@ -1,0 +1,100 @@
+//! What the tests have in common.
+
+use std::time::Duration;
+
+use dlock_core::{Error, ErrorKind, Guard, Locks};
+use dlock_redis::Redis;
+use dlock_testkit::proxy::{Proxy, Resp};
+use dlock_testkit::servers::redis::RedisServer;
+
+/// A lease that no test waits for.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// A lease that is renewed, or runs out, while a test looks on.
+pub(crate) const SHORT: Duration = Duration::from_millis(900);
+
+/// How long anything may take that is certain to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Locks of a client of its own.
+pub(crate) async fn locks(url: &str, lease: Duration) -> Locks {
+    over(Redis::connect(url).await.unwrap(), lease)
+}
+
+/// Locks that give up a request soon, so that what is made to fail fails soon.
+pub(crate) fn over(redis: Redis, lease: Duration) -> Locks {
+    let request = Duration::from_millis(250).min(lease / 3);
+    Locks::builder(redis)
+        .with_lease(lease)
+        .with_wait(Duration::from_secs(10))
+        .with_request_timeout(request)
+        .build()
+        .unwrap()
+}
+
+/// A server with a proxy in front of it.
+pub(crate) struct Proxied {
+    pub(crate) server: RedisServer,
+    pub(crate) proxy: Proxy,
+}
+
+impl Proxied {
+    pub(crate) fn start() -> Self {
+        Self::before(RedisServer::start().unwrap())
+    }
+
+    pub(crate) fn before(server: RedisServer) -> Self {
+        let proxy = Proxy::speaking(Resp, server.address()).unwrap();
+        Self { server, proxy }
+    }
+
+    /// The server's URL through the proxy.
+    pub(crate) fn url(&self) -> String {
+        self.server.url_through(self.proxy.address())
+    }
+
+    pub(crate) async fn locks(&self, lease: Duration) -> Locks {
+        locks(&self.url(), lease).await
+    }
+}
+
+/// The locks that the server has, by key.
+pub(crate) fn held(server: &RedisServer) -> Vec<String> {
+    let locks = server.keys().into_iter().filter(|key| !is_counter(key));
+    locks.map(|key| key.strip_prefix("dlock:").map(str::to_owned).unwrap_or(key)).collect()
+}
+
+pub(crate) fn is_counter(key: &str) -> bool {
+    key.starts_with("dlock:fence:")
+}
+
+/// Waits for what has to come.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("{what} did not come within {PATIENCE:?}"),
+    }
+}
+
+/// Waits until something holds that nobody tells of.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, wait).await;
+}
+
+/// The error of a result that has to be of this kind.
+#[track_caller]
+pub(crate) fn error_of<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind) -> Error {
+    let error = result.expect_err("this cannot succeed");
+    assert_eq!(error.kind(), kind, "{error}");
+    error
+}
+
+/// The number of a guard's fence.
+pub(crate) fn fence(guard: &Guard) -> u64 {
+    guard.fence().expect("every grant has a fence").get()
+}

@@ -1,0 +1,157 @@
+//! Waiters, and the messages that wake them.
+
+use std::time::Duration;
+
+use dlock_core::{Guard, Locks};
+use dlock_testkit::proxy::{Direction, Flow};
+use dlock_testkit::servers::redis::RedisServer;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::support::{LONG, Proxied, held, locks, soon, until};
+
+fn wait_for(locks: &Locks, key: &str) -> JoinHandle<dlock_core::Result<Guard>> {
+    let lock = locks.lock(key).with_wait(LONG);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+async fn until_heard(server: &RedisServer) {
+    until("the waiter to listen", || !server.channels().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_waiter_is_woken_by_the_release_of_another_client() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    // Without the message the waiter would ask about once a second: not twenty times in this short time.
+    let started = std::time::Instant::now();
+    for _ in 0..20 {
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let waiter = wait_for(&theirs, "room");
+        until_heard(&server).await;
+        guard.release().await.unwrap();
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_waiter_whose_subscription_is_killed_goes_on_and_listens_again() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    for _ in 0..3 {
+        until_heard(&server).await;
+        assert_eq!(server.command::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]), 1, "one connection listens");
+    }
+    until_heard(&server).await;
+    assert!(!waiter.is_finished());
+    guard.release().await.unwrap();
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    until("the channel to be left", || server.channels().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_release_while_the_subscription_is_cut_is_not_missed() {
+    let on = Proxied::start();
+    let (ours, theirs) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
+    for _ in 0..5 {
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let waiter = wait_for(&theirs, "room");
+        until_heard(&on.server).await;
+        on.proxy.cut();
+        guard.release().await.unwrap();
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_ends_without_a_message_is_found_by_asking() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until_heard(&server).await;
+    server.command::<()>(&["DEL", "dlock:room"]);
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    drop(guard);
+}
+
+#[tokio::test]
+async fn a_waiter_that_may_not_listen_asks_instead() {
+    let server =
+        RedisServer::options().user("deaf", "pw", &["~*", "+@all", "-subscribe", "&*"]).start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url_as("deaf", "pw"), LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until("the refusal", || server.denials() > 0).await;
+    guard.release().await.unwrap();
+    match soon("the end of the wait", waiter).await.unwrap() {
+        Ok(guard) => guard.release().await.unwrap(),
+        Err(error) => assert_eq!(error.kind(), dlock_core::ErrorKind::Denied, "{error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_subscription_that_falls_silent_costs_time_and_no_progress() {
+    let on = Proxied::start();
+    let (ours, theirs) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until_heard(&on.server).await;
+    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(100)));
+    guard.release().await.unwrap();
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_connection_listens_for_all_waiters_and_none_when_nobody_waits() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let mut guards = Vec::new();
+    let mut waiters = JoinSet::new();
+    for number in 0..60 {
+        guards.push(ours.lock(format!("room_{number}")).acquire().await.unwrap());
+        for _ in 0..3 {
+            let lock = theirs.lock(format!("room_{number}")).with_wait(LONG);
+            waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
+        }
+    }
+    until("every channel", || server.channels().len() == 60).await;
+    let listening: String = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+    assert_eq!(listening.lines().count(), 1, "{listening}");
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    soon("everybody's turn", async { while waiters.join_next().await.is_some() {} }).await;
+    until("the channels to be left", || server.channels().is_empty()).await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_dead_holders_lock_is_taken_over_when_its_lease_ends() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    // What a killed holder leaves behind.
+    let script = "redis.call('HSET', KEYS[1], 'dead:1', '1') redis.call('PEXPIRE', KEYS[1], 700)";
+    server.command::<()>(&["EVAL", script, "1", "dlock:room"]);
+    let guard = soon("the lock", wait_for(&locks, "room")).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn messages_for_nothing_cost_a_request_and_grant_nothing() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until_heard(&server).await;
+    let channel = server.channels().remove(0);
+    for _ in 0..50 {
+        server.command::<u32>(&["PUBLISH", &channel, "0"]);
+    }
+    assert!(!waiter.is_finished());
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+}

@@ -1,0 +1,381 @@
+//! Redis: one server, a master with a replica, a cluster, a master watched by sentinels.
+//!
+//! ```no_run
+//! use dlock_testkit::servers::redis::RedisServer;
+//!
+//! let mut server = RedisServer::start()?;
+//! server.command::<()>(&["SET", "key", "value"]);
+//! server.restart()?;
+//! assert_eq!(server.command::<Option<String>>(&["GET", "key"]), None, "nothing is kept unless asked for");
+//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! ```
+
+mod cluster;
+mod options;
+mod pair;
+mod sentinel;
+mod tls;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
+use tempfile::TempDir;
+
+use super::{Ports, Process, Program, ServerError, SteppedClock};
+
+pub use cluster::RedisCluster;
+pub use options::RedisOptions;
+pub use pair::RedisPair;
+pub use sentinel::RedisSentinel;
+pub use tls::Certificates;
+
+const REDIS: Program = Program { name: "redis-server", package: "redis-server" };
+
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(30);
+
+/// How long the first answer of a server may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// One Redis server.
+pub struct RedisServer {
+    process: Process,
+    port: u16,
+    tls_port: Option<u16>,
+    options: RedisOptions,
+    clock: Option<SteppedClock>,
+    certificates: Option<Certificates>,
+    directory: TempDir,
+}
+
+impl RedisServer {
+    /// A server without password that keeps nothing when it is restarted.
+    ///
+    /// # Errors
+    ///
+    /// When `redis-server` is missing or does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        RedisOptions::default().start()
+    }
+
+    /// For a server with other settings.
+    #[must_use]
+    pub fn options() -> RedisOptions {
+        RedisOptions::default()
+    }
+
+    fn start_with(options: RedisOptions) -> Result<Self, ServerError> {
+        let mut tries = 5;
+        loop {
+            match Self::start_once(options.clone()) {
+                // Somebody else may have taken the port that was free a moment ago.
+                Err(error) if options.port.is_none() && tries > 0 && error.to_string().contains("in use") => {
+                    tries -= 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn start_once(options: RedisOptions) -> Result<Self, ServerError> {
+        let directory = tempfile::tempdir()
+            .map_err(|error| ServerError::because("a directory for redis-server", &error))?;
+        let clock =
+            if options.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
+        let certificates =
+            if options.tls { Some(Certificates::in_directory(directory.path())?) } else { None };
+        let port = options.port.unwrap_or_else(Ports::free);
+        let tls_port = options.tls.then(Ports::free);
+        options.write_users(directory.path())?;
+        let process = spawn(&options, port, tls_port, directory.path(), clock.as_ref())?;
+        let mut server = Self { process, port, tls_port, options, clock, certificates, directory };
+        server.wait_until_ready(START)?;
+        Ok(server)
+    }
+
+    /// Waits until the server answers commands.
+    ///
+    /// # Errors
+    ///
+    /// When it ends, or does not answer within `limit`.
+    pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
+        let client = self.client();
+        self.process.wait_until_ready(limit, || {
+            let ping = || -> RedisResult<String> {
+                let mut connection = client.get_connection_with_timeout(ANSWER)?;
+                connection.set_read_timeout(Some(ANSWER))?;
+                redis::cmd("PING").query(&mut connection)
+            };
+            ping().map(drop).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Where it listens, without TLS.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Where it listens, without TLS.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://` with the password, if it has one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_through(self.address())
+    }
+
+    /// [`url`](Self::url), but to this address: a proxy in front of the server.
+    #[must_use]
+    pub fn url_through(&self, address: SocketAddr) -> String {
+        match &self.options.password {
+            Some(password) => format!("redis://:{password}@{address}"),
+            None => format!("redis://{address}"),
+        }
+    }
+
+    /// `redis://` for a user of its own, see [`RedisOptions::user`].
+    #[must_use]
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        format!("redis://{user}:{password}@{}", self.address())
+    }
+
+    /// `rediss://localhost`, with [`RedisOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        format!("rediss://localhost:{}", self.tls_port.expect("started with `tls`"))
+    }
+
+    /// What the server proves itself with, with [`RedisOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("started with `tls`")
+    }
+
+    /// The path of its unix socket.
+    #[must_use]
+    pub fn unix_socket(&self) -> PathBuf {
+        self.directory.path().join(options::UNIX_SOCKET)
+    }
+
+    /// The clock that the server reads, with [`RedisOptions::stepped_clock`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn clock(&self) -> &SteppedClock {
+        self.clock.as_ref().expect("started with `stepped_clock`")
+    }
+
+    /// What it has logged so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.process.output()
+    }
+
+    /// Freezes it: its connections stay open, and nothing is answered until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// Thaws it. What was sent to it meanwhile is carried out now.
+    pub fn resume(&self) {
+        self.process.resume();
+    }
+
+    /// Whether it runs, and is not frozen.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process.is_running()
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Kills it and starts it again on the same port, with what it has on disk, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn restart(&mut self) -> Result<(), ServerError> {
+        self.restart_at_once()?;
+        self.wait_until_ready(START)
+    }
+
+    /// [`restart`](Self::restart) without waiting: the server may still be loading its data.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn restart_at_once(&mut self) -> Result<(), ServerError> {
+        self.process.kill();
+        self.process =
+            spawn(&self.options, self.port, self.tls_port, self.directory.path(), self.clock.as_ref())?;
+        Ok(())
+    }
+
+    fn client(&self) -> Client {
+        let mut settings = RedisConnectionInfo::default();
+        if let Some(password) = &self.options.password {
+            settings = settings.set_password(password);
+        }
+        let address = ("127.0.0.1", self.port).into_connection_info().expect("an address");
+        Client::open(address.set_redis_settings(settings)).expect("an address")
+    }
+
+    /// A connection of the administrator.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn admin(&self) -> Connection {
+        self.try_admin()
+            .unwrap_or_else(|error| panic!("redis-server at {}: {error}\n{}", self.port, self.output()))
+    }
+
+    fn try_admin(&self) -> RedisResult<Connection> {
+        // Not by a limit on reads, which every signal that this process gets would end early.
+        if !self.is_running() {
+            return Err((redis::ErrorKind::Io, "the server is frozen, or was killed").into());
+        }
+        self.client().get_connection_with_timeout(ANSWER)
+    }
+
+    /// Runs one command as the administrator.
+    ///
+    /// # Panics
+    ///
+    /// When it fails.
+    #[track_caller]
+    pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_command(words).unwrap_or_else(|error| panic!("{}: {error}", words.join(" ")))
+    }
+
+    /// Runs one command as the administrator.
+    ///
+    /// # Errors
+    ///
+    /// When it fails.
+    pub fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(word);
+        }
+        command.query(&mut self.try_admin()?)
+    }
+
+    /// Every key of database 0, in order.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// The channels that somebody is subscribed to.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn channels(&self) -> Vec<String> {
+        self.command(&["PUBSUB", "CHANNELS"])
+    }
+
+    /// How many different things were denied to users since the start, by the server's log of them.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn denials(&self) -> usize {
+        self.command::<Vec<redis::Value>>(&["ACL", "LOG"]).len()
+    }
+
+    /// A field of `INFO`, such as `role`.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer or has no such field.
+    #[must_use]
+    pub fn info(&self, field: &str) -> String {
+        let all: String = self.command(&["INFO", "everything"]);
+        let value = all.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("INFO has no field {field}")).to_owned()
+    }
+
+    /// How often each command was run, also by scripts, since the start or `CONFIG RESETSTAT`.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn command_calls(&self) -> BTreeMap<String, u64> {
+        let all: String = self.command(&["INFO", "commandstats"]);
+        let calls = |line: &str| {
+            let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), figures.split(',').next()?.parse().ok()?))
+        };
+        all.lines().filter_map(calls).collect()
+    }
+}
+
+impl fmt::Debug for RedisServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisServer")
+            .field("port", &self.port)
+            .field("pid", &self.process.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+fn spawn(
+    options: &RedisOptions,
+    port: u16,
+    tls_port: Option<u16>,
+    directory: &Path,
+    clock: Option<&SteppedClock>,
+) -> Result<Process, ServerError> {
+    let environment = clock.map(SteppedClock::environment).into_iter().flatten();
+    Process::start(REDIS, options.arguments(port, tls_port, directory), environment, directory)
+}
+
+/// Waits until `ready` holds.
+fn wait_until(limit: Duration, mut ready: impl FnMut() -> Result<(), String>) -> Result<(), ServerError> {
+    let end = std::time::Instant::now() + limit;
+    loop {
+        match ready() {
+            Ok(()) => return Ok(()),
+            Err(why) if std::time::Instant::now() > end => {
+                return Err(ServerError::new(format!("not ready after {limit:?}: {why}")));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Certificates for one server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+use super::ServerError;
+
+pub(super) const AUTHORITY: &str = "authority.pem";
+pub(super) const CERTIFICATE: &str = "server.pem";
+pub(super) const KEY: &str = "server.key";
+
+/// A certificate for `localhost`, and the authority that signed it and nothing else.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    authority: PathBuf,
+}
+
+impl Certificates {
+    pub(super) fn in_directory(directory: &Path) -> Result<Self, ServerError> {
+        let make = || -> Result<(String, String, String), rcgen::Error> {
+            let mut params = CertificateParams::default();
+            // Another name than the server's, or the certificate would look as if it had signed itself.
+            params.distinguished_name.push(DnType::CommonName, "authority of a test");
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+            let key = KeyPair::generate()?;
+            let server = CertificateParams::new(["localhost".to_owned()])?.signed_by(&key, &authority)?;
+            Ok((authority.pem(), server.pem(), key.serialize_pem()))
+        };
+        let (authority, server, key) =
+            make().map_err(|error| ServerError::new(format!("no certificate for the server: {error}")))?;
+        for (name, text) in [(AUTHORITY, &authority), (CERTIFICATE, &server), (KEY, &key)] {
+            fs::write(directory.join(name), text).map_err(|error| ServerError::because(name, &error))?;
+        }
+        Ok(Self { authority: directory.join(AUTHORITY) })
+    }
+
+    /// The file with the authority's certificate (PEM), which a client has to trust.
+    #[must_use]
+    pub fn authority(&self) -> &Path {
+        &self.authority
+    }
+}

@@ -1,0 +1,11 @@
+//! What the interoperability checks and the benchmark share: the Java program, worker processes of both languages that are
+//! driven line by line, and what follows from their histories.
+
+#![forbid(unsafe_code)]
+
+mod hand_over;
+pub mod java;
+pub mod peer;
+pub mod worker;
+
+pub use hand_over::{hand_overs, percentile, read_all};
