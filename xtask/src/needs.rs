@@ -32,6 +32,13 @@ pub(crate) const LINT: &[Need] = &[
 pub(crate) const TEST: &[Need] =
     &[C_COMPILER, Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }];
 
+/// For `interop` and the benches that compare with Java libraries.
+pub(crate) const INTEROP: &[Need] = &[
+    Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") },
+    Need { probe: &["javac", "-version"], source: Source::Apt("default-jdk-headless") },
+    Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
+];
+
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
 

@@ -11,8 +11,7 @@ use tokio::process::Command;
 use crate::Bench;
 use crate::clients::{self, LEASE};
 use crate::contend::Part;
-use crate::measure::Spread;
-use crate::report::Row;
+use dlock_bench_report::{Row, Spread};
 
 /// One client.
 struct Client {

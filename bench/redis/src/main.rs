@@ -20,13 +20,12 @@ mod held;
 mod measure;
 mod pairs;
 mod recorded;
-mod report;
 mod stats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use dlock_interop::java;
 use dlock_testkit::servers::redis::RedisServer;
@@ -34,7 +33,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::measure::Settings;
-use crate::report::Row;
+use dlock_bench_report::Row;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
@@ -107,14 +106,7 @@ fn main() -> ExitCode {
 }
 
 fn measure_all(cli: &Cli) -> Result<()> {
-    if cfg!(debug_assertions) {
-        bail!("this is a debug build, whose figures mean nothing; add --release");
-    }
-    let wanted = |name: &str| cli.filter.as_ref().is_none_or(|filter| name.contains(filter));
-    let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
-    if !names.iter().any(|name| wanted(name)) {
-        bail!("no bench has {:?} in its name; there are: {}", cli.filter, names.join(", "));
-    }
+    let chosen = dlock_bench_report::choose(BENCHES, cli.filter.as_deref())?;
     let bench = Bench {
         settings: if cli.quick { Settings::quick() } else { Settings::full() },
         threads: cli.threads,
@@ -122,10 +114,10 @@ fn measure_all(cli: &Cli) -> Result<()> {
         server: RedisServer::start()?,
     };
     let mut rows = Vec::new();
-    for (name, measure) in BENCHES.iter().filter(|(name, _)| wanted(name)) {
+    for (name, measure) in chosen {
         eprintln!("{name} ...");
         rows.extend(measure(&bench)?);
     }
-    println!("{}", report::table(&rows));
+    println!("{}", dlock_bench_report::table(&rows));
     Ok(())
 }

@@ -33,22 +33,6 @@ impl Settings {
     }
 }
 
-/// The median of some rounds, with the lowest and the highest.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
-
-impl Spread {
-    pub(crate) fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
-        Self { median: at(values.len() / 2), min: at(0), max: at(values.len().saturating_sub(1)) }
-    }
-}
-
 /// What one way of doing it achieved in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {

@@ -10,10 +10,10 @@ use redis::aio::MultiplexedConnection;
 
 use crate::Bench;
 use crate::clients::{self, LEASE, Rslock, Scripts, SetNx};
-use crate::measure::{Pace, Spread, drive};
+use crate::measure::{Pace, drive};
 use crate::recorded::Recorded;
-use crate::report::Row;
 use crate::stats;
+use dlock_bench_report::{Row, Spread};
 
 const TASKS: [usize; 3] = [1, 8, 64];
 

@@ -58,7 +58,7 @@ for i = 2, #ARGV, 4 do
           if reply == 1 then
             reply = fence
           else
-            try('DEL', name)
+            try('HDEL', name, owner)
           end
         end
         if what == 'a' then
