@@ -36,9 +36,10 @@ impl Store {
         let memory = Memory::new();
         // Gives what is cancelled an await point on the way there and one on the way back.
         memory.faults().set_stepping(true);
-        // The server has to keep its data when it is killed.
+        // The server has to keep its data when it is killed. With `everysec` it answers before it has written while its
+        // disk is busy.
         let redis = match kind {
-            Kind::Redis => Some(Mutex::new(RedisServer::options().append_only("everysec").start()?)),
+            Kind::Redis => Some(Mutex::new(RedisServer::options().append_only("always").start()?)),
             Kind::Memory | Kind::Sqlite => None,
         };
         Ok(Self { kind, memory, redis, directory: tempfile::tempdir()?, keys: AtomicU64::new(0) })
