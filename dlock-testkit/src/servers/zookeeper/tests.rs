@@ -1,6 +1,7 @@
 use super::*;
 
 use super::session::{Body, Request, Session};
+use crate::proxy::{Jute, Loss, Proxy};
 
 /// A session that has an ephemeral node.
 fn ephemeral(server: &ZooKeeperServer, path: &str) -> Session {
@@ -81,4 +82,21 @@ fn an_ensemble_survives_its_leader_and_takes_it_back() {
     assert!(ensemble.admin().node("/mine").unwrap().session.is_some(), "the session goes on");
     ensemble.server_mut(first).restart().unwrap();
     assert_eq!(ensemble.servers()[first].admin().children("/"), ["mine", "zookeeper"]);
+}
+
+#[test]
+fn a_proxy_tells_requests_apart_and_loses_the_reply_of_one() {
+    let server = ZooKeeperServer::start().unwrap();
+    let proxy = Proxy::speaking(Jute::default(), server.address()).unwrap();
+    let mut session = Session::open(proxy.address()).unwrap();
+    session.authenticate("a", "b").unwrap();
+    let list = Body::default().text("/").bool(false);
+    session.ask(Request::GetChildren, &list).unwrap().unwrap();
+    proxy.lose_reply(1, "CREATE", Loss::Cut);
+    let create = Body::default().text("/rooms").bytes(b"").int(1).int(31).text("world").text("anyone").int(0);
+    assert!(session.ask(Request::Create, &create).is_err());
+    assert_eq!(proxy.lost(), 1);
+    assert_eq!(server.admin().children("/"), ["rooms", "zookeeper"]);
+    let seen = ["AUTH", "CONNECT", "CREATE", "GETCHILDREN"].map(|name| (name.to_owned(), 1));
+    assert_eq!(proxy.requests(), seen.into());
 }
