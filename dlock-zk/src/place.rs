@@ -95,6 +95,10 @@ impl Place {
         describe: impl Fn() -> String + Send,
         until: Instant,
     ) -> Result<Standing, Failure> {
+        if self.deletion.is_some() {
+            // An earlier step left the queue already.
+            self.deleted().await?;
+        }
         if self.creation.is_none() && self.in_doubt {
             self.find(until).await?;
         }
@@ -128,10 +132,15 @@ impl Place {
         describe: impl Fn() -> String + Send,
         until: Instant,
     ) -> Result<Vec<String>, Failure> {
-        for _ in 0..DIRECTORIES {
+        for turn in 0..DIRECTORIES {
             let creation = match &mut self.creation {
                 Some(creation) => creation,
-                none => none.insert(send(&self.session, &self.directory, &self.prefix, config, describe())),
+                none => {
+                    // The first time the directory is taken to be there, then most likely only the last part is missing.
+                    let with_directory = turn % 2 == 1;
+                    let (directory, prefix) = (&self.directory, &self.prefix);
+                    none.insert(send(&self.session, directory, prefix, config, describe(), with_directory))
+                }
             };
             let (created, listed) = creation.await;
             self.creation = None;
@@ -142,6 +151,7 @@ impl Place {
                         .await
                         .map(Option::unwrap_or_default);
                 }
+                Err(Error::NoNode) if turn % 2 == 0 => {}
                 Err(Error::NoNode) => make_directory(&self.session, &self.directory, config, until).await?,
                 Err(error) => {
                     self.in_doubt = !is_refusal(&error);
@@ -194,23 +204,33 @@ impl Place {
         loop {
             self.learn().await?;
             self.send_deletion();
-            let Some(deletion) = &mut self.deletion else { return Ok(withdrawn) };
-            let deleted = deletion.await;
-            self.deletion = None;
-            match deleted {
-                Ok(()) => withdrawn = Withdrawn::Removed,
-                Err(Error::NoNode) if self.deleted_unseen => withdrawn = Withdrawn::Removed,
-                Err(Error::NoNode) => {}
-                Err(error) => {
-                    self.deleted_unseen |= !is_refusal(&error);
-                    return Err(of_write(error, &self.directory));
-                }
+            if self.deletion.is_none() {
+                return Ok(withdrawn);
             }
-            self.node = None;
+            if self.deleted().await? {
+                withdrawn = Withdrawn::Removed;
+            }
             if !self.in_doubt {
                 return Ok(withdrawn);
             }
         }
+    }
+
+    /// The outcome of the deletion: whether there was a node.
+    async fn deleted(&mut self) -> Result<bool, Failure> {
+        let Some(deletion) = &mut self.deletion else { return Ok(false) };
+        let deleted = deletion.await;
+        self.deletion = None;
+        let there = match deleted {
+            Ok(()) => true,
+            Err(Error::NoNode) => self.deleted_unseen,
+            Err(error) => {
+                self.deleted_unseen |= !is_refusal(&error);
+                return Err(of_write(error, &self.directory));
+            }
+        };
+        (self.node, self.deleted_unseen) = (None, false);
+        Ok(there)
     }
 
     /// Finds out the name of the node, if there is one.
@@ -231,12 +251,22 @@ impl Place {
     }
 }
 
-/// Sends a creation and a listing together; the session keeps their order.
-fn send(session: &Session, directory: &str, prefix: &str, config: &Config, data: String) -> Answer<Created> {
+/// Sends a creation and a listing together; the session keeps their order. `with_directory`, that is created first.
+fn send(
+    session: &Session,
+    directory: &str,
+    prefix: &str,
+    config: &Config,
+    data: String,
+    with_directory: bool,
+) -> Answer<Created> {
     let client = session.client.clone();
     let (directory, path) = (directory.to_owned(), format!("{directory}/{prefix}"));
-    let acl = Arc::clone(&config.acl);
+    let (acl, parent_acl) = (Arc::clone(&config.acl), Arc::clone(&config.parent_acl));
     Box::pin(async move {
+        let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
+        // What came of it shows in the answer to the next request.
+        let _made = with_directory.then(|| client.create(&directory, &[], &container));
         let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
         let created = client.create(&path, data.as_bytes(), &options);
         let listed = client.list_children(&directory);
