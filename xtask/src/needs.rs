@@ -29,8 +29,12 @@ pub(crate) const LINT: &[Need] = &[
 ];
 
 /// For `test`. A server that tests start is one more line here.
-pub(crate) const TEST: &[Need] =
-    &[C_COMPILER, Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }];
+pub(crate) const TEST: &[Need] = &[
+    C_COMPILER,
+    Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") },
+    Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") },
+    Need { probe: &["test", "-f", "/usr/share/java/zookeeper.jar"], source: Source::Apt("zookeeper") },
+];
 
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
@@ -39,7 +43,7 @@ const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt
 pub(crate) fn install(needs: &[Need]) -> Result<()> {
     for need in needs {
         if need.is_there() {
-            println!("{}: there", need.probe[0..need.probe.len() - 1].join(" "));
+            println!("{}: there", need.probe.join(" "));
             continue;
         }
         let installed = need.source.install();
