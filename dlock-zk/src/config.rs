@@ -28,7 +28,8 @@ const SILENCE: u32 = 4;
 /// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
 /// | parent ACL | as the ACL | the same for the nodes above, where they have to be made |
 ///
-/// Base and session timeout can also stand in the URL: `zk://host/?base=/locks&session_timeout=10s`.
+/// Base and session timeout can also stand in the URL, `zk://host/?base=/locks&session_timeout=10s`, and for TLS the path of
+/// the root certificate: `zk+tls://host/?root_certificate=/etc/ssl/zk.pem`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
 pub struct ZooKeeperBuilder {
@@ -98,21 +99,22 @@ impl ZooKeeperBuilder {
     /// Who may do what with a place in a queue. Default: everything for the creator and nothing for others if the URL has a
     /// user, and else everything for everybody.
     ///
-    /// Who shares a lock has to be able to read its directory and to create nodes in it, which the
-    /// [parent ACL](Self::with_parent_acl) says; this one says who may take a place away from its owner, and see who it is.
+    /// This says who may see who stands in line. Who may stand there, and take others away, is said by the
+    /// [parent ACL](Self::with_parent_acl).
     pub fn with_acl(mut self, acl: impl IntoIterator<Item = Acl>) -> Self {
         self.acl = Some(acl.into_iter().collect());
         self
     }
 
     /// Who may do what with the directory of a lock and those above, where they have to be made. Default: as the
-    /// [ACL](Self::with_acl).
+    /// [ACL](Self::with_acl). Who is to use the locks needs the rights to read, create and delete.
     pub fn with_parent_acl(mut self, acl: impl IntoIterator<Item = Acl>) -> Self {
         self.parent_acl = Some(acl.into_iter().collect());
         self
     }
 
-    /// The root certificate, in PEM form, that signs the servers' certificates, in place of the usual ones. For `zk+tls://`.
+    /// The root certificates, in PEM form, that sign the servers' certificates. Needed for `zk+tls://`, unless the URL names a
+    /// file.
     #[cfg(feature = "tls")]
     pub fn with_root_certificate(mut self, pem: impl Into<String>) -> Self {
         self.certificates.root = Some(pem.into());
@@ -153,7 +155,8 @@ impl ZooKeeperBuilder {
     }
 
     fn check(self) -> Result<Config, Failure> {
-        let Target { servers, tls, credentials, chroot, base, session_timeout } = url::parse(&self.url)?;
+        let target = url::parse(&self.url)?;
+        let Target { servers, tls, credentials, chroot, base, session_timeout, root_certificate } = target;
         let session_timeout = self.session_timeout.or(session_timeout).unwrap_or(SESSION_TIMEOUT);
         if !(SHORTEST..=LONGEST).contains(&session_timeout) {
             let what = format!("the session timeout is {session_timeout:?}; use {SHORTEST:?} to {LONGEST:?}");
@@ -179,26 +182,34 @@ impl ZooKeeperBuilder {
             parent_acl: parent_acl.into(),
             session_timeout,
             credentials,
-            tls: if tls { Some(self.certificates.options()?) } else { None },
+            tls: if tls { Some(self.certificates.options(root_certificate)?) } else { None },
         })
     }
 }
 
 impl Certificates {
     #[cfg(not(feature = "tls"))]
-    fn options(self) -> Result<Tls, Failure> {
+    fn options(self, _file: Option<String>) -> Result<Tls, Failure> {
         Err(Failure::invalid_config("TLS is not compiled in"))
     }
 
     #[cfg(feature = "tls")]
-    fn options(self) -> Result<Tls, Failure> {
+    fn options(self, file: Option<String>) -> Result<Tls, Failure> {
         let wrong = |error: zookeeper::Error| {
             Failure::invalid_config(format!("a certificate or its key cannot be read as PEM ({error})"))
         };
-        let mut options = match self.root {
-            Some(pem) => Tls::new().with_pem_ca(&pem).map_err(wrong)?,
-            None => Tls::new(),
+        let root = match (self.root, file) {
+            (Some(pem), _) => pem,
+            (None, Some(path)) => std::fs::read_to_string(&path)
+                .map_err(|error| Failure::invalid_config(format!("{path:?} cannot be read ({error})")))?,
+            (None, None) => {
+                return Err(Failure::invalid_config(
+                    "TLS needs the certificate that the servers are known by: give it with with_root_certificate or \
+                     root_certificate=/path.pem in the URL",
+                ));
+            }
         };
+        let mut options = Tls::new().with_pem_ca(&root).map_err(wrong)?;
         if let Some((certificate, key)) = self.client {
             options = options.with_pem_identity(&certificate, &key).map_err(wrong)?;
         }
@@ -209,9 +220,21 @@ impl Certificates {
 impl Config {
     /// Opens a session. Called on the runtime that is to drive it.
     pub(crate) async fn open(&self) -> std::result::Result<Client, zookeeper::Error> {
+        let silence = self.session_timeout / SILENCE;
+        let client = self.open_with(silence).await?;
+        let granted = client.session_timeout() / SILENCE;
+        if granted <= silence {
+            return Ok(client);
+        }
+        // The server insists on a longer session: connections need not be given up as early as was asked for.
+        drop(client);
+        self.open_with(granted).await
+    }
+
+    async fn open_with(&self, silence: Duration) -> std::result::Result<Client, zookeeper::Error> {
         let mut connector = Client::connector()
             .with_session_timeout(self.session_timeout)
-            .with_connection_timeout(self.session_timeout / SILENCE)
+            .with_connection_timeout(silence)
             .with_fail_eagerly();
         if let Some(credentials) = &self.credentials {
             connector = connector.with_auth("digest", credentials.as_bytes());

@@ -99,6 +99,9 @@ impl Place {
             // An earlier step left the queue already.
             self.deleted().await?;
         }
+        if self.deleted_unseen {
+            (self.node, self.in_doubt) = (None, true);
+        }
         if self.creation.is_none() && self.in_doubt {
             self.find(until).await?;
         }

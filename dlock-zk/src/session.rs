@@ -127,6 +127,9 @@ impl Session {
     /// Waits until a request would be sent at once. The client library queues requests while it has no connection, and
     /// nobody could tell then whether they will be carried out.
     pub(crate) async fn connected(&self, until: Instant) -> Result<(), Failure> {
+        if self.client.state() == SessionState::SyncConnected {
+            return Ok(());
+        }
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         loop {

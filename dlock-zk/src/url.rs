@@ -21,6 +21,8 @@ pub(crate) struct Target {
     pub(crate) chroot: Option<String>,
     pub(crate) base: Option<String>,
     pub(crate) session_timeout: Option<Duration>,
+    /// The path of a file.
+    pub(crate) root_certificate: Option<String>,
 }
 
 impl fmt::Debug for Target {
@@ -67,8 +69,15 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         invalid("an address is not host, host:port or [v6]:port (escape @ / ? # in a password as %40 %2F %3F %23)")
     })?;
     let chroot = Some(decode(path.trim_end_matches('/'))?).filter(|path| !path.is_empty());
-    let mut target =
-        Target { servers: servers.join(","), tls, credentials, chroot, base: None, session_timeout: None };
+    let mut target = Target {
+        servers: servers.join(","),
+        tls,
+        credentials,
+        chroot,
+        base: None,
+        session_timeout: None,
+        root_certificate: None,
+    };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match name {
@@ -79,7 +88,12 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
                 })?;
                 target.session_timeout = Some(length);
             }
-            _ => return Err(invalid("the URL has an unknown parameter; known are base and session_timeout")),
+            "root_certificate" => target.root_certificate = Some(decode(value)?),
+            _ => {
+                return Err(invalid(
+                    "the URL has an unknown parameter; known are base, session_timeout and root_certificate",
+                ));
+            }
         }
     }
     Ok(target)
