@@ -13,6 +13,9 @@ const SUPERUSER: (&str, &str) = ("super", "admin");
 /// What makes a server accept [`SUPERUSER`]: the user's name, and SHA-1 of `super:admin`.
 pub(super) const SUPERUSER_DIGEST: &str = "super:xQJmxLMiHGwaqBvst5y6rkB6HQs=";
 
+/// How often a session is fought over with its client.
+const TAKE_OVERS: u32 = 1_000;
+
 /// How long the answer to a word may take.
 const WORD: Duration = Duration::from_secs(10);
 
@@ -206,7 +209,17 @@ impl Administrator {
     /// When there is no such session, or the server does not answer.
     #[track_caller]
     pub fn expire(&self, session: i64) {
-        let ended = Session::take_over(self.server, session).and_then(Session::close);
+        let mut ended = Session::take_over(self.server, session).and_then(Session::close);
+        // Its client takes the session back as soon as it can, which may be in between.
+        for _ in 0..TAKE_OVERS {
+            if !ended.as_ref().is_err_and(is_cut) {
+                break;
+            }
+            ended = match Session::take_over(self.server, session) {
+                Err(error) if error.kind() == io::ErrorKind::Other => Ok(()),
+                taken => taken.and_then(Session::close),
+            };
+        }
         self.must(&format!("session {session:#x}"), ended);
     }
 
@@ -291,4 +304,10 @@ impl Administrator {
 
 fn refused(code: i32) -> io::Error {
     io::Error::other(format!("refused with {code}"))
+}
+
+/// Whether the connection ended before the answer.
+fn is_cut(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
