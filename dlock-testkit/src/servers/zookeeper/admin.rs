@@ -13,9 +13,6 @@ const SUPERUSER: (&str, &str) = ("super", "admin");
 /// What makes a server accept [`SUPERUSER`]: the user's name, and SHA-1 of `super:admin`.
 pub(super) const SUPERUSER_DIGEST: &str = "super:xQJmxLMiHGwaqBvst5y6rkB6HQs=";
 
-/// How often a session is fought over with its client.
-const TAKE_OVERS: u32 = 1_000;
-
 /// How long the answer to a word may take.
 const WORD: Duration = Duration::from_secs(10);
 
@@ -206,19 +203,21 @@ impl Administrator {
     ///
     /// # Panics
     ///
-    /// When there is no such session, or the server does not answer.
+    /// When the server does not answer.
     #[track_caller]
     pub fn expire(&self, session: i64) {
-        let mut ended = Session::take_over(self.server, session).and_then(Session::close);
         // Its client takes the session back as soon as it can, which may be in between.
-        for _ in 0..TAKE_OVERS {
-            if !ended.as_ref().is_err_and(is_cut) {
-                break;
-            }
+        const TRIES: u32 = 1_000;
+        let mut ended = Ok(());
+        for _ in 0..TRIES {
             ended = match Session::take_over(self.server, session) {
-                Err(error) if error.kind() == io::ErrorKind::Other => Ok(()),
-                taken => taken.and_then(Session::close),
+                Ok(Some(theirs)) => theirs.close(),
+                Ok(None) => return,
+                Err(error) => Err(error),
             };
+            if ended.is_ok() {
+                return;
+            }
         }
         self.must(&format!("session {session:#x}"), ended);
     }
@@ -304,10 +303,4 @@ impl Administrator {
 
 fn refused(code: i32) -> io::Error {
     io::Error::other(format!("refused with {code}"))
-}
-
-/// Whether the connection ended before the answer.
-fn is_cut(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }

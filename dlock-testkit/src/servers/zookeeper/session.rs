@@ -41,15 +41,16 @@ pub(super) struct Session {
 impl Session {
     /// A new session.
     pub(super) fn open(server: SocketAddr) -> io::Result<Self> {
-        Self::connect(server, 0, [0; 16])
+        Self::connect(server, 0, [0; 16])?.ok_or_else(|| io::Error::other("no session was opened"))
     }
 
-    /// A session that somebody else has opened; their connection is closed by the server.
-    pub(super) fn take_over(server: SocketAddr, id: i64) -> io::Result<Self> {
+    /// A session that somebody else has opened, if it is not over. The server closes their connection, and ours when
+    /// they connect again.
+    pub(super) fn take_over(server: SocketAddr, id: i64) -> io::Result<Option<Self>> {
         Self::connect(server, id, password(id))
     }
 
-    fn connect(server: SocketAddr, id: i64, password: [u8; 16]) -> io::Result<Self> {
+    fn connect(server: SocketAddr, id: i64, password: [u8; 16]) -> io::Result<Option<Self>> {
         let stream = TcpStream::connect_timeout(&server, ANSWER)?;
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_nodelay(true)?;
@@ -65,10 +66,7 @@ impl Session {
         session.send(&hello)?;
         let mut granted = session.receive()?;
         let (_protocol, _timeout_ms, given) = (granted.take_int(), granted.take_int(), granted.take_long());
-        if given == 0 || (id != 0 && given != id) {
-            return Err(io::Error::other(format!("session {id:#x} is over")));
-        }
-        Ok(session)
+        Ok((given != 0).then_some(session))
     }
 
     /// From now on the session acts as this user too.
