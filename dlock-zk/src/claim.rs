@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
-use dlock_core::{ErrorKind, Failure, Fence, keeper};
+use dlock_core::{Clock, ErrorKind, Failure, Fence, Timestamp, keeper};
 use tokio::time::Instant;
 use zookeeper::{Error, WatchedEvent};
 
@@ -26,6 +26,8 @@ pub struct ZooKeeperClaim {
     place: Option<Place>,
     watch: Option<Watch>,
     entry: Option<Entry>,
+    /// When the first request was sent whose effect may still be standing.
+    sent: Option<Timestamp>,
 }
 
 /// A watch on the node before ours.
@@ -36,7 +38,7 @@ struct Watch {
 
 impl ZooKeeperClaim {
     pub(crate) fn new(sessions: Arc<Sessions>, request: ClaimRequest) -> Self {
-        Self { sessions, request, place: None, watch: None, entry: None }
+        Self { sessions, request, place: None, watch: None, entry: None, sent: None }
     }
 
     /// How long to wait for what is no part of the outcome: less than the engine waits for an answer, so that servers
@@ -65,6 +67,31 @@ impl ZooKeeperClaim {
         };
         place.session.connected(until).await?;
         Ok(place)
+    }
+
+    async fn try_once(&mut self) -> Result<Attempt, Failure> {
+        let until = self.patience();
+        loop {
+            let (request, sessions) = (self.request.clone(), Arc::clone(&self.sessions));
+            let place = self.place(until).await?;
+            match place.stand(sessions.config(), || request.describe(), until).await? {
+                Standing::First => {
+                    let Some(node) = place.node() else { continue };
+                    let term = Term::Session(Some(place.session.trusted_for()));
+                    let fence = Fence::new(node.czxid.cast_unsigned());
+                    self.watch = None;
+                    return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
+                }
+                Standing::Behind { first, previous } => {
+                    if let Some(busy) = self.look_ahead(&first, &previous, until).await? {
+                        return Ok(Attempt::Busy(busy));
+                    }
+                }
+                Standing::Missing => {
+                    return Err(Failure::new(ErrorKind::Lost, "somebody deleted its place in line"));
+                }
+            }
+        }
     }
 
     /// Watches `previous`, and finds out who is `first`. `None` when `previous` is gone.
@@ -110,28 +137,14 @@ impl ZooKeeperClaim {
 
 impl Claim for ZooKeeperClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        let until = self.patience();
-        loop {
-            let (request, sessions) = (self.request.clone(), Arc::clone(&self.sessions));
-            let place = self.place(until).await?;
-            match place.stand(sessions.config(), || request.describe(), until).await? {
-                Standing::First => {
-                    let Some(node) = place.node() else { continue };
-                    let term = Term::Session(Some(place.session.trusted_for()));
-                    let fence = Fence::new(node.czxid.cast_unsigned());
-                    self.watch = None;
-                    return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
-                }
-                Standing::Behind { first, previous } => {
-                    if let Some(busy) = self.look_ahead(&first, &previous, until).await? {
-                        return Ok(Attempt::Busy(busy));
-                    }
-                }
-                Standing::Missing => {
-                    return Err(Failure::new(ErrorKind::Lost, "somebody deleted its place in line"));
-                }
-            }
+        self.sent.get_or_insert(Clock::system().now());
+        let answer = self.try_once().await;
+        match &answer {
+            Ok(Attempt::Granted(_)) => {}
+            Err(failure) if failure.kind() == ErrorKind::Unknown => {}
+            _ => self.sent = None,
         }
+        answer
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
@@ -147,9 +160,13 @@ impl Claim for ZooKeeperClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        let Some(place) = &self.place else { return signal.lost("it was withdrawn") };
+        let (Some(place), Some(sent)) = (&self.place, self.sent) else {
+            return signal.lost("it was withdrawn");
+        };
         match place.node() {
-            Some(node) => self.entry = Some(place.session.enter(signal, Arc::clone(&node.path), node.czxid)),
+            Some(node) => {
+                self.entry = Some(place.session.enter(signal, Arc::clone(&node.path), node.czxid, sent));
+            }
             None => signal.lost("somebody deleted its node"),
         }
     }

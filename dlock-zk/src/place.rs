@@ -157,6 +157,7 @@ impl Place {
                 Err(Error::NoNode) if turn % 2 == 0 => {}
                 Err(Error::NoNode) => make_directory(&self.session, &self.directory, config, until).await?,
                 Err(error) => {
+                    self.session.heed(&error);
                     self.in_doubt = !is_refusal(&error);
                     return Err(of_write(error, &self.directory));
                 }
@@ -228,6 +229,7 @@ impl Place {
             Ok(()) => true,
             Err(Error::NoNode) => self.deleted_unseen,
             Err(error) => {
+                self.session.heed(&error);
                 self.deleted_unseen |= !is_refusal(&error);
                 return Err(of_write(error, &self.directory));
             }

@@ -15,7 +15,7 @@ use dlock_core::backend::Signal;
 use dlock_core::{Clock, Failure, Timestamp};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
-use zookeeper::{Client, SessionState, StateWatcher};
+use zookeeper::{Client, Error, SessionState, StateWatcher};
 
 use crate::error::of_read;
 
@@ -65,6 +65,8 @@ struct KeptLock {
     czxid: i64,
     /// When it was last seen on the server.
     seen: Timestamp,
+    /// The last proof of life that counted for it.
+    proof: Timestamp,
     /// The connection was lost since.
     suspect: bool,
 }
@@ -152,15 +154,25 @@ impl Session {
         let (synced, listed) = (self.client.sync(directory), self.client.list_children(directory));
         read(directory, until, async {
             match synced.await {
-                Ok(()) | Err(zookeeper::Error::NoNode) => listed.await,
-                Err(error) => Err(error),
+                Ok(()) | Err(Error::NoNode) => listed.await,
+                Err(error) => {
+                    self.heed(&error);
+                    Err(error)
+                }
             }
         })
         .await
     }
 
     /// Enters a lock that was granted, to be told of trouble.
-    pub(crate) fn enter(self: &Arc<Self>, signal: Signal, path: Arc<str>, czxid: i64) -> Entry {
+    /// Its first request was sent at `proof`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        signal: Signal,
+        path: Arc<str>,
+        czxid: i64,
+        proof: Timestamp,
+    ) -> Entry {
         let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept = self.kept();
         let (number, state) = (kept.next, kept.state);
@@ -171,6 +183,7 @@ impl Session {
             path,
             czxid,
             seen: self.clock.now(),
+            proof,
             suspect: state == Connection::Down,
         };
         kept.locks.insert(number, lock);
@@ -194,16 +207,19 @@ impl Session {
 
     /// Notes what became of the connection.
     fn note(&self, state: SessionState) {
+        self.change_to(match (cause_of_end(state), state) {
+            (Some(cause), _) => Connection::Ended(cause),
+            (None, SessionState::SyncConnected) => Connection::Up,
+            (None, _) => Connection::Down,
+        });
+    }
+
+    fn change_to(&self, now: Connection) {
         let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept = self.kept();
         if matches!(kept.state, Connection::Ended(_)) {
             return;
         }
-        let now = match (cause_of_end(state), state) {
-            (Some(cause), _) => Connection::Ended(cause),
-            (None, SessionState::SyncConnected) => Connection::Up,
-            (None, _) => Connection::Down,
-        };
         kept.state = now;
         let mut signals = Vec::new();
         if now != Connection::Up {
@@ -225,6 +241,7 @@ impl Session {
 
     /// Asks the servers for a sign of life, and for the locks that were not seen for a while.
     async fn beat(self: Arc<Self>) {
+        self.give_up().await;
         let sent = self.clock.now();
         let (losses, to_see) = {
             let kept = self.kept();
@@ -239,8 +256,8 @@ impl Session {
             .into_iter()
             .map(|(number, lock)| (self.client.check_stat(&lock.path), number, lock))
             .collect();
-        if synced.await.is_err() {
-            return;
+        if let Err(error) = synced.await {
+            return self.heed(&error);
         }
         self.prove(sent, losses, None);
         for (look, number, lock) in looks {
@@ -266,13 +283,15 @@ impl Session {
         match seen {
             Some(number) => {
                 if let Some(lock) = kept.locks.get_mut(&number) {
-                    (lock.seen, lock.suspect) = (sent, false);
+                    (lock.seen, lock.proof, lock.suspect) = (sent, sent, false);
                     signals.push(lock.signal.clone());
                 }
             }
             None => {
-                let good = kept.locks.values().filter(|lock| !lock.suspect);
-                signals.extend(good.map(|lock| lock.signal.clone()));
+                for lock in kept.locks.values_mut().filter(|lock| !lock.suspect) {
+                    lock.proof = sent;
+                    signals.push(lock.signal.clone());
+                }
             }
         }
         drop(kept);
@@ -280,6 +299,34 @@ impl Session {
             signal.trust(sent);
         }
         drop(telling);
+    }
+
+    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are not
+    /// dropped yet: the session may well have survived.
+    async fn give_up(&self) {
+        let now = self.clock.now();
+        // A little before the engine's own limit, so that no lock is in between.
+        let limit = self.trusted_for() - (self.trusted_for() / 50).max(Duration::from_millis(3));
+        let late: Vec<_> = {
+            let kept = self.kept();
+            let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proof) >= limit);
+            late.map(|(number, lock)| (*number, Arc::clone(&lock.path))).collect()
+        };
+        for (number, path) in late {
+            self.lose(number, "no server confirmed it in time");
+            match self.client.delete(&path, None).await {
+                Ok(()) | Err(Error::NoNode) => drop(self.kept().locks.remove(&number)),
+                // The next beat tries again.
+                Err(error) => self.heed(&error),
+            }
+        }
+    }
+
+    /// Ends the session when the client library has failed: nothing that is asked of it would be answered.
+    pub(crate) fn heed(&self, error: &Error) {
+        if let Error::UnexpectedError(_) = error {
+            self.change_to(Connection::Ended("the client library failed"));
+        }
     }
 
     fn lose(&self, number: u64, cause: &'static str) {
@@ -304,11 +351,11 @@ impl fmt::Debug for Session {
 pub(crate) async fn read<T>(
     path: &str,
     until: Instant,
-    request: impl Future<Output = Result<T, zookeeper::Error>>,
+    request: impl Future<Output = Result<T, Error>>,
 ) -> Result<Option<T>, Failure> {
     match tokio::time::timeout_at(until, request).await {
         Ok(Ok(answer)) => Ok(Some(answer)),
-        Ok(Err(zookeeper::Error::NoNode)) => Ok(None),
+        Ok(Err(Error::NoNode)) => Ok(None),
         Ok(Err(error)) => Err(of_read(error, path)),
         Err(_) => Err(Failure::unavailable(format!("no answer in time about {path:?}"))),
     }
