@@ -78,9 +78,6 @@ pub(crate) fn not_opened(error: &Error, servers: &str) -> Failure {
             Failure::denied(format!("{servers}: the server refused the user or the password"))
         }
         Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
-        Error::Custom(_) if error.to_string().contains("certificate") => Failure::invalid_config(format!(
-            "{servers}: no trusted TLS connection ({error}); check the certificate, the host name and the port"
-        )),
         _ => Failure::unavailable(format!("{servers}: no session could be opened ({error})")),
     }
 }
