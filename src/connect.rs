@@ -104,9 +104,15 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_urls_are_refused_and_never_repeat_a_password() {
-        for url in
-            ["", "locks.db", "redis://user:hunter2@host:port/", "zk://user:hunter2@host:port/", "memory:shared", "http://u:hunter2@h", "://"]
-        {
+        for url in [
+            "",
+            "locks.db",
+            "redis://user:hunter2@host:port/",
+            "zk://user:hunter2@host:port/",
+            "memory:shared",
+            "http://u:hunter2@h",
+            "://",
+        ] {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
