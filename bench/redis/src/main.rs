@@ -20,21 +20,21 @@ mod held;
 mod measure;
 mod pairs;
 mod recorded;
-mod report;
 mod stats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
+use dlock_bench_common::measure::runtime;
+use dlock_bench_common::report::{self, Row};
 use dlock_interop::java;
 use dlock_testkit::servers::redis::RedisServer;
 use redis::aio::MultiplexedConnection;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::measure::Settings;
-use crate::report::Row;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
@@ -75,11 +75,6 @@ impl Bench {
     fn runtime(&self) -> Result<Runtime> {
         runtime(self.threads)
     }
-}
-
-fn runtime(threads: bool) -> Result<Runtime> {
-    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
-    builder.enable_all().build().context("no runtime")
 }
 
 type Measure = fn(&Bench) -> Result<Vec<Row>>;

@@ -6,7 +6,7 @@ use crate::measure::Spread;
 
 /// One line of the result.
 #[derive(Debug)]
-pub(crate) struct Row {
+pub struct Row {
     what: String,
     measured: String,
     spread: String,
@@ -16,31 +16,36 @@ pub(crate) struct Row {
 
 impl Row {
     /// A figure with its unit.
-    pub(crate) fn new(what: impl Into<String>, value: f64, unit: &str) -> Self {
+    #[must_use]
+    pub fn new(what: impl Into<String>, value: f64, unit: &str) -> Self {
         Self { what: what.into(), measured: shown(value, unit), spread: String::new(), target: None }
     }
 
     /// The median of some rounds.
-    pub(crate) fn spread(what: impl Into<String>, spread: Spread, unit: &str) -> Self {
+    #[must_use]
+    pub fn spread(what: impl Into<String>, spread: Spread, unit: &str) -> Self {
         let mut row = Self::new(what, spread.median, unit);
         row.spread = format!("{} .. {}", shown(spread.min, ""), shown(spread.max, ""));
         row
     }
 
     /// Not more than this.
-    pub(crate) fn at_most(mut self, value: f64, limit: f64, unit: &str) -> Self {
+    #[must_use]
+    pub fn at_most(mut self, value: f64, limit: f64, unit: &str) -> Self {
         self.target = Some((format!("<= {}", shown(limit, unit)), value <= limit));
         self
     }
 
     /// Not less than this.
-    pub(crate) fn at_least(mut self, value: f64, limit: f64, unit: &str) -> Self {
+    #[must_use]
+    pub fn at_least(mut self, value: f64, limit: f64, unit: &str) -> Self {
         self.target = Some((format!(">= {}", shown(limit, unit)), value >= limit));
         self
     }
 
     /// Adds to the column of the spread what else is worth to know.
-    pub(crate) fn beside(mut self, remark: String) -> Self {
+    #[must_use]
+    pub fn beside(mut self, remark: String) -> Self {
         self.spread = remark;
         self
     }
@@ -51,7 +56,9 @@ fn shown(value: f64, unit: &str) -> String {
     format!("{value:.digits$} {unit}").trim_end().to_owned()
 }
 
-pub(crate) fn table(rows: &[Row]) -> String {
+/// All lines as one table.
+#[must_use]
+pub fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["what", "median", "min .. max", "target", "met"]);
