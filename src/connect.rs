@@ -10,6 +10,8 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 /// | `redis://[user:password@]host[:port][/db]`, `redis+unix:///path`, `unix:///path` | a Redis server | `redis` |
 /// | `redis+sentinel://host,host/service[/db]`, `redis+cluster://host,host` | Redis under Sentinel, or a Cluster | `redis` |
 /// | `rediss://...`, `rediss+sentinel://...`, `rediss+cluster://...` | the same over TLS | `redis-tls` |
+/// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a ZooKeeper server or ensemble | `zk` |
+/// | `zk+tls://...` | the same over TLS | `zk-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
 ///
 /// ```
@@ -72,14 +74,21 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         | "redis+cluster" | "rediss+cluster" => {
             Err(invalid(format!("`{scheme}:` needs the `redis` feature of dlock, which is not compiled in")))
         }
+        #[cfg(feature = "zk")]
+        "zk" | "zk+tls" => Ok(Locks::builder(dlock_zk::ZooKeeper::connect(url).await?)),
+        #[cfg(not(feature = "zk"))]
+        "zk" | "zk+tls" => {
+            Err(invalid(format!("`{scheme}:` needs the `zk` feature of dlock, which is not compiled in")))
+        }
         other => Err(invalid(format!(
-            "nothing is known of the scheme {other:?}; this build knows memory:{}{}",
+            "nothing is known of the scheme {other:?}; this build knows memory:{}{}{}",
             if cfg!(feature = "sqlite") { ", sqlite:" } else { "" },
             if cfg!(feature = "redis") {
                 ", redis:, redis+sentinel:, redis+cluster: and redis+unix:"
             } else {
                 ""
             },
+            if cfg!(feature = "zk") { ", zk:" } else { "" },
         ))),
     }
 }
@@ -95,9 +104,15 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_urls_are_refused_and_never_repeat_a_password() {
-        for url in
-            ["", "locks.db", "redis://user:hunter2@host:port/", "memory:shared", "http://u:hunter2@h", "://"]
-        {
+        for url in [
+            "",
+            "locks.db",
+            "redis://user:hunter2@host:port/",
+            "zk://user:hunter2@host:port/",
+            "memory:shared",
+            "http://u:hunter2@h",
+            "://",
+        ] {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");

@@ -32,6 +32,8 @@
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
+//! | `zk` | no | fair locks on ZooKeeper, in one line with Curator |
+//! | `zk-tls` | no | the same over TLS |
 
 #![forbid(unsafe_code)]
 
@@ -54,6 +56,8 @@ pub use dlock_macros::distributed_lock;
 pub use dlock_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use dlock_sql as sql;
+#[cfg(feature = "zk")]
+pub use dlock_zk as zk;
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
 
 /// The examples of the README compile.
@@ -65,3 +69,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../docs/backends/redis.md")]
 struct RedisPage;
+
+/// And those of the page on ZooKeeper.
+#[cfg(all(doctest, feature = "zk"))]
+#[doc = include_str!("../docs/backends/zookeeper.md")]
+struct ZooKeeperPage;

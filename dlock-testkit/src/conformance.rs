@@ -177,7 +177,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 }
 
 /// How long one case may take.
-const LIMIT: Duration = Duration::from_secs(45);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not claim
 /// are left out; a further test fails unless [`Harness::left_out`] names exactly those.

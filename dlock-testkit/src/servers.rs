@@ -11,6 +11,7 @@ mod ports;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
+pub mod zookeeper;
 
 pub use clock::SteppedClock;
 pub use error::ServerError;

@@ -13,7 +13,7 @@ use crate::Bench;
 use crate::clients;
 use crate::contend::Part;
 use crate::stats::Calls;
-use dlock_bench_report::Row;
+use dlock_bench_common::report::Row;
 
 const PAIRS: usize = 1_000;
 const WAITERS: usize = 200;

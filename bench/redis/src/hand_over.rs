@@ -11,7 +11,8 @@ use tokio::process::Command;
 use crate::Bench;
 use crate::clients::{self, LEASE};
 use crate::contend::Part;
-use dlock_bench_report::{Row, Spread};
+use dlock_bench_common::measure::runtime;
+use dlock_bench_common::report::{Row, Spread};
 
 /// One client.
 struct Client {
@@ -34,7 +35,7 @@ const CLIENTS: [Client; 4] = [
 ];
 
 pub(crate) fn between_processes(bench: &Bench) -> Result<Vec<Row>> {
-    crate::runtime(true)?.block_on(measure(bench))
+    runtime(true)?.block_on(measure(bench))
 }
 
 async fn measure(bench: &Bench) -> Result<Vec<Row>> {

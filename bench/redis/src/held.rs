@@ -9,7 +9,7 @@ use dlock_core::{Guard, Locks};
 use crate::Bench;
 use crate::clients;
 use crate::stats::{self, Calls};
-use dlock_bench_report::Row;
+use dlock_bench_common::report::Row;
 
 const LOCKS: usize = 10_000;
 const AT_A_TIME: usize = 64;

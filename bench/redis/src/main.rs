@@ -25,15 +25,16 @@ mod stats;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
+use dlock_bench_common::measure::runtime;
+use dlock_bench_common::report::{self, Row};
 use dlock_interop::java;
 use dlock_testkit::servers::redis::RedisServer;
 use redis::aio::MultiplexedConnection;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::measure::Settings;
-use dlock_bench_report::Row;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
@@ -76,11 +77,6 @@ impl Bench {
     }
 }
 
-fn runtime(threads: bool) -> Result<Runtime> {
-    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
-    builder.enable_all().build().context("no runtime")
-}
-
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
 
 const BENCHES: &[(&str, Measure)] = &[
@@ -106,7 +102,7 @@ fn main() -> ExitCode {
 }
 
 fn measure_all(cli: &Cli) -> Result<()> {
-    let chosen = dlock_bench_report::choose(BENCHES, cli.filter.as_deref())?;
+    let chosen = report::choose(BENCHES, cli.filter.as_deref())?;
     let bench = Bench {
         settings: if cli.quick { Settings::quick() } else { Settings::full() },
         threads: cli.threads,
@@ -118,6 +114,6 @@ fn measure_all(cli: &Cli) -> Result<()> {
         eprintln!("{name} ...");
         rows.extend(measure(&bench)?);
     }
-    println!("{}", dlock_bench_report::table(&rows));
+    println!("{}", report::table(&rows));
     Ok(())
 }

@@ -14,7 +14,7 @@ use dlock_testkit::worker::{Order, Report as Said, Work, Worker};
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, progress};
-use crate::store::Store;
+use crate::store::{Kind, Server, Store};
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_millis(500);
@@ -43,6 +43,7 @@ enum Blow {
     BlackHole,
     FrozenServer,
     KilledServer,
+    Expiry,
 }
 
 impl Blow {
@@ -72,6 +73,7 @@ impl Blow {
             Self::BlackHole => "black holes",
             Self::FrozenServer => "servers frozen",
             Self::KilledServer => "servers killed",
+            Self::Expiry => "sessions ended",
         }
     }
 }
@@ -84,7 +86,7 @@ fn describe(blows: &Blows) -> String {
 
 pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
     // A server and a network have more ways to fail.
-    let (with, without) = if store.redis().is_some() { (170, 17) } else { (34, 9) };
+    let (with, without) = if store.server().is_some() { (170, 17) } else { (34, 9) };
     let fenced = fight(store, true, volume.of(with, 4), volume, report).await?;
     let unfenced = fight(store, false, volume.of(without, 4), volume, report).await?;
     let bit = fenced.stale_tried > 0 && unfenced.stale_tried > 0;
@@ -195,15 +197,26 @@ async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Fai
 async fn hit_the_server(store: &Store, seed: u64, done: &AtomicBool) -> Result<Blows, Failed> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut blows = Blows::new();
-    while store.redis().is_some() && !done.load(Ordering::SeqCst) {
+    while store.server().is_some() && !done.load(Ordering::SeqCst) {
         tokio::time::sleep(LEASE.mul_f64(3.0 + 3.0 * random.f64())).await;
-        let blow = if random.bool() { Blow::KilledServer } else { Blow::FrozenServer };
-        if blow == Blow::KilledServer {
-            store.redis().map_or(Ok(()), |mut server| server.restart())?;
-        } else {
-            store.redis().inspect(|server| server.pause());
-            tokio::time::sleep(LEASE.mul_f64(1.5 * random.f64())).await;
-            store.redis().inspect(|server| server.resume());
+        let blow = match (random.u8(0..4), store.kind()) {
+            (0, Kind::Zk) => Blow::Expiry,
+            (0 | 1, _) => Blow::KilledServer,
+            _ => Blow::FrozenServer,
+        };
+        match blow {
+            Blow::KilledServer => store.server().map_or(Ok(()), |mut server| server.restart())?,
+            Blow::Expiry => {
+                if let Some(Server::ZooKeeper(server)) = store.server().as_deref() {
+                    let sessions = server.admin().sessions();
+                    random.choice(sessions).inspect(|session| server.admin().expire(*session));
+                }
+            }
+            _ => {
+                store.server().inspect(|server| server.pause());
+                tokio::time::sleep(LEASE.mul_f64(1.5 * random.f64())).await;
+                store.server().inspect(|server| server.resume());
+            }
         }
         *blows.entry(blow).or_default() += 1;
     }
@@ -214,6 +227,8 @@ struct Arena {
     command: Command,
     url: String,
     proxy: Option<Proxy>,
+    /// The requests whose replies are lost.
+    requests: &'static [&'static str],
     locks: dlock::Locks,
     server: RegisterServer,
     key: String,
@@ -227,14 +242,18 @@ impl Arena {
     async fn open(store: &Store, register: Register, seed: u64) -> Result<Self, Failed> {
         let histories = store.file("histories");
         std::fs::create_dir(&histories)?;
-        let (proxy, url) = match store.proxy()? {
+        let (proxy, url) = match store.proxy(LEASE)? {
             Some((proxy, url)) => (Some(proxy), url),
-            None => (None, store.url()),
+            None => (None, store.url(LEASE)),
         };
         let mut arena = Self {
             command: store.command()?,
             url,
             proxy,
+            requests: match store.kind() {
+                Kind::Zk => &["CREATE", "GETCHILDREN", "DELETE", "SYNC"],
+                _ => &["EVALSHA"],
+            },
             locks: store.locks(LEASE).await?,
             server: RegisterServer::start(register).await?,
             key: store.key(),
@@ -307,7 +326,9 @@ impl Arena {
             (Blow::Cut, Some(proxy)) => proxy.cut(),
             (Blow::LostReply, Some(proxy)) => {
                 let loss = if self.random.bool() { Loss::Cut } else { Loss::Silence };
-                proxy.lose_reply(self.random.u64(1..=5), "EVALSHA", loss);
+                // Of what takes a lock, keeps it or gives it back, and not of pings.
+                let name = self.random.choice(self.requests).copied().unwrap_or_default();
+                proxy.lose_reply(self.random.u64(1..=5), name, loss);
             }
             (Blow::Delay, Some(proxy)) => {
                 proxy.set(Direction::ToServer, Flow::Delay(LEASE.mul_f64(part / 3.0)));
