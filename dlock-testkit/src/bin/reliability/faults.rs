@@ -130,7 +130,15 @@ async fn fight(
         eprintln!("{overlap:?}");
     }
     let name = store.name();
-    let All { updates, blows, inversions, overlaps, grants, releases } = all;
+    let All { updates, blows, mut inversions, overlaps, grants, releases } = all;
+    // Whoever ends a session by force takes back what was promised to the holder of its lock, and the order stays.
+    let ended = blows.get(&Blow::Expiry).copied().unwrap_or_default();
+    let early = inversions.extract_if(.., |it| ended > 0 && it.what == Inversion::TOO_EARLY).count();
+    if ended > 0 {
+        let what =
+            format!("{ended} sessions ended by force: grants before the time promised to the old holder");
+        report.add(name, what, early, format!("{ended} at the most"), early <= ended);
+    }
     if fenced {
         let what = format!("{} over {grants} grants and {releases} releases", describe(&blows));
         report.add(
