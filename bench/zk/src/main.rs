@@ -96,7 +96,8 @@ fn measure_all(cli: &Cli) -> Result<()> {
         slice: Duration::from_millis(200),
         threads: cli.threads,
         jar: runtime(true)?.block_on(java::build())?,
-        server: ZooKeeperServer::start()?,
+        // As it has to be in production: what is confirmed is on the disk.
+        server: ZooKeeperServer::options().property("zookeeper.forceSync", "yes").start()?,
     };
     let mut rows = Vec::new();
     for (name, measure) in chosen {
