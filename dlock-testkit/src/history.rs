@@ -95,6 +95,14 @@ impl Event {
         Self { process, hold, key, op: Op::Check, invoked, returned, outcome, fence, valid_until }
     }
 
+    /// That a release is about to begin, whose outcome is recorded by [`release`](Self::release) if it is lived to see.
+    #[must_use]
+    pub fn releasing(process: u32, hold: u64, guard: &Guard) -> Self {
+        let (key, now) = (guard.key().to_owned(), now_ns());
+        let (op, outcome) = (Op::Release, Outcome::Unknown);
+        Self { process, hold, key, op, invoked: now, returned: now, outcome, fence: None, valid_until: None }
+    }
+
     /// Gives `guard` back and makes the event of it.
     ///
     /// # Cancel safety

@@ -52,6 +52,8 @@ pub async fn work(locks: &Locks, work: &Work, stop: &AtomicBool) -> io::Result<(
             let _ = register.write(fence, read, read + 1).await?;
             recorder.record(&Event::check(work.process, hold, &guard))?;
         }
+        // Killed in the middle, it may have given the lock back without having said so.
+        recorder.record(&Event::releasing(work.process, hold, &guard))?;
         recorder.record(&Event::release(work.process, hold, guard).await)?;
         sections += 1;
     }

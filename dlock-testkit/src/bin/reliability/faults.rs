@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_testkit::history::{self, Event, Op};
+use dlock_testkit::history::{self, Event, Op, Outcome};
 use dlock_testkit::judges::{Inversion, Overlap, Updates, fence_order, lost_updates, overlap};
 use dlock_testkit::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_testkit::register::{Register, RegisterServer};
@@ -183,7 +183,11 @@ async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Fai
         let fought = arena??;
         let order = fence_order(&fought.events);
         all.grants += order.grants;
-        all.releases += fought.events.iter().filter(|event| event.op == Op::Release).count();
+        all.releases += fought
+            .events
+            .iter()
+            .filter(|event| event.op == Op::Release && event.outcome == Outcome::Ok)
+            .count();
         all.inversions.extend(order.inversions);
         all.overlaps.extend(overlap(&fought.events).overlaps);
         all.updates.tried += fought.updates.tried;
