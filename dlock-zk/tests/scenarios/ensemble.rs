@@ -94,6 +94,7 @@ async fn a_client_that_sees_only_a_frozen_member_loses_its_lock_before_the_other
 async fn sections_over_all_members_exclude_each_other_while_the_leader_dies() {
     let mut ensemble = ZooKeeperEnsemble::start().unwrap();
     let inside = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let (held, mut first_held) = tokio::sync::mpsc::unbounded_channel();
     let mut clients = Vec::new();
     for address in ensemble.addresses() {
         let mut addresses = ensemble.addresses();
@@ -104,11 +105,13 @@ async fn sections_over_all_members_exclude_each_other_while_the_leader_dies() {
     let mut tasks = JoinSet::new();
     for locks in clients.iter().cycle().take(9) {
         let (lock, inside) = (locks.lock("room").with_wait(LONG), std::sync::Arc::clone(&inside));
+        let held = held.clone();
         tasks.spawn(async move {
             let mut fences = Vec::new();
             while fences.len() < 20 {
                 let Ok(guard) = lock.acquire().await else { continue };
                 assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0, "two holders");
+                held.send(()).unwrap();
                 tokio::task::yield_now().await;
                 inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                 fences.push(fence(&guard));
@@ -117,7 +120,7 @@ async fn sections_over_all_members_exclude_each_other_while_the_leader_dies() {
             fences
         });
     }
-    until("the first sections", || clients[0].stats().held + clients[1].stats().held > 0).await;
+    soon("the first section", first_held.recv()).await.unwrap();
     let leader = ensemble.leader().unwrap();
     ensemble.server_mut(leader).kill();
     let fences = soon("all sections", tasks.join_all()).await;

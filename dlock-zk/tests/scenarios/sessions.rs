@@ -68,14 +68,16 @@ async fn a_client_whose_session_ends_under_a_crowd_grants_nothing_twice() {
     let server = ZooKeeperServer::start().unwrap();
     let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
     let holders = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let (held, mut first_held) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     for number in 0..60 {
         let lock = if number % 2 == 0 { &ours } else { &theirs }.lock("room").with_wait(LONG);
-        let holders = std::sync::Arc::clone(&holders);
+        let (holders, held) = (std::sync::Arc::clone(&holders), held.clone());
         tasks.spawn(async move {
             // Whoever waits in a session that ends is told so.
             let Ok(guard) = lock.acquire().await else { return };
             let before = holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            held.send(()).unwrap();
             tokio::task::yield_now().await;
             let still_held = guard.check().is_ok();
             holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
@@ -83,7 +85,7 @@ async fn a_client_whose_session_ends_under_a_crowd_grants_nothing_twice() {
             drop(guard.release().await);
         });
     }
-    until("the first holder", || ours.stats().held + theirs.stats().held > 0).await;
+    soon("the first holder", first_held.recv()).await.unwrap();
     server.admin().expire_all();
     soon("everybody's turn", async {
         while let Some(done) = tasks.join_next().await {
