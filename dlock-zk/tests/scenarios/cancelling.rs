@@ -67,7 +67,7 @@ async fn acquires_dropped_while_the_answer_to_their_creation_is_on_its_way_leave
     let on = Proxied::start();
     let locks = on.locks(LONG).await;
     locks.lock("room").acquire().await.unwrap().release().await.unwrap();
-    for round in 0..10 {
+    for round in 0..25 {
         let creations = on.proxy.requests()["CREATE"];
         on.proxy.set(Direction::ToClient, Flow::Hold);
         let mut acquires = JoinSet::new();
