@@ -5,9 +5,15 @@
 //!
 //! [`Process`] and [`Ports`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
 
+#[cfg(any(feature = "mysql-server", feature = "postgres-server"))]
+mod account;
 mod clock;
 mod error;
+#[cfg(feature = "mysql-server")]
+pub mod mysql;
 mod ports;
+#[cfg(feature = "postgres-server")]
+pub mod postgres;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
