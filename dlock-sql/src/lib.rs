@@ -1,15 +1,42 @@
 //! Leased locks with fences in an SQL database, for [dlock](dlock_core).
 //!
-//! [`Sqlite`] locks between the processes of one host, in a file.
-
+#![cfg_attr(
+    feature = "sqlite",
+    doc = "* [`Sqlite`] locks between the processes of one host, in a file (feature `sqlite`)."
+)]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "* [`Postgres`] locks in a PostgreSQL database (feature `postgres`)."
+)]
+#![cfg_attr(feature = "mysql", doc = "* [`Mysql`] locks in a MariaDB or MySQL database (feature `mysql`).")]
 #![forbid(unsafe_code)]
 
-#[cfg(not(feature = "sqlite"))]
-compile_error!("dlock-sql locks nothing without a database: switch on its feature `sqlite`");
+#[cfg(not(any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
+compile_error!(
+    "dlock-sql locks nothing without a database: switch on its feature `sqlite`, `postgres` or `mysql`"
+);
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod failure;
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod renewals;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod rows;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod text;
 
+#[cfg(feature = "mysql")]
+pub use mysql::{Mysql, MysqlClaim, MysqlOptions};
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, PostgresClaim, PostgresOptions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use sqlx;

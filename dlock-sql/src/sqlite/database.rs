@@ -10,17 +10,16 @@ use dlock_core::backend::Signal;
 use dlock_core::{Failure, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
-use tokio::sync::mpsc;
 
 use super::connections::{Connections, Until, Writer, connect_options};
 use super::failure::{classify, is_busy, of_file};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::Presence;
-use super::renewals::{self, Renewal};
 use super::schema::{self, Wrong};
 use super::statements::{PRUNED_AT_ONCE, Statements};
 use super::time;
+use crate::renewals::{self, Renewals};
 
 /// How long to go on opening while other processes are in the way.
 const OPENING: Duration = Duration::from_secs(5);
@@ -34,7 +33,7 @@ pub(super) struct Database {
     pub(super) connections: Connections,
     pub(super) statements: Statements,
     pub(super) boot: Vec<u8>,
-    pub(super) renewals: mpsc::UnboundedSender<Renewal>,
+    pub(super) renewals: Renewals,
     /// When this file was first seen at the path, if another one under the same name is open somewhere.
     since: Option<i64>,
     holds: Mutex<Holds>,
@@ -114,7 +113,7 @@ impl Database {
         let since = identify(&mut writer, &statements, &identity, boot).await?;
         let others = presence.as_ref().is_some_and(Presence::has_others);
         let connections = Connections::new(path.to_owned(), files, identity, [writer, reader, renewer]);
-        let (renewals, inbox) = mpsc::unbounded_channel();
+        let (renewals, inbox) = Renewals::new();
         let database = Arc::new(Self {
             connections,
             statements,

@@ -27,7 +27,8 @@ pub use options::SqliteOptions;
 use claim::Standing;
 use connections::Until;
 use database::{Database, Place};
-use failure::closed;
+
+use crate::failure::closed;
 
 const NAME: &str = "sqlite";
 

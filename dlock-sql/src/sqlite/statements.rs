@@ -6,11 +6,10 @@
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
-use std::sync::Arc;
-
-use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+use sqlx::SqlStr;
 
 use crate::table::TableName;
+use crate::text::sql;
 
 /// What the mark row's `holder` says.
 pub(super) const MARK: &str = "dlock table, version 1";
@@ -122,9 +121,4 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 4] {
             BEGIN SELECT RAISE(IGNORE); END"#
         )),
     ]
-}
-
-/// The only text that is put into a statement is a checked table name.
-fn sql(text: String) -> SqlStr {
-    AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
 }

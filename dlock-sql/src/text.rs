@@ -1,0 +1,17 @@
+//! Statements with a table's name in them.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+/// A statement. The only text that is put into one is a checked table name, or a number.
+pub(crate) fn sql(text: String) -> SqlStr {
+    AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
+}
+
+/// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
+pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
