@@ -7,6 +7,8 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 /// | URL | backend | feature |
 /// |---|---|---|
 /// | `memory:` | this process only, for tests; every call makes a new one | |
+/// | `postgres://user:password@host/database` | a PostgreSQL database, where the table was made; `&migrate=true` makes it | `postgres` |
+/// | `mysql://user:password@host/database` | a MariaDB or MySQL database, likewise | `mysql` |
 /// | `redis://[user:password@]host[:port][/db]`, `redis+unix:///path`, `unix:///path` | a Redis server | `redis` |
 /// | `redis+sentinel://host,host/service[/db]`, `redis+cluster://host,host` | Redis under Sentinel, or a Cluster | `redis` |
 /// | `rediss://...`, `rediss+sentinel://...`, `rediss+cluster://...` | the same over TLS | `redis-tls` |
@@ -64,6 +66,18 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         "sqlite" => {
             Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into()))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Locks::builder(dlock_sql::Postgres::connect(url).await?)),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => {
+            Err(invalid("`postgres:` needs the `postgres` feature of dlock, which is not compiled in".into()))
+        }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Ok(Locks::builder(dlock_sql::Mysql::connect(url).await?)),
+        #[cfg(not(feature = "mysql"))]
+        "mysql" | "mariadb" => {
+            Err(invalid("`mysql:` needs the `mysql` feature of dlock, which is not compiled in".into()))
+        }
         #[cfg(feature = "redis")]
         "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Ok(Locks::builder(dlock_redis::Redis::connect(url).await?)),
@@ -72,15 +86,21 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         | "redis+cluster" | "rediss+cluster" => {
             Err(invalid(format!("`{scheme}:` needs the `redis` feature of dlock, which is not compiled in")))
         }
-        other => Err(invalid(format!(
-            "nothing is known of the scheme {other:?}; this build knows memory:{}{}",
-            if cfg!(feature = "sqlite") { ", sqlite:" } else { "" },
-            if cfg!(feature = "redis") {
-                ", redis:, redis+sentinel:, redis+cluster: and redis+unix:"
-            } else {
-                ""
-            },
-        ))),
+        other => {
+            let known = [
+                (true, "memory:"),
+                (cfg!(feature = "sqlite"), "sqlite:"),
+                (cfg!(feature = "postgres"), "postgres:"),
+                (cfg!(feature = "mysql"), "mysql:"),
+                (cfg!(feature = "redis"), "redis:, redis+sentinel:, redis+cluster:, redis+unix:"),
+            ];
+            let known: Vec<&str> =
+                known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
+            Err(invalid(format!(
+                "nothing is known of the scheme {other:?}; this build knows {}",
+                known.join(", ")
+            )))
+        }
     }
 }
 
@@ -95,9 +115,16 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_urls_are_refused_and_never_repeat_a_password() {
-        for url in
-            ["", "locks.db", "redis://user:hunter2@host:port/", "memory:shared", "http://u:hunter2@h", "://"]
-        {
+        for url in [
+            "",
+            "locks.db",
+            "redis://user:hunter2@host:port/",
+            "postgres://user:hunter2@host:port/",
+            "mysql://user:hunter2@host/d?what=hunter2",
+            "memory:shared",
+            "http://u:hunter2@h",
+            "://",
+        ] {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");

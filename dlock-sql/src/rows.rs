@@ -87,8 +87,15 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Opens a connection.
     fn connect(&self) -> impl Future<Output = Answer<Conn<Self>>> + Send;
-    /// Checks whether the connection's server has the lock table, and whether this user has the rights.
-    fn verify<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Result<(), Fault>> + Send + 'c;
+    /// The mark of the lock table, if it has one. Fails where the table or a right to it is missing.
+    fn mark<'c>(&'c self, on: &'c mut Conn<Self>)
+    -> impl Future<Output = Answer<Option<String>>> + Send + 'c;
+    /// Makes the table and the mark where they are missing.
+    fn make<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send + 'c;
+    /// Whether the error says that the table is missing.
+    fn is_missing(&self, error: &sqlx::Error) -> bool;
+    /// The name of the table.
+    fn table(&self) -> &TableName;
     /// Takes the lock if it is free or ours.
     fn take<'c>(
         &'c self,
@@ -256,16 +263,35 @@ impl<S: Server> fmt::Debug for Rows<S> {
     }
 }
 
-/// Whether the mark row is that of a lock table of this version.
-pub(crate) fn check_mark(mark: Option<&str>, table: &TableName) -> Result<(), Fault> {
-    let what = match mark {
-        Some(MARK) => return Ok(()),
-        Some(mark) => format!(
+/// Checks whether there is the lock table, and whether this user has the rights.
+pub(crate) async fn verify<S: Server>(server: &S, on: &mut Conn<S>) -> Result<(), Failure> {
+    let mark = server.mark(on).await.map_err(|error| unchanged(server.classify(error).failure))?;
+    let table = server.table();
+    match mark.as_deref() {
+        Some(MARK) => Ok(()),
+        Some(mark) => Err(Failure::invalid_config(format!(
             "table {table} is of another version of dlock ({mark:?}); use that version or another table name"
-        ),
-        None => format!(
-            "table {table} has no mark row; it is no lock table, or somebody deleted that row: migrate again"
-        ),
+        ))),
+        None => Err(Failure::invalid_config(format!(
+            "table {table} has lost its mark row; stop all its users and call migrate(), which makes another"
+        ))),
+    }
+}
+
+/// Makes the table where it is missing, and does nothing to one that is there.
+pub(crate) async fn migrate<S: Server>(server: &S, limit: Duration) -> Result<(), Failure> {
+    let failed = |error| unchanged(server.classify(error).failure);
+    let connected = tokio::time::timeout(limit, server.connect()).await;
+    let mut connection = match connected {
+        Ok(connected) => connected.map_err(failed)?,
+        Err(_) => return Err(Failure::unavailable(format!("no connection within {limit:?}"))),
     };
-    Err(Fault { failure: Failure::invalid_config(what), again: false, broken: false })
+    match server.mark(&mut connection).await {
+        Ok(Some(_)) => {}
+        Err(error) if !server.is_missing(&error) => return Err(failed(error)),
+        Ok(None) | Err(_) => server.make(&mut connection).await.map_err(failed)?,
+    }
+    let verified = verify(server, &mut connection).await;
+    let _ = tokio::time::timeout(limit, sqlx::Connection::close(connection)).await;
+    verified
 }

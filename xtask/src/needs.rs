@@ -29,8 +29,21 @@ pub(crate) const LINT: &[Need] = &[
 ];
 
 /// For `test`. A server that tests start is one more line here.
-pub(crate) const TEST: &[Need] =
-    &[C_COMPILER, Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") }];
+pub(crate) const TEST: &[Need] = &[
+    C_COMPILER,
+    Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") },
+    // Debian keeps the server itself out of `PATH`.
+    Need {
+        probe: &["sh", "-c", "command -v postgres || ls /usr/lib/postgresql/*/bin/postgres"],
+        source: Source::Apt("postgresql"),
+    },
+    Need { probe: &["psql", "--version"], source: Source::Apt("postgresql-client") },
+    Need {
+        probe: &["sh", "-c", "PATH=$PATH:/usr/sbin; command -v mariadbd"],
+        source: Source::Apt("mariadb-server"),
+    },
+    Need { probe: &["mariadb", "--version"], source: Source::Apt("mariadb-client") },
+];
 
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };

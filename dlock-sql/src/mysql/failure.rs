@@ -1,6 +1,6 @@
 //! What an error of MariaDB or MySQL means for a lock: whether something was changed, and what the user can do.
 
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
@@ -78,13 +78,4 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         // The end of a session, a failed commit: what was sent may have been carried out.
         _ => Failure::unknown("the server ended the request"),
     }
-}
-
-/// Whether the table is missing.
-pub(super) fn is_missing(fault: &Fault) -> bool {
-    fault.failure.kind() == ErrorKind::InvalidConfig
-        && std::error::Error::source(&fault.failure)
-            .and_then(|source| source.downcast_ref::<Error>())
-            .and_then(number)
-            .is_some_and(|number| number == 1146)
 }

@@ -9,7 +9,6 @@ use sqlx::mysql::MySqlConnectOptions;
 
 use super::Mysql;
 use super::server::MysqlRows;
-use crate::failure::unchanged;
 use crate::rows::{Rows, Server, Settings, split};
 use crate::table::TableName;
 
@@ -118,15 +117,7 @@ impl MysqlOptions {
     async fn make(&self) -> Result<(), Failure> {
         self.settings.check()?;
         let server = MysqlRows::new(self.own(), &self.settings);
-        let limit = self.settings.connect_timeout;
-        let connected = tokio::time::timeout(limit, server.connect()).await;
-        let mut connection = match connected {
-            Ok(connected) => connected.map_err(|error| unchanged(server.classify(error).failure))?,
-            Err(_) => return Err(Failure::unavailable(format!("no connection within {limit:?}"))),
-        };
-        let made = server.migrate(&mut connection).await.map_err(|fault| unchanged(fault.failure));
-        let _ = sqlx::Connection::close(connection).await;
-        made
+        crate::rows::migrate(&*server, self.settings.connect_timeout).await
     }
 
     /// The options of our own connections, on which nothing is set: no statement depends on it.

@@ -9,7 +9,7 @@ use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{ConnectOptions, MySql, MySqlConnection, Row};
 
-use super::failure::{classify, is_missing, number};
+use super::failure::{classify, number};
 use super::statements::{Statements, schema};
 use crate::renewals::Extended;
 use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
@@ -19,6 +19,8 @@ type Answer<T> = Result<T, sqlx::Error>;
 
 /// The error of a row that is there already.
 const DUPLICATE: u16 = 1062;
+/// The error of a table that is not there.
+const MISSING: u16 = 1146;
 
 /// How to get to a server, and the table there.
 pub struct MysqlRows {
@@ -32,23 +34,6 @@ impl MysqlRows {
         let connect = connect.disable_statement_logging();
         let (table, statements) = (settings.table.clone(), Statements::of(&settings.table));
         Arc::new(Self { connect, table, statements })
-    }
-
-    /// Makes the table where it is missing.
-    pub(super) async fn migrate(&self, on: &mut MySqlConnection) -> Result<(), Fault> {
-        match self.verify(on).await {
-            Err(fault) if is_missing(&fault) => {}
-            other => return other,
-        }
-        let [create, mark] = schema(&self.table);
-        let classify = |error| self.classify(error);
-        sqlx::query(create).execute(&mut *on).await.map_err(classify)?;
-        match sqlx::query(mark).execute(&mut *on).await {
-            // Another process makes the table too.
-            Err(error) if number(&error) == Some(DUPLICATE) => {}
-            other => drop(other.map_err(classify)?),
-        }
-        self.verify(on).await
     }
 
     /// What the row of a key says.
@@ -127,14 +112,31 @@ impl Server for MysqlRows {
         self.connect.connect().await
     }
 
-    async fn verify(&self, on: &mut MySqlConnection) -> Result<(), Fault> {
-        let classify = |error| self.classify(error);
-        let mark = all(on, sqlx::query(self.statements.mark.clone())).await.map_err(classify)?;
+    async fn mark(&self, on: &mut MySqlConnection) -> Answer<Option<String>> {
+        let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
         for statement in &self.statements.rights {
-            sqlx::query(statement.clone()).execute(&mut *on).await.map_err(classify)?;
+            sqlx::query(statement.clone()).execute(&mut *on).await?;
         }
-        let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose().map_err(classify)?;
-        crate::rows::check_mark(mark.as_deref().map(String::from_utf8_lossy).as_deref(), &self.table)
+        let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
+        Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
+    }
+
+    async fn make(&self, on: &mut MySqlConnection) -> Answer<()> {
+        let [create, mark] = schema(&self.table);
+        sqlx::query(create).execute(&mut *on).await?;
+        match sqlx::query(mark).execute(on).await {
+            // Another process makes the table too.
+            Err(error) if number(&error) == Some(DUPLICATE) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    fn is_missing(&self, error: &sqlx::Error) -> bool {
+        number(error) == Some(MISSING)
+    }
+
+    fn table(&self) -> &TableName {
+        &self.table
     }
 
     async fn take(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Taken> {

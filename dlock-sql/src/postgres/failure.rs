@@ -1,6 +1,6 @@
 //! What an error of PostgreSQL means for a lock: whether something was changed, and what the user can do.
 
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
@@ -84,10 +84,6 @@ pub(super) fn is_made_twice(error: &Error) -> bool {
 }
 
 /// Whether the table is missing.
-pub(super) fn is_missing(fault: &Fault) -> bool {
-    fault.failure.kind() == ErrorKind::InvalidConfig
-        && matches!(
-            std::error::Error::source(&fault.failure).and_then(|source| source.downcast_ref::<Error>()),
-            Some(Error::Database(error)) if error.code().as_deref() == Some("42P01")
-        )
+pub(super) fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Database(error) if error.code().as_deref() == Some("42P01"))
 }

@@ -9,7 +9,6 @@ use sqlx::postgres::PgConnectOptions;
 
 use super::Postgres;
 use super::server::PostgresRows;
-use crate::failure::unchanged;
 use crate::rows::{Rows, Server, Settings, split};
 use crate::table::TableName;
 
@@ -142,15 +141,7 @@ impl PostgresOptions {
     async fn make(&self) -> Result<(), Failure> {
         self.settings.check()?;
         let server = PostgresRows::new(self.own(), &self.settings, false);
-        let limit = self.settings.connect_timeout;
-        let connected = tokio::time::timeout(limit, server.connect()).await;
-        let mut connection = match connected {
-            Ok(connected) => connected.map_err(|error| unchanged(server.classify(error).failure))?,
-            Err(_) => return Err(Failure::unavailable(format!("no connection within {limit:?}"))),
-        };
-        let made = server.migrate(&mut connection).await.map_err(|fault| unchanged(fault.failure));
-        let _ = sqlx::Connection::close(connection).await;
-        made
+        crate::rows::migrate(&*server, self.settings.connect_timeout).await
     }
 
     /// The options of our own connections. A proxy that pools connections refuses parameters it does not know.

@@ -44,23 +44,7 @@ impl PostgresRows {
         Arc::new(Self { connect: Shown(connect), table, statements, hub })
     }
 
-    /// Makes the table where it is missing.
-    pub(super) async fn migrate(&self, on: &mut PgConnection) -> Result<(), Fault> {
-        match self.verify(on).await {
-            Err(fault) if is_missing(&fault) => {}
-            other => return other,
-        }
-        let mut tries = 0;
-        while let Err(error) = self.make(on).await {
-            tries += 1;
-            if tries == 5 || !is_made_twice(&error) {
-                return Err(self.classify(error));
-            }
-        }
-        self.verify(on).await
-    }
-
-    async fn make(&self, on: &mut PgConnection) -> Answer<()> {
+    async fn create(&self, on: &mut PgConnection) -> Answer<()> {
         let mut transaction = on.begin().await?;
         for statement in schema(&self.table) {
             sqlx::query(statement).execute(&mut *transaction).await?;
@@ -107,14 +91,31 @@ impl Server for PostgresRows {
         self.connect.0.connect().await
     }
 
-    async fn verify(&self, on: &mut PgConnection) -> Result<(), Fault> {
-        let classify = |error| self.classify(error);
-        let mark = all(on, sqlx::query(self.statements.mark.clone())).await.map_err(classify)?;
+    async fn mark(&self, on: &mut PgConnection) -> Answer<Option<String>> {
+        let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
         for statement in &self.statements.rights {
-            all(on, sqlx::query(statement.clone())).await.map_err(classify)?;
+            all(on, sqlx::query(statement.clone())).await?;
         }
-        let mark: Option<String> = mark.first().map(|row| row.try_get(0)).transpose().map_err(classify)?;
-        crate::rows::check_mark(mark.as_deref(), &self.table)
+        mark.first().map(|row| row.try_get(0)).transpose()
+    }
+
+    async fn make(&self, on: &mut PgConnection) -> Answer<()> {
+        let mut tries = 5;
+        loop {
+            match self.create(on).await {
+                // Another process makes the table too.
+                Err(error) if tries > 0 && is_made_twice(&error) => tries -= 1,
+                other => return other,
+            }
+        }
+    }
+
+    fn is_missing(&self, error: &sqlx::Error) -> bool {
+        is_missing(error)
+    }
+
+    fn table(&self) -> &TableName {
+        &self.table
     }
 
     async fn take(&self, on: &mut PgConnection, ask: &Ask) -> Answer<Taken> {

@@ -35,7 +35,9 @@ pub(super) struct Statements {
 
 /// The server's time in microseconds, where fences start.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-const LEFT: &str = "(extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint";
+/// Also where an administrator wrote `infinity`.
+const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
+                    * 1000000)::bigint";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
 impl Statements {

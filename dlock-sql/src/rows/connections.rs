@@ -160,14 +160,13 @@ impl<S: Server> Connections<S> {
         let connections = Arc::clone(self);
         let verifying = keeper::runtime()?.spawn(async move {
             let mut connection = connections.open(connections.connect_timeout).await?;
-            let checked =
-                tokio::time::timeout(super::QUESTION, connections.server.verify(&mut connection)).await;
-            match checked {
+            let checked = super::verify(&*connections.server, &mut connection);
+            match tokio::time::timeout(super::QUESTION, checked).await {
                 Ok(Ok(())) => {
                     connections.put_back(connection);
                     Ok(())
                 }
-                Ok(Err(fault)) => Err(unchanged(fault.failure)),
+                Ok(Err(failure)) => Err(failure),
                 Err(_) => Err(Failure::unavailable(format!("no answer within {:?}", super::QUESTION))),
             }
         });

@@ -29,10 +29,11 @@ const START: Duration = Duration::from_secs(30);
 const ADMIN: &str = "admin";
 const DATABASE: &str = "locks";
 /// What a server is started with: small, and not safe from power failures. Later arguments win.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "bind-address=127.0.0.1",
     "innodb-buffer-pool-size=16M",
     "innodb-flush-log-at-trx-commit=2",
+    "innodb-flush-method=nosync",
     "innodb-log-file-size=8M",
     "innodb-fast-shutdown=2",
     "key-buffer-size=1M",
