@@ -20,15 +20,20 @@ pub(crate) struct Renewal {
     pub(crate) token: Token,
     pub(crate) lease: Duration,
     /// How long the engine waits for the answer.
-    pub(crate) limit: Duration,
+    limit: Duration,
     answer: oneshot::Sender<Result<Renewed, Failure>>,
 }
 
 /// Which of a list were extended.
 #[derive(Debug)]
-pub enum Extended {
+pub(crate) enum Extended {
     All,
     Some(HashSet<usize>),
+}
+
+/// How long the one waits who waits the least of these.
+pub(crate) fn shortest_limit(renewals: &[Renewal]) -> Duration {
+    renewals.iter().map(|renewal| renewal.limit).min().unwrap_or_default()
 }
 
 /// What carries out renewals.

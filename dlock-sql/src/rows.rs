@@ -13,6 +13,7 @@ mod settings;
 mod steps;
 mod waiters;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,11 +26,12 @@ use sqlx::Database;
 pub(crate) use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
 pub(crate) use settings::{Settings, split};
-pub(crate) use waiters::{Channels, Listener, Order};
+pub(crate) use waiters::Listener;
+#[cfg(feature = "postgres")]
+pub(crate) use waiters::{Channels, Order};
 
 use crate::failure::{closed, unchanged};
-use crate::renewals::{Extended, Renew, Renewal, Renewals};
-use crate::table::TableName;
+use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
 use steps::{Force, List, Prune, Read};
 
 /// What the mark row's `holder` says.
@@ -48,8 +50,6 @@ pub struct Ask {
     pub(crate) token: Token,
     pub(crate) lease: Duration,
     pub(crate) holder: String,
-    /// Somebody had the lock a moment ago.
-    pub(crate) contended: bool,
 }
 
 /// What an attempt came to.
@@ -95,12 +95,13 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// Whether the error says that the table is missing.
     fn is_missing(&self, error: &sqlx::Error) -> bool;
     /// The name of the table.
-    fn table(&self) -> &TableName;
-    /// Takes the lock if it is free or ours.
+    fn table(&self) -> String;
+    /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago.
     fn take<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         ask: &'c Ask,
+        contended: bool,
     ) -> impl Future<Output = Answer<Taken>> + Send + 'c;
     /// Gives the lock back and wakes who waits: whether its lease was still running, or nothing when it was not ours.
     fn release<'c>(
@@ -109,12 +110,12 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         key: &'c Key,
         token: &'c Token,
     ) -> impl Future<Output = Answer<Option<bool>>> + Send + 'c;
-    /// Extends what is still ours.
+    /// Extends what is still ours, and says which of these it is; nothing when all of them are.
     fn renew<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         leases: &'c [Lease],
-    ) -> impl Future<Output = Answer<Extended>> + Send + 'c;
+    ) -> impl Future<Output = Answer<Option<HashSet<usize>>>> + Send + 'c;
     /// Who has the lock.
     fn read<'c>(
         &'c self,
@@ -248,12 +249,13 @@ impl<S: Server> Renew for Rows<S> {
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
         self.check()?;
-        let limit = renewals.iter().map(|renewal| renewal.limit).min().unwrap_or(QUESTION);
+        let limit = shortest_limit(renewals);
         let leases = renewals
             .iter()
             .map(|renewal| Lease { key: renewal.key.clone(), token: renewal.token, length: renewal.lease })
             .collect();
-        self.connections.within(Kind::Renewal, steps::Renew(leases), limit).await
+        let extended = self.connections.within(Kind::Renewal, steps::Renew(leases), limit).await?;
+        Ok(extended.map_or(Extended::All, Extended::Some))
     }
 }
 

@@ -6,7 +6,7 @@ use dlock_core::Failure;
 
 /// A table name that is safe to stand, quoted, in a statement: `[A-Za-z_][A-Za-z0-9_]{0,62}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableName(String);
+pub(crate) struct TableName(String);
 
 impl TableName {
     pub(crate) const MAX_LEN: usize = 63;

@@ -1,6 +1,6 @@
 //! Lease rows in MariaDB and MySQL.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use sqlx::{ConnectOptions, MySql, MySqlConnection, Row};
 
 use super::failure::{classify, number};
 use super::statements::{Statements, schema};
-use crate::renewals::Extended;
 use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
 use crate::table::TableName;
 
@@ -135,13 +134,13 @@ impl Server for MysqlRows {
         number(error) == Some(MISSING)
     }
 
-    fn table(&self) -> &TableName {
-        &self.table
+    fn table(&self) -> String {
+        self.table.to_string()
     }
 
-    async fn take(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Taken> {
+    async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> Answer<Taken> {
         let token = ask.token.as_bytes().as_slice();
-        let mut standing = if ask.contended { Some(self.look(on, &ask.key, token).await?) } else { None };
+        let mut standing = if contended { Some(self.look(on, &ask.key, token).await?) } else { None };
         // Writing first costs one statement when the lock is free; looking first disturbs nobody when it is not.
         for _ in 0..3 {
             match standing {
@@ -170,7 +169,7 @@ impl Server for MysqlRows {
         Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
     }
 
-    async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> Answer<Extended> {
+    async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
         let mut by_length: HashMap<Duration, Vec<&Lease>> = HashMap::new();
         for lease in leases {
             by_length.entry(lease.length).or_default().push(lease);
@@ -185,7 +184,7 @@ impl Server for MysqlRows {
             extended += listed(query, &some).execute(&mut *on).await?.rows_affected();
         }
         if extended == leases.len() as u64 {
-            return Ok(Extended::All);
+            return Ok(None);
         }
         // What was extended runs on; what was not has ended, or is not ours any more.
         let mut all_of_them: Vec<&Lease> = leases.iter().collect();
@@ -194,9 +193,7 @@ impl Server for MysqlRows {
         let rows = all(on, listed(sqlx::query(self.statements.ours(count)), &all_of_them)).await?;
         let tokens = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<Answer<Vec<_>>>()?;
         let is_ours = |lease: &Lease| tokens.iter().any(|token| token == lease.token.as_bytes());
-        Ok(Extended::Some(
-            leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect(),
-        ))
+        Ok(Some(leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect()))
     }
 
     async fn read(&self, on: &mut MySqlConnection, key: &Key) -> Answer<Option<Holder>> {

@@ -1,5 +1,6 @@
 //! Lease rows in PostgreSQL.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use sqlx::{ConnectOptions, Connection, PgConnection, Postgres, Row};
 use super::failure::{classify, is_made_twice, is_missing};
 use super::listen::Hub;
 use super::statements::{Statements, schema};
-use crate::renewals::Extended;
 use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
 use crate::table::TableName;
 use crate::text::number;
@@ -114,11 +114,11 @@ impl Server for PostgresRows {
         is_missing(error)
     }
 
-    fn table(&self) -> &TableName {
-        &self.table
+    fn table(&self) -> String {
+        self.table.to_string()
     }
 
-    async fn take(&self, on: &mut PgConnection, ask: &Ask) -> Answer<Taken> {
+    async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> Answer<Taken> {
         let query = sqlx::query(self.statements.take.clone())
             .bind(bytes(&ask.key))
             .bind(ask.token.as_bytes().as_slice())
@@ -140,17 +140,17 @@ impl Server for PostgresRows {
         all(on, query).await?.first().map(|row| row.try_get(0)).transpose()
     }
 
-    async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> Answer<Extended> {
+    async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
         let keys: Vec<&[u8]> = leases.iter().map(|lease| bytes(&lease.key)).collect();
         let tokens: Vec<&[u8]> = leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect();
         let lengths: Vec<i64> = leases.iter().map(|lease| micros(lease.length)).collect();
         let query = sqlx::query(self.statements.renew.clone()).bind(keys).bind(tokens).bind(lengths);
         let rows = all(on, query).await?;
         if rows.len() == leases.len() {
-            return Ok(Extended::All);
+            return Ok(None);
         }
         let places = rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<Answer<Vec<_>>>()?;
-        Ok(Extended::Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
+        Ok(Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
     }
 
     async fn read(&self, on: &mut PgConnection, key: &Key) -> Answer<Option<Holder>> {

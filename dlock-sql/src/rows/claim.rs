@@ -72,16 +72,15 @@ impl<S: Server> Claim for RowClaim<S> {
             _ => {}
         }
         let ClaimRequest { key, token, lease, .. } = &self.request;
-        let ask = Ask {
-            key: key.clone(),
-            token: *token,
-            lease: *lease,
-            holder: self.request.describe(),
-            contended: self.contended && self.unanswered.is_empty(),
-        };
+        let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder: self.request.describe() };
+        let contended = self.contended && self.unanswered.is_empty();
         let progress = Arc::new(Progress::new());
-        let told =
-            self.rows.connections.begin(Kind::Ordinary, Take(ask), self.limits(), Arc::clone(&progress))?;
+        let told = self.rows.connections.begin(
+            Kind::Ordinary,
+            Take(ask, contended),
+            self.limits(),
+            Arc::clone(&progress),
+        )?;
         self.unanswered.push(progress);
         let answer = told.await.unwrap_or_else(|_| Err(gone()));
         self.unanswered.retain(|earlier| !earlier.is_over());

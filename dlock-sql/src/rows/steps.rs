@@ -1,11 +1,11 @@
 //! What is done on a connection.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::{Holder, Key, Token};
 
 use super::{Answer, Ask, Conn, Lease, Server, Taken};
-use crate::renewals::Extended;
 
 /// One thing to do on a connection. May be done again after an error that changed nothing.
 pub(crate) trait Step<S: Server>: Send + Sync + 'static {
@@ -31,9 +31,9 @@ macro_rules! steps {
 }
 
 steps! {
-    Take(ask: Ask) -> Taken = take(ask);
+    Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended);
     Release(key: Key, token: Token) -> Option<bool> = release(key, token);
-    Renew(leases: Vec<Lease>) -> Extended = renew(leases);
+    Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases);
     Read(key: Key) -> Option<Holder> = read(key);
     List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after);
     Force(key: Key) -> bool = force(key);

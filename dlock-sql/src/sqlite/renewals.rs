@@ -10,9 +10,9 @@ use super::connections::Until;
 use super::database::{Database, Place};
 use super::failure::classify;
 use super::time;
-use crate::renewals::{Extended, Renew, Renewal};
+use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
 
-/// How long a statement is tried again while other processes are in the way.
+/// How long a statement is tried again while other processes are in the way, at the most.
 const LIMIT: Duration = Duration::from_secs(1);
 
 impl Renew for Database {
@@ -33,7 +33,7 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
     let asking = |statement: &SqlStr, now: i64| {
         sqlx::query(statement.clone()).bind(now).bind(list.clone()).bind(database.boot.clone())
     };
-    let until = Until::after(LIMIT);
+    let until = Until::after(LIMIT.min(shortest_limit(renewals)));
     let mut connection = database.connections.renewer(until).await?;
     let extended = connection.run(until, |now| asking(&statements.renew, now)).await.map_err(failed)?;
     if extended.changed == renewals.len() as u64 {
