@@ -17,9 +17,15 @@ compile_error!(
 );
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod dialect;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod failure;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod fenced;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod optimistic;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -32,11 +38,17 @@ mod table;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod text;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use dialect::Dialect;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use fenced::{FenceColumn, FencedCell};
 #[cfg(feature = "mysql")]
 pub use mysql::{Mysql, MysqlClaim, MysqlOptions};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use optimistic::{Optimistic, OptimisticError};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresClaim, PostgresOptions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
