@@ -18,6 +18,8 @@ compile_error!(
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod digest;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod failure;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -37,6 +39,8 @@ mod sqlite;
 mod table;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod text;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod tx;
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use dialect::Dialect;
@@ -52,3 +56,5 @@ pub use postgres::{Postgres, PostgresClaim, PostgresOptions};
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use tx::{Locking, Patience, RowKey, TransactionLocks, lock_row};

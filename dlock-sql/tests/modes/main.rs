@@ -3,3 +3,4 @@
 mod fenced;
 mod optimistic;
 mod support;
+mod transactions;
