@@ -12,6 +12,8 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 /// | `redis://[user:password@]host[:port][/db]`, `redis+unix:///path`, `unix:///path` | a Redis server | `redis` |
 /// | `redis+sentinel://host,host/service[/db]`, `redis+cluster://host,host` | Redis under Sentinel, or a Cluster | `redis` |
 /// | `rediss://...`, `rediss+sentinel://...`, `rediss+cluster://...` | the same over TLS | `redis-tls` |
+/// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a ZooKeeper server or ensemble | `zk` |
+/// | `zk+tls://...` | the same over TLS | `zk-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
 ///
 /// ```
@@ -86,6 +88,12 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         | "redis+cluster" | "rediss+cluster" => {
             Err(invalid(format!("`{scheme}:` needs the `redis` feature of dlock, which is not compiled in")))
         }
+        #[cfg(feature = "zk")]
+        "zk" | "zk+tls" => Ok(Locks::builder(dlock_zk::ZooKeeper::connect(url).await?)),
+        #[cfg(not(feature = "zk"))]
+        "zk" | "zk+tls" => {
+            Err(invalid(format!("`{scheme}:` needs the `zk` feature of dlock, which is not compiled in")))
+        }
         other => {
             let known = [
                 (true, "memory:"),
@@ -93,6 +101,7 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
                 (cfg!(feature = "postgres"), "postgres:"),
                 (cfg!(feature = "mysql"), "mysql:"),
                 (cfg!(feature = "redis"), "redis:, redis+sentinel:, redis+cluster:, redis+unix:"),
+                (cfg!(feature = "zk"), "zk:"),
             ];
             let known: Vec<&str> =
                 known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
@@ -121,6 +130,7 @@ mod tests {
             "redis://user:hunter2@host:port/",
             "postgres://user:hunter2@host:port/",
             "mysql://user:hunter2@host/d?what=hunter2",
+            "zk://user:hunter2@host:port/",
             "memory:shared",
             "http://u:hunter2@h",
             "://",

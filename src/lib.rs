@@ -36,6 +36,8 @@
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
+//! | `zk` | no | fair locks on ZooKeeper, in one line with Curator |
+//! | `zk-tls` | no | the same over TLS |
 
 #![forbid(unsafe_code)]
 
@@ -58,6 +60,8 @@ pub use dlock_macros::distributed_lock;
 pub use dlock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use dlock_sql as sql;
+#[cfg(feature = "zk")]
+pub use dlock_zk as zk;
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
 
 /// The examples of the README compile.
@@ -74,3 +78,7 @@ struct RedisPage;
 #[cfg(all(doctest, feature = "mysql", feature = "postgres"))]
 #[doc = include_str!("../docs/backends/sql.md")]
 struct SqlPage;
+/// And those of the page on ZooKeeper.
+#[cfg(all(doctest, feature = "zk"))]
+#[doc = include_str!("../docs/backends/zookeeper.md")]
+struct ZooKeeperPage;

@@ -235,7 +235,7 @@ macro_rules! __redis_missing {
 macro_rules! __zk_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"zk\"` needs the `zk` feature of `dlock`, which this version does not have"
+            "`backend = \"zk\"` needs the `zk` feature of `dlock`: dlock = { features = [\"zk\"] }"
         );
     };
 }
@@ -270,10 +270,13 @@ pub use crate::__nothing_required as require_postgres;
 pub use crate::__nothing_required as require_redis;
 #[cfg(feature = "sqlite")]
 pub use crate::__nothing_required as require_sqlite;
+#[cfg(feature = "zk")]
+pub use crate::__nothing_required as require_zk;
 #[cfg(not(feature = "postgres"))]
 pub use crate::__postgres_missing as require_postgres;
 #[cfg(not(feature = "redis"))]
 pub use crate::__redis_missing as require_redis;
 #[cfg(not(feature = "sqlite"))]
 pub use crate::__sqlite_missing as require_sqlite;
+#[cfg(not(feature = "zk"))]
 pub use crate::__zk_missing as require_zk;

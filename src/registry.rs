@@ -12,7 +12,7 @@ const KNOWN: &[(&str, bool)] = &[
     ("postgres", cfg!(feature = "postgres")),
     ("redis", cfg!(feature = "redis")),
     ("sqlite", cfg!(feature = "sqlite")),
-    ("zk", false),
+    ("zk", cfg!(feature = "zk")),
 ];
 
 struct Registry {
@@ -195,11 +195,13 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_registered_ones_and_tells_of_the_feature() {
         register("registry-a", Locks::new(Memory::new())).unwrap();
-        let error = registered("zk").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::UnknownBackend);
-        let text = error.to_string();
-        assert!(text.contains("registry-a") && text.contains("`zk` feature"), "{text}");
-        assert!(registered("memory").unwrap_err().to_string().contains("is compiled in"));
+        for (name, compiled) in KNOWN {
+            let error = registered(name).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnknownBackend);
+            let text = error.to_string();
+            let there = if *compiled { "is compiled in".to_owned() } else { format!("the `{name}` feature") };
+            assert!(text.contains("registry-a") && text.contains(&there), "{text}");
+        }
         assert!(!registered("other").unwrap_err().to_string().contains("compiled"));
     }
 

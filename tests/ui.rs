@@ -10,7 +10,7 @@ fn wrong_uses_are_refused_with_what_to_write_instead() {
 }
 
 /// In a build that has the backends they are no mistakes.
-#[cfg(not(feature = "sqlite"))]
+#[cfg(not(any(feature = "redis", feature = "sqlite", feature = "zk")))]
 #[test]
 fn a_backend_that_is_not_compiled_in_is_refused_by_the_name_of_its_feature() {
     trybuild::TestCases::new().compile_fail("tests/ui/fail/feature_off/*.rs");

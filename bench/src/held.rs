@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use dlock::{Guard, Locks, Memory};
 
 use crate::measure::{self, Cpu, Settings};
-use crate::report::Row;
 use crate::sqlite;
+use dlock_bench_report::Row;
 
 const LOCKS: u32 = 10_000;
 

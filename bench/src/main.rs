@@ -15,16 +15,15 @@
 mod held;
 mod measure;
 mod memory;
-mod report;
 mod sqlite;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Parser;
 
 use crate::measure::Settings;
-use crate::report::Row;
+use dlock_bench_report::Row;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs")]
@@ -60,20 +59,13 @@ fn main() -> ExitCode {
 }
 
 fn measure_all(cli: &Cli) -> Result<()> {
-    if cfg!(debug_assertions) {
-        bail!("this is a debug build, whose figures mean nothing; use cargo xtask bench");
-    }
+    let chosen = dlock_bench_report::choose(BENCHES, cli.filter.as_deref())?;
     let settings = if cli.quick { Settings::quick() } else { Settings::full() };
-    let wanted = |name: &str| cli.filter.as_ref().is_none_or(|filter| name.contains(filter));
     let mut rows = Vec::new();
-    for (name, bench) in BENCHES.iter().filter(|(name, _)| wanted(name)) {
+    for (name, bench) in chosen {
         eprintln!("{name} ...");
         rows.extend(bench(&settings)?);
     }
-    if rows.is_empty() {
-        let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
-        bail!("no bench has {:?} in its name; there are: {}", cli.filter, names.join(", "));
-    }
-    println!("{}", report::table(&rows));
+    println!("{}", dlock_bench_report::table(&rows));
     Ok(())
 }

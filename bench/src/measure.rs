@@ -4,6 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use dlock_bench_report::{Row, Spread};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
@@ -39,22 +40,6 @@ impl Settings {
 /// One thread, so that no figure contains the way between two.
 pub(crate) fn runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("no runtime")
-}
-
-/// The median of some rounds, with the lowest and the highest.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
-
-impl Spread {
-    pub(crate) fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
-        Self { median: at(values.len() / 2), min: at(0), max: at(values.len().saturating_sub(1)) }
-    }
 }
 
 /// Nanoseconds of this thread's processor time a call, of `calls` calls that `work` makes. For work that never waits;
@@ -93,6 +78,19 @@ pub(crate) struct Comparison {
     pub(crate) ours: Spread,
     pub(crate) theirs: Spread,
     pub(crate) ratio: Spread,
+}
+
+impl Comparison {
+    /// Both sides, and their ratio.
+    pub(crate) fn rows(&self, ours: impl Into<String>, theirs: impl Into<String>, limit: f64) -> Vec<Row> {
+        let (ours, theirs) = (ours.into(), theirs.into());
+        let what = format!("{ours} / {theirs}");
+        vec![
+            Row::spread(ours, self.ours, "ns"),
+            Row::spread(theirs, self.theirs, "ns"),
+            Row::spread(what, self.ratio, "x").at_most(self.ratio.median, limit, "x"),
+        ]
+    }
 }
 
 pub(crate) fn compare(

@@ -6,8 +6,8 @@ use anyhow::Result;
 use dlock::{Error, Lock, Locks, Memory, distributed_lock};
 use tokio::runtime::Runtime;
 
-use crate::measure::{self, Settings, Spread, per_call};
-use crate::report::Row;
+use crate::measure::{self, Settings, per_call};
+use dlock_bench_report::{Row, Spread};
 
 fn locks() -> Result<Locks> {
     Ok(Locks::builder(Memory::new()).build()?)
@@ -52,7 +52,7 @@ pub(crate) fn attribute(settings: &Settings) -> Result<Vec<Row>> {
             })
         },
     )?;
-    Ok(Row::comparison("memory: call of an annotated fn", "the same by hand", &comparison, 1.05))
+    Ok(comparison.rows("memory: call of an annotated fn", "the same by hand", 1.05))
 }
 
 /// Nobody else wants the lock.

@@ -9,7 +9,7 @@ use sqlx::{ConnectOptions, Row};
 use tempfile::TempDir;
 
 use crate::measure::{self, Settings};
-use crate::report::Row as Line;
+use dlock_bench_report::Row as Line;
 
 pub(crate) fn url(dir: &TempDir) -> String {
     format!("sqlite://{}", dir.path().join("locks.db").display())
@@ -48,7 +48,7 @@ pub(crate) fn pair(settings: &Settings) -> Result<Vec<Line>> {
             })
         },
     )?;
-    Ok(Line::comparison("sqlite: acquire and release", "its two statements, bare", &comparison, 1.25))
+    Ok(comparison.rows("sqlite: acquire and release", "its two statements, bare", 1.25))
 }
 
 /// One connection, and nothing around it.

@@ -39,7 +39,7 @@ use crate::fence::Fence;
 use crate::hold::Hold;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
-use crate::options::Options;
+use crate::options::{Options, Wait};
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -155,6 +155,8 @@ pub struct ClaimRequest {
     /// Whether the engine will ask again after an unknown outcome. When not, the backend may leave out what only serves
     /// that.
     pub recheck: bool,
+    /// Whether the caller waits for a busy lock. When not, a backend with a queue leaves it by itself, at once.
+    pub waits: bool,
     /// Who we are, to be stored with the lock.
     pub identity: Arc<Identity>,
 }
@@ -162,7 +164,8 @@ pub struct ClaimRequest {
 impl ClaimRequest {
     pub(crate) fn new(key: Key, token: Token, options: &Options, identity: Arc<Identity>) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
-        Self { key, token, lease, request_timeout, recheck: options.rechecks > 0, identity }
+        let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
+        Self { key, token, lease, request_timeout, recheck, waits, identity }
     }
 
     /// The line to store with the lock, for [`Holder::parse`] to read.

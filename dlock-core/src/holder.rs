@@ -82,12 +82,22 @@ pub struct Identity {
     host: String,
     pid: u32,
     label: Option<String>,
+    /// What is told of them, escaped once for all acquires.
+    line: String,
 }
 
 impl Identity {
     pub(crate) fn of_this_process(label: Option<String>) -> Arc<Self> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Arc::new(Self { host, pid: std::process::id(), label })
+        Arc::new(Self::new(host, std::process::id(), label))
+    }
+
+    fn new(host: String, pid: u32, label: Option<String>) -> Self {
+        let mut line = format!("host={} pid={pid}", Escaped(&host));
+        if let Some(label) = &label {
+            line = format!("{line} label={}", Escaped(label));
+        }
+        Self { host, pid, label, line }
     }
 
     /// One line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where there
@@ -95,13 +105,8 @@ impl Identity {
     /// spaces and control characters of a label's making. [`Holder::parse`] reads it.
     #[must_use]
     pub fn describe(&self, since: SystemTime) -> String {
-        use fmt::Write;
         let millis = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let mut text = format!("host={} pid={} since={millis}", Escaped(&self.host), self.pid);
-        if let Some(label) = &self.label {
-            let _ = write!(text, " label={}", Escaped(label));
-        }
-        text
+        format!("{} since={millis}", self.line)
     }
 
     /// The same as a [`Holder`], for backends in this process.
@@ -162,7 +167,7 @@ mod tests {
     fn what_is_described_is_read_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         for label in ["orders", "a b=c%d\n", "Zürich 🔒", ""] {
-            let identity = Identity { host: "web 1".into(), pid: 7, label: Some(label.into()) };
+            let identity = Identity::new("web 1".into(), 7, Some(label.into()));
             let text = identity.describe(since);
             assert!(text.is_ascii() && !text.contains('\n'), "{text:?}");
             assert_eq!(Holder::parse(&text), identity.to_holder(since));

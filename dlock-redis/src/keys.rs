@@ -23,6 +23,8 @@ const MAX_PREFIX: usize = 128;
 pub(crate) struct Names {
     pub(crate) lock: String,
     pub(crate) counter: Arc<str>,
+    /// Whether the counter is this lock's alone.
+    pub(crate) own_counter: bool,
     pub(crate) channel: String,
     /// The hash slot, where the servers form a cluster.
     pub(crate) slot: u16,
@@ -86,7 +88,7 @@ impl Namer {
             }
             Counters::Lock => suffixed("redisson_lock_token", &lock).into(),
         };
-        Names { lock, counter, channel, slot }
+        Names { lock, counter, own_counter: self.counters == Counters::Lock, channel, slot }
     }
 }
 

@@ -60,31 +60,38 @@ pub(crate) enum Answer {
 
 /// One call of the script with all these operations.
 pub(crate) fn call<'a>(requests: impl Iterator<Item = &'a Request> + Clone, by: By) -> Cmd {
-    let keys: usize =
-        requests.clone().map(|request| 1 + usize::from(matches!(request.step, Step::Acquire { .. }))).sum();
-    let mut cmd = match by {
-        By::Hash => {
-            let mut cmd = redis::cmd("EVALSHA");
-            cmd.arg(HASH.as_str());
-            cmd
-        }
-        By::Text => {
-            let mut cmd = redis::cmd("EVAL");
-            cmd.arg(TEXT);
-            cmd
-        }
+    let acquires = |request: &&Request| matches!(request.step, Step::Acquire { .. });
+    // Requests that share a call share their server, and with it the counter.
+    let shared: Option<&Request> =
+        requests.clone().find(|request| acquires(request) && !request.names.own_counter);
+    let (mut keys, mut grants) = (usize::from(shared.is_some()), 0);
+    for request in requests.clone() {
+        let counts_alone = acquires(&request) && request.names.own_counter;
+        keys += 1 + usize::from(counts_alone);
+        grants += usize::from(acquires(&request) && !counts_alone);
+    }
+    let mut cmd = Cmd::with_capacity(4 + 5 * keys, 192 * keys);
+    match by {
+        By::Hash => cmd.arg("EVALSHA").arg(HASH.as_str()),
+        By::Text => cmd.arg("EVAL").arg(TEXT),
     };
     cmd.arg(keys);
+    if let Some(request) = shared {
+        cmd.arg(&*request.names.counter);
+    }
     for request in requests.clone() {
         cmd.arg(&request.names.lock);
-        if matches!(request.step, Step::Acquire { .. }) {
+        if request.names.own_counter && acquires(&request) {
             cmd.arg(&*request.names.counter);
         }
     }
+    cmd.arg(grants);
     for request in requests {
         let owner = &*request.owner;
         match &request.step {
-            Step::Acquire { lease, who } => cmd.arg("a").arg(owner).arg(*lease).arg(&**who),
+            Step::Acquire { lease, who } => {
+                cmd.arg(if request.names.own_counter { "f" } else { "a" }).arg(owner).arg(*lease).arg(&**who)
+            }
             Step::Renew { lease } => cmd.arg("r").arg(owner).arg(*lease).arg(""),
             Step::Withdraw => cmd.arg("w").arg(owner).arg(&request.names.channel).arg(""),
             Step::Inspect => cmd.arg("i").arg("").arg("").arg(""),
@@ -96,7 +103,7 @@ pub(crate) fn call<'a>(requests: impl Iterator<Item = &'a Request> + Clone, by: 
 /// A call with nothing to do, which teaches the server the script and shows whether the user may run it.
 pub(crate) fn introduction() -> Cmd {
     let mut cmd = redis::cmd("EVAL");
-    cmd.arg(TEXT).arg(0);
+    cmd.arg(TEXT).arg(0).arg(0);
     cmd
 }
 
@@ -116,12 +123,19 @@ fn answer(reply: Value) -> Option<Answer> {
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
             match (parts.next(), parts.next(), parts.next(), parts.next()) {
-                (fence, None, ..) => Answer::Adopted(fence.and_then(number)),
-                (Some(Value::Int(left)), who, fence, None) => Answer::Busy {
-                    left: left.try_into().ok().map(Duration::from_millis),
-                    who: who.and_then(text),
-                    fence: fence.and_then(number),
-                },
+                (Some(value), None, ..) => {
+                    Answer::Adopted(text(value).and_then(|value| Some(ours(&value)?.0)))
+                }
+                (Some(Value::Int(left)), owner, value, None) => {
+                    let value = value.and_then(text);
+                    let (fence, who) = match value.as_deref().and_then(ours) {
+                        Some((fence, who)) => (Some(fence), Some(who.to_owned())),
+                        // Another library's owner, who stores the count of its re-entries.
+                        None => (None, owner.and_then(text)),
+                    };
+                    let left = left.try_into().ok().map(Duration::from_millis);
+                    Answer::Busy { left, who, fence }
+                }
                 _ => return None,
             }
         }
@@ -137,8 +151,10 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-fn number(value: Value) -> Option<u64> {
-    text(value)?.parse().ok()
+/// The fence and the holder's line, of a value that dlock stored.
+fn ours(value: &str) -> Option<(u64, &str)> {
+    let (fence, who) = value.split_once(' ')?;
+    Some((fence.parse().ok()?, who))
 }
 
 #[cfg(test)]
@@ -155,10 +171,10 @@ mod tests {
             Value::Int(1_700_000_000_000_000),
             Value::Int(1),
             Value::Int(0),
-            Value::Array(vec![bulk("7")]),
-            Value::Array(vec![Value::Nil]),
-            Value::Array(vec![Value::Int(250), bulk("host=a"), bulk("7")]),
-            Value::Array(vec![Value::Int(-1), Value::Nil, Value::Nil]),
+            Value::Array(vec![bulk("7 host=a")]),
+            Value::Array(vec![bulk("1")]),
+            Value::Array(vec![Value::Int(250), bulk("uuid:token"), bulk("7 host=a")]),
+            Value::Array(vec![Value::Int(-1), bulk("uuid:5"), bulk("2")]),
             bulk("WRONGTYPE Operation against a key"),
         ]);
         let answers = read(replies, 8).unwrap();
@@ -167,7 +183,7 @@ mod tests {
         assert_eq!(answers[3..5], [Answer::Adopted(Some(7)), Answer::Adopted(None)]);
         let left = Some(Duration::from_millis(250));
         assert_eq!(answers[5], Answer::Busy { left, who: Some("host=a".into()), fence: Some(7) });
-        assert_eq!(answers[6], Answer::Busy { left: None, who: None, fence: None });
+        assert_eq!(answers[6], Answer::Busy { left: None, who: Some("uuid:5".into()), fence: None });
         assert_eq!(answers[7], Answer::Refused("WRONGTYPE Operation against a key".into()));
     }
 

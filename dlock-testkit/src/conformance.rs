@@ -61,9 +61,9 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_millis(600)
     }
 
-    /// How long one case may take. The longest makes about fifty thousand requests, one after the other. Default 45 s.
+    /// How long one case may take. The longest makes about fifty thousand requests, one after the other. Default 2 minutes.
     fn limit(&self) -> Duration {
-        Duration::from_secs(45)
+        Duration::from_secs(120)
     }
 
     /// The cases that the backend cannot run, by name. Default none.

@@ -95,6 +95,24 @@ impl Event {
         Self { process, hold, key, op: Op::Check, invoked, returned, outcome, fence, valid_until }
     }
 
+    /// Says that `guard` is about to be given back. To be recorded first: a process that is killed while it does so has
+    /// no more to say, and somebody else may have the lock already.
+    #[must_use]
+    pub fn release_begins(process: u32, hold: u64, guard: &Guard) -> Self {
+        let now = now_ns();
+        Self {
+            process,
+            hold,
+            key: guard.key().to_owned(),
+            op: Op::Release,
+            invoked: now,
+            returned: now,
+            outcome: Outcome::Unknown,
+            fence: guard.fence().map(dlock_core::Fence::get),
+            valid_until: None,
+        }
+    }
+
     /// Gives `guard` back and makes the event of it.
     ///
     /// # Cancel safety

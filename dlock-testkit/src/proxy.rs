@@ -20,6 +20,7 @@
 
 mod connection;
 mod fate;
+mod jute;
 mod resp;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+pub use jute::Jute;
 pub use resp::Resp;
 
 use fate::Fates;
@@ -84,7 +86,7 @@ pub enum Loss {
 
 /// Cuts a stream of bytes into messages, so that the proxy can count requests and find their replies.
 ///
-/// One value for each connection. See [`Resp`] for Redis.
+/// One value for each connection. See [`Resp`] for Redis and [`Jute`] for ZooKeeper.
 pub trait Protocol: Clone + Send + 'static {
     /// The first message in these bytes from the client.
     fn request(&mut self, bytes: &[u8]) -> Message;

@@ -17,6 +17,7 @@ pub mod postgres;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
+pub mod zookeeper;
 
 pub use clock::SteppedClock;
 pub use error::ServerError;

@@ -32,9 +32,12 @@ enum Command {
     },
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint,
-    /// Everything that a change has to pass: lint and test
+    /// Lock the same names from Rust and Java, and judge what happened; installs a JDK and Maven
+    Interop,
+    /// Everything that a change has to pass: lint, test and interop
     Ci,
-    /// Measure, in release mode: a filter picks benches by name, --quick shortens them
+    /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis` and `bench zk`
+    /// compare with the bare client and other libraries, and install a JDK and Maven
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -63,10 +66,19 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Ci => {
             let mut steps = lint::steps()?;
             steps.extend(test::steps(Vec::new()));
+            steps.extend(test::interop());
             one_after_the_other(steps)
         }
+        Command::Interop => one_after_the_other(test::interop()),
         Command::Bench { arguments } => {
-            cargo(["run", "--release", "--package", "dlock-bench", "--"]).args(arguments).run()
+            let (package, arguments) = match arguments.split_first() {
+                Some((backend, rest)) if backend == "redis" || backend == "zk" => {
+                    needs::install(needs::INTEROP)?;
+                    (&*format!("dlock-bench-{backend}"), rest)
+                }
+                _ => ("dlock-bench", &*arguments),
+            };
+            cargo(["run", "--release", "--package", package, "--"]).args(arguments).run()
         }
         Command::Reliability { arguments } => {
             cargo(["run", "--release", "--package", "dlock-testkit", "--bin", "reliability", "--"])

@@ -31,7 +31,9 @@ pub(crate) const LINT: &[Need] = &[
 /// For `test`. A server that tests start is one more line here.
 pub(crate) const TEST: &[Need] = &[
     C_COMPILER,
-    Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") },
+    REDIS,
+    Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") },
+    ZOOKEEPER,
     // Debian keeps the server itself out of `PATH`.
     Need {
         probe: &["sh", "-c", "command -v postgres || ls /usr/lib/postgresql/*/bin/postgres"],
@@ -45,6 +47,18 @@ pub(crate) const TEST: &[Need] = &[
     Need { probe: &["mariadb", "--version"], source: Source::Apt("mariadb-client") },
 ];
 
+const ZOOKEEPER: Need =
+    Need { probe: &["test", "-f", "/usr/share/java/zookeeper.jar"], source: Source::Apt("zookeeper") };
+const REDIS: Need = Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") };
+
+/// For `interop` and the benches that compare with Java libraries.
+pub(crate) const INTEROP: &[Need] = &[
+    REDIS,
+    ZOOKEEPER,
+    Need { probe: &["javac", "-version"], source: Source::Apt("default-jdk-headless") },
+    Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
+];
+
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
 
@@ -52,7 +66,7 @@ const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt
 pub(crate) fn install(needs: &[Need]) -> Result<()> {
     for need in needs {
         if need.is_there() {
-            println!("{}: there", need.probe[0..need.probe.len() - 1].join(" "));
+            println!("{}: there", need.probe.join(" "));
             continue;
         }
         let installed = need.source.install();

@@ -12,6 +12,14 @@ pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
     ]
 }
 
+/// Services in Rust and Java on the same locks.
+pub(crate) fn interop() -> Vec<Step> {
+    vec![
+        Step::new("what interop needs", || needs::install(needs::INTEROP)),
+        Step::new("interop", || cargo(["run", "--release", "--package", "dlock-interop"]).run()),
+    ]
+}
+
 /// Unit tests, integration tests and doctests of all members, with every feature. Goes on after a failure, so that
 /// one run shows them all.
 fn tests(arguments: Vec<String>) -> Result<Option<Tests>> {

@@ -9,8 +9,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{Client, IntoConnectionInfo, Script};
 use rslock::LockManager;
 
-use crate::measure::Pairs;
 use crate::recorded::Recorded;
+use dlock_bench_common::measure::Pairs;
 
 /// The lease of every client.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -18,12 +18,6 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 /// What is measured.
 pub(crate) async fn dlock(url: &str) -> Result<Locks> {
     Ok(Locks::builder(Redis::connect(url).await?).with_lease(LEASE).with_wait(Wait::Forever).build()?)
-}
-
-impl Pairs for Locks {
-    async fn pair(&self, key: &str) -> Result<()> {
-        Ok(self.lock(key).acquire().await?.release().await?)
-    }
 }
 
 /// A connection of the bare client, which sends at once, as dlock's do.

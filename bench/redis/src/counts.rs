@@ -12,8 +12,8 @@ use tokio::process::Command;
 use crate::Bench;
 use crate::clients;
 use crate::contend::Part;
-use crate::report::Row;
 use crate::stats::Calls;
+use dlock_bench_common::report::Row;
 
 const PAIRS: usize = 1_000;
 const WAITERS: usize = 200;

@@ -11,8 +11,8 @@ use tokio::process::Command;
 use crate::Bench;
 use crate::clients::{self, LEASE};
 use crate::contend::Part;
-use crate::measure::Spread;
-use crate::report::Row;
+use dlock_bench_common::measure::runtime;
+use dlock_bench_common::report::{Row, Spread};
 
 /// One client.
 struct Client {
@@ -35,7 +35,7 @@ const CLIENTS: [Client; 4] = [
 ];
 
 pub(crate) fn between_processes(bench: &Bench) -> Result<Vec<Row>> {
-    crate::runtime(true)?.block_on(measure(bench))
+    runtime(true)?.block_on(measure(bench))
 }
 
 async fn measure(bench: &Bench) -> Result<Vec<Row>> {

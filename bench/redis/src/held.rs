@@ -8,8 +8,8 @@ use dlock_core::{Guard, Locks};
 
 use crate::Bench;
 use crate::clients;
-use crate::report::Row;
 use crate::stats::{self, Calls};
+use dlock_bench_common::report::Row;
 
 const LOCKS: usize = 10_000;
 const AT_A_TIME: usize = 64;

@@ -20,21 +20,21 @@ mod held;
 mod measure;
 mod pairs;
 mod recorded;
-mod report;
 mod stats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
+use dlock_bench_common::measure::runtime;
+use dlock_bench_common::report::{self, Row};
 use dlock_interop::java;
 use dlock_testkit::servers::redis::RedisServer;
 use redis::aio::MultiplexedConnection;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::measure::Settings;
-use crate::report::Row;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
@@ -77,11 +77,6 @@ impl Bench {
     }
 }
 
-fn runtime(threads: bool) -> Result<Runtime> {
-    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
-    builder.enable_all().build().context("no runtime")
-}
-
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
 
 const BENCHES: &[(&str, Measure)] = &[
@@ -107,14 +102,7 @@ fn main() -> ExitCode {
 }
 
 fn measure_all(cli: &Cli) -> Result<()> {
-    if cfg!(debug_assertions) {
-        bail!("this is a debug build, whose figures mean nothing; add --release");
-    }
-    let wanted = |name: &str| cli.filter.as_ref().is_none_or(|filter| name.contains(filter));
-    let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
-    if !names.iter().any(|name| wanted(name)) {
-        bail!("no bench has {:?} in its name; there are: {}", cli.filter, names.join(", "));
-    }
+    let chosen = report::choose(BENCHES, cli.filter.as_deref())?;
     let bench = Bench {
         settings: if cli.quick { Settings::quick() } else { Settings::full() },
         threads: cli.threads,
@@ -122,7 +110,7 @@ fn measure_all(cli: &Cli) -> Result<()> {
         server: RedisServer::start()?,
     };
     let mut rows = Vec::new();
-    for (name, measure) in BENCHES.iter().filter(|(name, _)| wanted(name)) {
+    for (name, measure) in chosen {
         eprintln!("{name} ...");
         rows.extend(measure(&bench)?);
     }

@@ -10,10 +10,10 @@ use redis::aio::MultiplexedConnection;
 
 use crate::Bench;
 use crate::clients::{self, LEASE, Rslock, Scripts, SetNx};
-use crate::measure::{Pace, Spread, drive};
 use crate::recorded::Recorded;
-use crate::report::Row;
 use crate::stats;
+use dlock_bench_common::measure::{Pace, best, drive, java_pairs, pace_row};
+use dlock_bench_common::report::{Row, Spread};
 
 const TASKS: [usize; 3] = [1, 8, 64];
 
@@ -51,19 +51,9 @@ impl Contenders {
             1 | 2 => drive(&self.scripts[which - 1], tasks, slice).await,
             3 | 4 => drive(&self.set_nx[which - 3], tasks, slice).await,
             5 => drive(&self.rslock, tasks, slice).await,
-            _ => java_pairs(&mut self.redisson, tasks, slice).await,
+            _ => java_pairs(&mut self.redisson, "rlock", tasks, slice).await,
         }
     }
-}
-
-async fn java_pairs(redisson: &mut Peer, tasks: usize, slice: Duration) -> Result<Pace> {
-    let answer = redisson.ask(&format!("bench room_ {tasks} {}", slice.as_millis())).await?;
-    let figures: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-    let [pairs, p50, p99] = figures[..] else {
-        anyhow::bail!("an answer to bench has three parts: {answer}")
-    };
-    let rate = pairs / slice.as_secs_f64();
-    Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client: f64::NAN, server: f64::NAN })
 }
 
 pub(crate) fn uncontended(bench: &Bench) -> Result<Vec<Row>> {
@@ -94,7 +84,7 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     };
     // The virtual machine compiles while it runs.
     for tasks in [64, 8, 1] {
-        java_pairs(&mut contenders.redisson, tasks, Duration::from_secs(2)).await?;
+        java_pairs(&mut contenders.redisson, "rlock", tasks, Duration::from_secs(2)).await?;
     }
     // paces[tasks][client][round]
     let mut paces = vec![vec![Vec::new(); OTHERS.len() + 1]; TASKS.len()];
@@ -119,7 +109,6 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
         for ((name, limit, always), theirs) in OTHERS.iter().zip(others) {
             rows.push(pace_row(&format!("pairs a second, {tasks} at a time: {name}"), theirs));
             let ratio = Spread::of(ours.iter().zip(theirs).map(|(a, b)| a.rate / b.rate).collect());
-            // Whatever else runs on the machine disturbs the best round of each the least.
             let what = format!("    dlock / {name} (of the best rounds: {:.2})", best(ours) / best(theirs));
             let row = Row::spread(what, ratio, "x");
             rows.push(match limit {
@@ -129,21 +118,4 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
         }
     }
     Ok(rows)
-}
-
-fn best(paces: &[Pace]) -> f64 {
-    paces.iter().map(|pace| pace.rate).fold(0.0, f64::max)
-}
-
-fn pace_row(what: &str, paces: &[Pace]) -> Row {
-    let median = |figure: fn(&Pace) -> f64| Spread::of(paces.iter().map(figure).collect()).median;
-    let (p50, p99) = (median(|pace| pace.p50), median(|pace| pace.p99));
-    let (client, server) = (median(|pace| pace.client), median(|pace| pace.server));
-    let mut what =
-        format!("{what}\n    p50 {p50:.0} us, p99 {p99:.0} us; processor time: server {server:.1} us");
-    // The virtual machine is another process.
-    if !client.is_nan() {
-        what += &format!(", client {client:.1} us");
-    }
-    Row::spread(what, Spread::of(paces.iter().map(|pace| pace.rate).collect()), "")
 }

@@ -5,7 +5,7 @@ use redis::Cmd;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use crate::measure::Pairs;
+use dlock_bench_common::measure::Pairs;
 
 /// The name of the lock that is taken to see what is sent.
 const SEEN: &str = "seen_by_monitor";

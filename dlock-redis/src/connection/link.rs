@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -25,6 +25,10 @@ use crate::scripts::{self, Answer, By, Request};
 
 /// How many requests share one call at the most, so that no call keeps the server from others for long.
 const MOST_IN_A_CALL: usize = 32;
+/// A call of so many requests keeps the server busy for as long as it takes to send it.
+const FULL: usize = 16;
+/// Nothing is held back on a connection on which that would take longer.
+const AT_MOST_HELD_BACK: Duration = Duration::from_millis(2);
 /// How many calls are under way at once at the most; further requests wait here, where they can still be taken back.
 const MOST_CALLS: usize = 64;
 
@@ -297,15 +301,23 @@ async fn pump(wire: Wire, mut inbox: mpsc::UnboundedReceiver<Queued>, state: Arc
     let _ended = EndsWith(Arc::clone(&state));
     let mut calls = FuturesUnordered::new();
     let mut waiting = VecDeque::new();
+    let mut full = Full { under_way: 0, fast: wire.manner.together };
     loop {
-        while calls.len() < MOST_CALLS
+        while calls.len() < if full.holds_back() { 1 } else { MOST_CALLS }
             && let Some(batch) = next_batch(&mut waiting, &state)
         {
+            full.under_way += usize::from(batch.len() >= FULL);
             calls.push(call(&wire, batch, &state));
         }
         tokio::select! {
             biased;
-            Some(()) = calls.next(), if !calls.is_empty() => {}
+            Some((count, took)) = calls.next(), if !calls.is_empty() => {
+                full.answered(count, took);
+                // What was held back goes out before those who were answered get on.
+                while let Ok(queued) = inbox.try_recv() {
+                    waiting.push_back(queued);
+                }
+            }
             queued = inbox.recv(), if waiting.is_empty() => {
                 let Some(queued) = queued else { return };
                 waiting.push_back(queued);
@@ -315,6 +327,28 @@ async fn pump(wire: Wire, mut inbox: mpsc::UnboundedReceiver<Queued>, state: Arc
                     waiting.push_back(queued);
                 }
             }
+        }
+    }
+}
+
+/// While a full call is under way on a fast connection, other requests are held back until its reply. A server answers
+/// what it reads at once only when all of it is done, so two full calls that go out together have client and server wait
+/// for each other; one after the other, they work at the same time.
+struct Full {
+    under_way: usize,
+    /// The last full call took less than [`AT_MOST_HELD_BACK`], and so does holding back.
+    fast: bool,
+}
+
+impl Full {
+    const fn holds_back(&self) -> bool {
+        self.fast && self.under_way > 0
+    }
+
+    fn answered(&mut self, count: usize, took: Duration) {
+        if count >= FULL {
+            self.under_way -= 1;
+            self.fast = self.fast && took < AT_MOST_HELD_BACK;
         }
     }
 }
@@ -339,9 +373,9 @@ fn next_batch(waiting: &mut VecDeque<Queued>, state: &State) -> Option<Vec<Queue
     (!batch.is_empty()).then_some(batch)
 }
 
-/// Carries out one batch and tells everybody.
-async fn call(wire: &Wire, batch: Vec<Queued>, state: &State) {
-    let count = batch.len();
+/// Carries out one batch and tells everybody; how many requests it had, and how long it took.
+async fn call(wire: &Wire, batch: Vec<Queued>, state: &State) -> (usize, Duration) {
+    let (count, sent) = (batch.len(), Instant::now());
     let (mut requests, mut makers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|queued| (queued.request, queued.reply)).unzip();
     let mut by = By::Hash;
@@ -368,6 +402,7 @@ async fn call(wire: &Wire, batch: Vec<Queued>, state: &State) {
         by = By::Text;
     }
     state.done(count);
+    (count, sent.elapsed())
 }
 
 /// Marks the connection ended when its runtime drops what drives it.

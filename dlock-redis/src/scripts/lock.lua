@@ -1,60 +1,86 @@
 -- Any number of operations on different locks, each on its own: one that is refused changes nothing, and nothing of
 -- the others. Written without functions, since the server would make them anew at each call.
--- KEYS: for each operation the lock, and after the lock of an acquire the counter of fences.
--- ARGV: for each operation four values, the first of which says what it is:
+-- A lock is a hash with one field: the owner, with its fence and who it is as the value.
+-- KEYS: the counter of fences, where ARGV[1] is not 0; then the lock of each operation, after that of an f its counter.
+-- ARGV: how many operations are an a; then for each operation four values, the first of which says what it is:
 --   a  owner field, lease in ms, who it is     take the lock, or adopt it when the owner has it already
+--   f  the same                                the same with a counter of its own
 --   r  owner field, lease in ms, -             extend the lease, if the owner has the lock
 --   w  owner field, channel, -                 give the lock back and wake who waits, if the owner has it
 --   i  -, -, -                                 look who has it
 -- Replies, one for each operation:
---   a  fence | {fence} of an adopted lock | {remaining lease in ms, who has it, its fence}
+--   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field, value}
 --   r, w  1 | 0
---   i  0 | {remaining lease in ms, who has it, its fence}
+--   i  0 | {remaining lease in ms, owner field, value}
 --   any of them: the text of an error
-local call, try = redis.call, redis.pcall
-local replies, key, now = {}, 1, nil
-for i = 1, #ARGV, 4 do
+local call, try, format = redis.call, redis.pcall, string.format
+local replies, key, last = {}, 1, nil
+if ARGV[1] ~= '0' then
+  key = 2
+end
+for i = 2, #ARGV, 4 do
   local what, name, owner = ARGV[i], KEYS[key], ARGV[i + 1]
   local reply
   key = key + 1
-  if what == 'a' then
+  if what == 'a' or what == 'f' then
     local left = try('PTTL', name)
     if left == -2 then
       -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-      reply = try('INCR', KEYS[key])
-      if type(reply) == 'number' then
-        -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data, or
-        -- when a replica takes over that had not seen the last grants. A millisecond of slack spares most writes.
-        if not now then
+      local fence = last
+      if what == 'f' then
+        fence = try('INCR', KEYS[key])
+      elseif not fence then
+        -- The fences of all grants of this call.
+        fence = try('INCRBY', KEYS[1], ARGV[1])
+      end
+      if type(fence) ~= 'number' then
+        reply = fence
+      else
+        if what == 'f' or not last then
+          -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data,
+          -- or when a replica takes over that had not seen the last grants. A millisecond of slack spares most writes.
+          local counter, count = KEYS[1], ARGV[1]
+          if what == 'f' then
+            counter, count = KEYS[key], 1
+          end
           local time = call('TIME')
-          now = time[1] * 1000000 + time[2]
+          local now = time[1] * 1000000 + time[2]
+          if fence < now - 1000 then
+            fence = now + count
+            call('SET', counter, fence)
+          end
+          fence = fence - count
         end
-        if reply < now - 1000 then
-          reply = now
-          call('SET', KEYS[key], reply)
-        end
-        local set = try('HSET', name, owner, '1', 'dlock', ARGV[i + 3], 'fence', reply)
-        if type(set) == 'number' then
-          set = try('PEXPIRE', name, ARGV[i + 2])
-          if type(set) ~= 'number' then
-            try('DEL', name)
+        fence = fence + 1
+        reply = try('HSET', name, owner, format('%.0f %s', fence, ARGV[i + 3]))
+        if reply == 1 then
+          reply = try('PEXPIRE', name, ARGV[i + 2])
+          if reply == 1 then
+            reply = fence
+          else
+            try('HDEL', name, owner)
           end
         end
-        if type(set) ~= 'number' then
-          reply = set
+        if what == 'a' then
+          last = fence
         end
       end
     elseif type(left) == 'table' then
       reply = left
     else
-      reply = try('HMGET', name, 'dlock', 'fence', owner)
-      if reply[3] then
-        reply = try('PEXPIRE', name, ARGV[i + 2]) == 1 and { reply[2] } or 'ERR the lease was not extended'
-      elseif not reply.err then
-        reply = { left, reply[1], reply[2] }
+      reply = try('HGET', name, owner)
+      if type(reply) == 'string' then
+        reply = try('PEXPIRE', name, ARGV[i + 2]) == 1 and { reply } or 'ERR the lease was not extended'
+      elseif not reply then
+        reply = try('HGETALL', name)
+        if not reply.err then
+          reply = { left, reply[1], reply[2] }
+        end
       end
     end
-    key = key + 1
+    if what == 'f' then
+      key = key + 1
+    end
   elseif what == 'i' then
     local left = try('PTTL', name)
     if left == -2 then
@@ -62,22 +88,25 @@ for i = 1, #ARGV, 4 do
     elseif type(left) == 'table' then
       reply = left
     else
-      reply = try('HMGET', name, 'dlock', 'fence')
+      reply = try('HGETALL', name)
       if not reply.err then
-        -- Another library's owner, if the user has the right to see it.
-        reply = { left, reply[1] or try('HKEYS', name)[1], reply[2] }
+        reply = { left, reply[1], reply[2] }
       end
     end
   else
-    reply = try('HEXISTS', name, owner)
-    if reply == 1 then
-      if what == 'r' then
+    if what == 'r' then
+      reply = try('HEXISTS', name, owner)
+      if reply == 1 then
         reply = try('PEXPIRE', name, ARGV[i + 2])
-      else
-        reply = try('DEL', name)
+      end
+    else
+      -- Without its only field the hash is gone.
+      reply = try('HDEL', name, owner)
+      if reply == 1 then
         try('PUBLISH', ARGV[i + 2], '0')
       end
-    elseif reply ~= 0 and string.find(reply.err, 'WRONGTYPE', 1, true) then
+    end
+    if type(reply) == 'table' and string.find(reply.err, 'WRONGTYPE', 1, true) then
       -- Somebody put data in its place: the lock is gone.
       reply = 0
     end

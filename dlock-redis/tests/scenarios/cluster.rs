@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks};
+use dlock_core::Locks;
 use dlock_redis::Redis;
 use dlock_testkit::servers::redis::RedisCluster;
 
-use crate::support::{LONG, fence, is_counter, locks, soon, until};
+use crate::support::{LONG, fence, is_counter, locks, soon, take, until};
 
 fn held(cluster: &RedisCluster) -> Vec<String> {
     cluster.keys().into_iter().filter(|key| !is_counter(key)).collect()
@@ -18,19 +18,6 @@ async fn go_round(locks: &Locks, rounds: u32) {
         let guard = soon("the lock", locks.lock(format!("room_{number}")).acquire()).await.unwrap();
         guard.release().await.unwrap();
     }
-}
-
-/// Takes the lock, and tries again while the cluster finds itself.
-async fn take(locks: &Locks, key: &str) -> Guard {
-    soon("the lock", async {
-        loop {
-            match locks.lock(key).acquire().await {
-                Ok(guard) => return guard,
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        }
-    })
-    .await
 }
 
 #[tokio::test]

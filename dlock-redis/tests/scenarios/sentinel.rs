@@ -2,23 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks};
 use dlock_redis::Redis;
 use dlock_testkit::servers::redis::RedisSentinel;
 
-use crate::support::{LONG, fence, held, locks, over, soon, until};
-
-async fn take(locks: &Locks, key: &str) -> Guard {
-    soon("the lock", async {
-        loop {
-            match locks.lock(key).acquire().await {
-                Ok(guard) => return guard,
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        }
-    })
-    .await
-}
+use crate::support::{LONG, fence, held, locks, over, soon, take, until};
 
 #[tokio::test]
 async fn a_lock_that_replicas_acknowledged_outlives_the_death_of_the_master() {

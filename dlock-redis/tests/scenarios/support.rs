@@ -98,3 +98,16 @@ pub(crate) fn error_of<T: std::fmt::Debug>(result: Result<T, Error>, kind: Error
 pub(crate) fn fence(guard: &Guard) -> u64 {
     guard.fence().expect("every grant has a fence").get()
 }
+
+/// Takes the lock, and tries again while the servers find themselves.
+pub(crate) async fn take(locks: &Locks, key: &str) -> Guard {
+    soon("the lock", async {
+        loop {
+            match locks.lock(key).acquire().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        }
+    })
+    .await
+}

@@ -155,3 +155,23 @@ async fn messages_for_nothing_cost_a_request_and_grant_nothing() {
     guard.release().await.unwrap();
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_waiter_that_leaves_while_the_connection_for_messages_is_opened_leaves_no_channel() {
+    let on = Proxied::start();
+    let (ours, theirs) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
+    theirs.lock("before").acquire().await.unwrap().release().await.unwrap();
+    let _guards = [ours.lock("room").acquire().await.unwrap(), ours.lock("other").acquire().await.unwrap()];
+    let before = on.proxy.traffic().connections;
+    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(100)));
+    let waiter = wait_for(&theirs, "room");
+    until("the connection", || on.proxy.traffic().connections > before).await;
+    waiter.abort();
+    assert!(waiter.await.unwrap_err().is_cancelled());
+    on.proxy.mend();
+    let waiter = wait_for(&theirs, "other");
+    until_heard(&on.server).await;
+    until("the channel to be left", || on.server.channels() == ["redisson_lock__channel:{dlock:other}"])
+        .await;
+    waiter.abort();
+}

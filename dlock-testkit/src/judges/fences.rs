@@ -23,6 +23,11 @@ pub struct Inversion {
     pub what: &'static str,
 }
 
+impl Inversion {
+    /// A grant before the release of the one before, and before the end of the time that one was promised.
+    pub const TOO_EARLY: &'static str = "granted while the grant before was still good";
+}
+
 /// Checks fences in O(n log n). Since fences put the grants of a key in a total order, no search for one is needed:
 ///
 /// * no two grants of a key have the same fence;
@@ -52,7 +57,7 @@ pub fn fence_order(events: &[Event]) -> FenceOrder {
             } else {
                 let over = before.valid_until.min(before.release_invoked.unwrap_or(u64::MAX));
                 if hold.acquired < over {
-                    accuse(lower, "granted while the grant before was still good");
+                    accuse(lower, Inversion::TOO_EARLY);
                 }
             }
         }

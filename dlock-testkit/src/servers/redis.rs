@@ -257,7 +257,13 @@ impl RedisServer {
         if !self.is_running() {
             return Err((redis::ErrorKind::Io, "the server is frozen, or was killed").into());
         }
-        self.client().get_connection_with_timeout(ANSWER)
+        loop {
+            match self.client().get_connection_with_timeout(ANSWER) {
+                // A signal, such as the end of a child process, ends what has a limit.
+                Err(error) if is_interrupted(&error) => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Runs one command as the administrator.
@@ -375,6 +381,14 @@ fn wait_until(limit: Duration, mut ready: impl FnMut() -> Result<(), String>) ->
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     }
+}
+
+fn is_interrupted(error: &redis::RedisError) -> bool {
+    type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Shared>())
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::Interrupted)
 }
 
 #[cfg(test)]

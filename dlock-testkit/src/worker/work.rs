@@ -52,6 +52,7 @@ pub async fn work(locks: &Locks, work: &Work, stop: &AtomicBool) -> io::Result<(
             let _ = register.write(fence, read, read + 1).await?;
             recorder.record(&Event::check(work.process, hold, &guard))?;
         }
+        recorder.record(&Event::release_begins(work.process, hold, &guard))?;
         recorder.record(&Event::release(work.process, hold, guard).await)?;
         sections += 1;
     }

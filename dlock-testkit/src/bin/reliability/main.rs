@@ -1,12 +1,13 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite|redis] [--seed N]`
+//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite|redis|zk] [--seed N]`
 //!
 //! The exit code is 1 when a promise was broken.
 
 mod blocked;
 mod cancelled;
 mod deleted;
+mod disconnected;
 mod dropped;
 mod failover;
 mod faults;
@@ -65,6 +66,8 @@ enum Measurement {
     Deleted,
     /// Replicas that take over without knowing everything.
     Failover,
+    /// Connections that end while a session goes on, and sessions that run out.
+    Disconnected,
 }
 
 #[derive(Debug, Subcommand)]
@@ -114,8 +117,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
     let started = Instant::now();
     let mut report = Report::default();
-    let kinds =
-        arguments.backend.map_or_else(|| vec![Kind::Memory, Kind::Sqlite, Kind::Redis], |kind| vec![kind]);
+    let kinds = arguments
+        .backend
+        .map_or_else(|| vec![Kind::Memory, Kind::Sqlite, Kind::Redis, Kind::Zk], |kind| vec![kind]);
     for kind in kinds {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
@@ -139,16 +143,19 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;
             }
         }
-        if kind == Kind::Redis {
+        if matches!(kind, Kind::Redis | Kind::Zk) {
             if wanted(Measurement::Thawed) {
                 runtime.block_on(thawed::measure(&store, volume, &mut report))?;
             }
             if wanted(Measurement::Deleted) {
                 runtime.block_on(deleted::measure(&store, volume, &mut report))?;
             }
-            if wanted(Measurement::Failover) {
-                runtime.block_on(failover::measure(volume, &mut report))?;
-            }
+        }
+        if kind == Kind::Redis && wanted(Measurement::Failover) {
+            runtime.block_on(failover::measure(volume, &mut report))?;
+        }
+        if kind == Kind::Zk && wanted(Measurement::Disconnected) {
+            runtime.block_on(disconnected::measure(&store, volume, &mut report))?;
         }
     }
     println!("{report}");

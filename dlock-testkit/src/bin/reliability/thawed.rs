@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_testkit::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, progress};
-use crate::store::{Store, held};
+use crate::store::{Server, Store, held};
 use crate::{Failed, Volume};
 
 /// Long: what is free soon was withdrawn and did not run out.
@@ -24,7 +23,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
             let keys: Vec<_> = (0..AT_ONCE).map(|_| store.key()).collect();
             // A connection that is there already: what is sent on it now is carried out later.
             ours.lock(store.key()).acquire().await?.release().await?;
-            with_server(store, RedisServer::pause)?;
+            with_server(store, Server::pause)?;
             let mut acquires = JoinSet::new();
             for key in &keys {
                 let lock = ours
@@ -41,7 +40,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
                 });
             }
             gave_up += acquires.join_all().await.into_iter().filter(|gave_up| *gave_up).count();
-            with_server(store, RedisServer::resume)?;
+            with_server(store, Server::resume)?;
             while ours.stats().background > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -60,7 +59,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     Ok(())
 }
 
-fn with_server(store: &Store, act: impl FnOnce(&RedisServer)) -> Result<(), Failed> {
-    act(&*store.redis().ok_or("there is no server to freeze")?);
+fn with_server(store: &Store, act: impl FnOnce(&Server)) -> Result<(), Failed> {
+    act(&*store.server().ok_or("there is no server to freeze")?);
     Ok(())
 }

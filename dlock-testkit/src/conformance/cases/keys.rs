@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use dlock_core::{ErrorKind, Key};
 
 use super::cases;
-use crate::conformance::Stage;
 use crate::conformance::expect::{error_of, give_back};
+use crate::conformance::{Process, Stage};
 
 cases! {
     invalid_keys_are_refused_without_a_request: Nothing, Easy;
@@ -35,27 +35,41 @@ async fn invalid_keys_are_refused_without_a_request(stage: Stage) {
 /// Takes all of `keys` at once; another process finds each held under just that name. Then gives them back.
 async fn are_different_locks(stage: &Stage, keys: &BTreeSet<String>) {
     let (ours, theirs) = (stage.process().await, stage.process().await);
-    let mut guards = Vec::new();
-    for key in keys {
-        guards.push(ours.take(key).await);
-    }
-    for key in keys {
-        theirs.sees_held(key).await;
-    }
-    let (left, right) = {
-        let right = guards.split_off(guards.len() / 2);
-        (guards, right)
-    };
-    for guard in left {
-        give_back(guard).await;
-    }
+    let mut left =
+        with_each(&ours, keys.iter().cloned(), |ours, key| async move { ours.take(&key).await }).await;
+    with_each(&theirs, keys.iter().cloned(), |theirs, key| async move { theirs.sees_held(&key).await }).await;
+    let right = left.split_off(left.len() / 2);
+    with_each(&ours, left, |_, guard| give_back(guard)).await;
     // What was released is free, and what was not is not.
-    for key in keys.iter().take(keys.len() / 2) {
-        give_back(theirs.take(key).await).await;
-    }
-    for guard in right {
+    let released = keys.iter().take(keys.len() / 2).cloned();
+    with_each(&theirs, released, |theirs, key| async move { give_back(theirs.take(&key).await).await }).await;
+    with_each(&theirs, right, |theirs, guard| async move {
         theirs.sees_held(guard.key()).await;
         give_back(guard).await;
+    })
+    .await;
+}
+
+/// Does the same with each item, many at a time, so that a slow backend is done in time. The results are in order.
+async fn with_each<I, T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+    process: &Process,
+    items: impl IntoIterator<Item = I>,
+    each: impl Fn(Process, I) -> F,
+) -> Vec<T> {
+    let mut items = items.into_iter();
+    let mut results = Vec::new();
+    loop {
+        let batch = items.by_ref().take(64).map(|item| tokio::spawn(each(process.clone(), item)));
+        let batch: Vec<_> = batch.collect();
+        if batch.is_empty() {
+            return results;
+        }
+        for task in batch {
+            match task.await {
+                Ok(result) => results.push(result),
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            }
+        }
     }
 }
 

@@ -103,3 +103,10 @@ fn sentinels_promote_the_replica_of_a_dead_master() {
     watched.wait_for_failover(0).unwrap();
     assert_eq!(watched.servers()[1].keys(), ["key"]);
 }
+
+#[test]
+fn a_connection_that_a_signal_interrupted_is_told_from_one_that_failed() {
+    let error = |kind| redis::RedisError::from(std::io::Error::from(kind));
+    assert!(is_interrupted(&error(std::io::ErrorKind::Interrupted)));
+    assert!(!is_interrupted(&error(std::io::ErrorKind::ConnectionRefused)));
+}

@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use dlock_interop::peer::times;
 use dlock_interop::{hand_overs, percentile};
-use dlock_testkit::history::Event;
+use dlock_testkit::history::{Event, Op};
 use dlock_testkit::judges::{fence_order, overlap};
 use dlock_testkit::now_ns;
-use redis::AsyncCommands;
 
 use crate::scene::{Act, Scene, in_java, in_rust};
 
@@ -30,7 +29,7 @@ async fn contend(scene: &Scene, act: &Act<'_>, kind: &str, each: usize) -> Resul
     for worker in &mut workers {
         worker.answer().await?;
     }
-    Ok((scene.connection().await?.get(&counter).await?, act.events()?))
+    Ok((scene.counter(&counter).await?, act.events()?))
 }
 
 fn contended(kind: &str) -> String {
@@ -46,6 +45,12 @@ pub(crate) async fn control(scene: &Scene) -> Result<String> {
 }
 
 pub(crate) async fn exclusion(scene: &Scene, kind: &str, each: usize) -> Result<String> {
+    let (_, found) = excluded(scene, kind, each).await?;
+    Ok(found)
+}
+
+/// What the workers did, and what there is to say of it.
+async fn excluded(scene: &Scene, kind: &str, each: usize) -> Result<(Vec<Event>, String)> {
     let act = scene.act(LEASE)?;
     let (count, events) = contend(scene, &act, kind, each).await?;
     let believed = overlap(&events);
@@ -66,12 +71,28 @@ pub(crate) async fn exclusion(scene: &Scene, kind: &str, each: usize) -> Result<
         let (p50, p99) = (percentile(&took, 50), percentile(&took, 99));
         found += &format!("; {} hand-overs to {to}, p50 {p50:.2?}, p99 {p99:.2?}", took.len());
     }
-    Ok(found)
+    Ok((events, found))
+}
+
+/// Of ZooKeeper, where a fence tells when the place in the queue was taken.
+pub(crate) async fn in_line(scene: &Scene, each: usize) -> Result<String> {
+    let (events, found) = excluded(scene, "fenced", each).await?;
+    let mut grants: Vec<_> = events
+        .iter()
+        .filter(|event| event.op == Op::Acquire)
+        .filter_map(|event| Some((event.returned, event.fence?)))
+        .collect();
+    grants.sort_unstable();
+    let passed = grants.windows(2).filter(|pair| pair[0].1 >= pair[1].1).count();
+    ensure!(grants.len() == 8 * each, "{} grants have a place in the queue", grants.len());
+    ensure!(passed == 0, "{passed} grants of {} were out of turn", grants.len());
+    Ok(format!("{found}; 0 of {} grants out of turn", grants.len()))
 }
 
 pub(crate) async fn wakes(scene: &Scene) -> Result<String> {
     const ROUNDS: usize = 20;
-    // Redisson asks again when the lease ends, dlock when its safety net says so. The wait has only just begun
+    let kind = scene.kind();
+    // Java asks again when the lease ends, dlock when its safety net says so. The wait has only just begun
     // when the lock is released, so what is faster than half of either was a message.
     let slowest_message = [("java", LEASE / 2), ("rust", scene.safety_net().await? / 2)];
     let act = scene.act(LEASE)?;
@@ -83,12 +104,12 @@ pub(crate) async fn wakes(scene: &Scene) -> Result<String> {
         let mut took = Vec::new();
         for round in 0..ROUNDS {
             let name = format!("woken_{waiting}_{round}");
-            holder.ask(&format!("acquire rlock {name}")).await?;
-            waiter.tell(&format!("acquire rlock {name}")).await?;
+            holder.ask(&format!("acquire {kind} {name}")).await?;
+            waiter.tell(&format!("acquire {kind} {name}")).await?;
             scene.listened_to(&name, 1).await?;
-            let (released, _) = times(&holder.ask(&format!("release rlock {name}")).await?)?;
+            let (released, _) = times(&holder.ask(&format!("release {kind} {name}")).await?)?;
             let (_, acquired) = times(&waiter.answer().await?)?;
-            waiter.ask(&format!("release rlock {name}")).await?;
+            waiter.ask(&format!("release {kind} {name}")).await?;
             took.push(Duration::from_nanos(acquired.saturating_sub(released)));
         }
         took.sort();
@@ -176,12 +197,12 @@ pub(crate) async fn java_holds(scene: &Scene) -> Result<String> {
 }
 
 pub(crate) async fn take_over(scene: &Scene, killed: &str) -> Result<String> {
-    let act = scene.act(SHORT_LEASE)?;
+    let (act, kind) = (scene.act(SHORT_LEASE)?, scene.kind());
     let (rust, java) = act.pair().await?;
     let (mut holder, mut heir) = if killed == "java" { (java, rust) } else { (rust, java) };
     let name = format!("orphan_of_{killed}");
-    holder.ask(&format!("acquire rlock {name}")).await?;
-    heir.tell(&format!("acquire rlock {name}")).await?;
+    holder.ask(&format!("acquire {kind} {name}")).await?;
+    heir.tell(&format!("acquire {kind} {name}")).await?;
     scene.listened_to(&name, 1).await?;
     // Past the first lease, so that it was renewed.
     tokio::time::sleep(SHORT_LEASE * 4 / 3).await;
@@ -195,15 +216,36 @@ pub(crate) async fn take_over(scene: &Scene, killed: &str) -> Result<String> {
     Ok(format!("after {took:.2?} of a lease of {SHORT_LEASE:?}"))
 }
 
-pub(crate) async fn forced(scene: &Scene) -> Result<String> {
+/// `share` of a lease is how long the loss may take to be noticed.
+pub(crate) async fn forced(scene: &Scene, share: f64) -> Result<String> {
     let act = scene.act(SHORT_LEASE)?;
     let (mut rust, mut java) = act.pair().await?;
-    rust.ask("acquire rlock forced").await?;
+    rust.ask(&format!("acquire {} forced", scene.kind())).await?;
     let before = now_ns();
     ensure!(java.ask("force forced").await? == "true", "there was nothing to unlock");
     let lost: u64 = rust.ask("lost forced").await?.parse().context("when it was lost")?;
     let took = Duration::from_nanos(lost - before);
-    ensure!(took <= SHORT_LEASE.mul_f64(0.35), "lost only after {took:.2?}");
+    ensure!(took <= SHORT_LEASE.mul_f64(share), "lost only after {took:.2?}");
     ensure!(!seen(&rust.ask("query forced").await?)?.mine, "check still says that it is held");
     Ok(format!("after {took:.2?} of a lease of {SHORT_LEASE:?}"))
+}
+
+pub(crate) async fn participants(scene: &Scene) -> Result<String> {
+    let act = scene.act(LEASE)?;
+    let (mut holder, mut java) = act.pair().await?;
+    let mut waiter = act.worker("rust").await?;
+    ensure!(java.ask("participants listed").await?.is_empty(), "somebody is there at first");
+    holder.ask("acquire mutex listed").await?;
+    java.tell("acquire mutex listed").await?;
+    scene.listened_to("listed", 1).await?;
+    waiter.tell("acquire mutex listed").await?;
+    scene.listened_to("listed", 2).await?;
+    let mut onlooker = act.worker("java").await?;
+    let (theirs, places) = (onlooker.ask("participants listed").await?, scene.places("listed")?);
+    ensure!(theirs.split(',').eq(&places), "Curator lists {theirs}, and the server has {places:?}");
+    holder.ask("release mutex listed").await?;
+    java.answer().await?;
+    java.ask("release mutex listed").await?;
+    waiter.answer().await?;
+    Ok(format!("{} in order", places.len()))
 }

@@ -7,7 +7,7 @@ use tokio::process::Command;
 
 const INSTALL: &str = "install them with: apt-get install openjdk-17-jdk-headless maven";
 
-/// Builds the worker that locks with Redisson. Returns the path of its jar.
+/// Builds the worker that locks with Redisson and Curator. Returns the path of its jar.
 ///
 /// # Errors
 ///
@@ -30,5 +30,5 @@ pub async fn build() -> Result<PathBuf> {
         String::from_utf8_lossy(&built.stdout),
         String::from_utf8_lossy(&built.stderr)
     );
-    Ok(project.join("target/redisson-worker.jar"))
+    Ok(project.join("target/interop-worker.jar"))
 }

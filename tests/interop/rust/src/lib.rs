@@ -6,6 +6,7 @@
 mod hand_over;
 pub mod java;
 pub mod peer;
+pub mod service;
 pub mod worker;
 
 pub use hand_over::{hand_overs, percentile, read_all};

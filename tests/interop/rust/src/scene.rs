@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dlock_interop::peer::{Peer, Setting};
-use dlock_interop::{java, read_all, worker};
+use dlock_interop::service::{Counters, locks};
+use dlock_interop::{java, read_all};
 use dlock_testkit::history::Event;
 use dlock_testkit::servers::redis::RedisServer;
-use redis::aio::MultiplexedConnection;
+use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
 use tempfile::TempDir;
 
 /// Processes in Java have numbers from here on.
@@ -26,52 +27,102 @@ pub(crate) fn in_rust(process: u32) -> bool {
 /// Small machines run four of them at a time.
 const JAVA_OPTIONS: &[&str] = &["-XX:+UseSerialGC", "-Xmx256m"];
 
+/// A server that both sides lock on.
+enum Server {
+    Redis(RedisServer),
+    ZooKeeper(ZooKeeperServer),
+}
+
 /// The server and the Java program that all checks share.
 pub(crate) struct Scene {
-    server: RedisServer,
+    server: Server,
     jar: PathBuf,
 }
 
 impl Scene {
-    pub(crate) async fn open() -> Result<Self> {
-        let jar = java::build().await?;
-        Ok(Self { server: RedisServer::start()?, jar })
+    pub(crate) async fn redis() -> Result<Self> {
+        Ok(Self { jar: java::build().await?, server: Server::Redis(RedisServer::start()?) })
+    }
+
+    pub(crate) async fn zookeeper() -> Result<Self> {
+        Ok(Self { jar: java::build().await?, server: Server::ZooKeeper(ZooKeeperServer::start()?) })
+    }
+
+    fn url(&self) -> String {
+        match &self.server {
+            Server::Redis(server) => server.url(),
+            Server::ZooKeeper(server) => server.url(),
+        }
+    }
+
+    /// The kind of Java's usual locks.
+    pub(crate) fn kind(&self) -> &'static str {
+        match &self.server {
+            Server::Redis(_) => "rlock",
+            Server::ZooKeeper(_) => "mutex",
+        }
     }
 
     pub(crate) fn act(&self, lease: Duration) -> Result<Act<'_>> {
         Ok(Act { scene: self, lease, started: AtomicU32::new(0), histories: tempfile::tempdir()? })
     }
 
-    pub(crate) async fn connection(&self) -> Result<MultiplexedConnection> {
-        Ok(redis::Client::open(self.server.url())?.get_multiplexed_async_connection().await?)
+    pub(crate) async fn counter(&self, name: &str) -> Result<usize> {
+        Ok(usize::try_from(Counters::open(&self.url()).await?.read(name).await?)?)
     }
 
     /// How often a waiter in Rust asks although nobody told it to, at the least.
     pub(crate) async fn safety_net(&self) -> Result<Duration> {
-        let locks = worker::locks(&self.server.url(), Duration::from_secs(1), false).await?;
-        let capabilities = locks.capabilities();
+        let capabilities = locks(&self.url(), Duration::from_secs(1)).await?.0.capabilities();
         anyhow::ensure!(capabilities.notified, "waiters are not told of releases");
         // It is drawn from the upper quarter of this.
         Ok(capabilities.poll_to * 3 / 4)
     }
 
-    /// Resolves when `count` clients listen for releases of the lock `name`.
+    /// Resolves when `count` clients wait for the lock `name`, and will be told when it is their turn.
     pub(crate) async fn listened_to(&self, name: &str, count: usize) -> Result<()> {
-        let mut connection = self.connection().await?;
-        let channel = format!("redisson_lock__channel:{{{name}}}");
         let waiting = async {
-            loop {
-                let (_, listeners): (String, usize) =
-                    redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).query_async(&mut connection).await?;
-                if listeners >= count {
-                    return Ok(());
-                }
+            while self.listeners(name).await? < count {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
+            anyhow::Ok(())
         };
         match tokio::time::timeout(Duration::from_secs(20), waiting).await {
             Ok(listened) => listened,
-            Err(_) => anyhow::bail!("nobody subscribed to {channel}"),
+            Err(_) => anyhow::bail!("nobody waits for {name}"),
+        }
+    }
+
+    async fn listeners(&self, name: &str) -> Result<usize> {
+        match &self.server {
+            Server::Redis(server) => {
+                let channel = format!("redisson_lock__channel:{{{name}}}");
+                let mut connection =
+                    redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+                let (_, listeners): (String, usize) =
+                    redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).query_async(&mut connection).await?;
+                Ok(listeners)
+            }
+            Server::ZooKeeper(_) => {
+                let (admin, places) = (self.admin()?, self.places(name)?);
+                // One of them holds the lock, and each of the others watches the one before it.
+                let watches = usize::try_from(admin.watches())?;
+                Ok(watches.min(places.len().saturating_sub(1)))
+            }
+        }
+    }
+
+    /// Who holds a lock and who waits for it, as the server has them, in order.
+    pub(crate) fn places(&self, name: &str) -> Result<Vec<String>> {
+        let mut places = self.admin()?.try_children(&format!("/dlock/{name}"))?;
+        places.sort_by_key(|place| place.rsplit('-').next().map(str::to_owned));
+        Ok(places)
+    }
+
+    fn admin(&self) -> Result<Administrator> {
+        match &self.server {
+            Server::Redis(_) => anyhow::bail!("Redis has no queues"),
+            Server::ZooKeeper(server) => Ok(server.admin()),
         }
     }
 }
@@ -86,7 +137,7 @@ pub(crate) struct Act<'a> {
 
 impl Act<'_> {
     pub(crate) async fn worker(&self, side: &str) -> Result<Peer> {
-        let (url, java) = (self.scene.server.url(), side == "java");
+        let (url, java) = (self.scene.url(), side == "java");
         let process = self.started.fetch_add(1, Ordering::Relaxed) + if java { JAVA } else { 0 };
         let setting = Setting { url: &url, lease: self.lease, process, histories: self.histories.path() };
         if java {

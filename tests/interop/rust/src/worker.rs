@@ -6,22 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dlock_core::{ErrorKind, Guard, Locks, Wait};
-use dlock_redis::Redis;
 use dlock_testkit::history::{Event, Op, Outcome, Recorder};
 use dlock_testkit::now_ns;
-use redis::AsyncCommands;
-use redis::aio::MultiplexedConnection;
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
-/// Locks that share their names, and their fences where asked, with Redisson.
-///
-/// # Errors
-///
-/// When the server does not answer.
-pub async fn locks(url: &str, lease: Duration, redisson_fences: bool) -> Result<Locks> {
-    let backend = Redis::builder(url).with_prefix("").with_redisson_fences(redisson_fences).connect().await?;
-    Ok(Locks::builder(backend).with_lease(lease).with_wait(Duration::from_secs(120)).build()?)
-}
+use crate::service::{Counters, locks};
 
 /// Does what standard input says, until it ends.
 ///
@@ -40,10 +29,11 @@ pub async fn locks(url: &str, lease: Duration, redisson_fences: bool) -> Result<
 ///
 /// When standard input or the history fails.
 pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> Result<()> {
+    let (locks, fenced) = locks(url, lease).await?;
     let mut worker = Worker {
-        locks: locks(url, lease, false).await?,
-        fenced: locks(url, lease, true).await?,
-        redis: redis::Client::open(url)?.get_multiplexed_async_connection().await?,
+        locks,
+        fenced,
+        counters: Counters::open(url).await?,
         process,
         history: Recorder::append(history)?,
         hold: 0,
@@ -69,7 +59,7 @@ struct Worker {
     locks: Locks,
     /// With Redisson's fences.
     fenced: Locks,
-    redis: MultiplexedConnection,
+    counters: Counters,
     process: u32,
     history: Recorder,
     hold: u64,
@@ -167,11 +157,11 @@ impl Worker {
     /// Adds one to a counter by reading and writing it, which only the lock makes safe.
     async fn section(&mut self, kind: &str, name: &str, counter: &str, hold: Duration) -> Result<()> {
         self.acquire(kind, name).await?;
-        let before: Option<u64> = self.redis.get(counter).await?;
+        let before = self.counters.read(counter).await?;
         if !hold.is_zero() {
             tokio::time::sleep(hold).await;
         }
-        let _: () = self.redis.set(counter, before.unwrap_or(0) + 1).await?;
+        self.counters.write(counter, before + 1).await?;
         self.release(kind, name).await?;
         Ok(())
     }

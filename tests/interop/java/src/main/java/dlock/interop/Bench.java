@@ -6,21 +6,19 @@ import java.util.List;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
-import org.redisson.api.RLock;
-import org.redisson.api.RedissonClient;
 
 /** Uncontended pairs of lock and unlock, each thread on a key of its own. */
 final class Bench {
     private Bench() {
     }
 
-    static String run(RedissonClient client, String prefix, int concurrency, long millis) throws Exception {
+    static String run(Service service, String kind, String prefix, int concurrency, long millis) throws Exception {
         ExecutorService threads = Executors.newFixedThreadPool(concurrency);
         try {
             long until = System.nanoTime() + millis * 1_000_000;
             List<Future<long[]>> parts = new ArrayList<>();
             for (int i = 0; i < concurrency; i++) {
-                RLock lock = client.getLock(prefix + i);
+                Lock lock = service.lock(kind, prefix + i);
                 parts.add(threads.submit(() -> pairs(lock, until)));
             }
             long[] all = new long[0];
@@ -37,12 +35,12 @@ final class Bench {
         }
     }
 
-    private static long[] pairs(RLock lock, long until) {
+    private static long[] pairs(Lock lock, long until) throws Exception {
         long[] took = new long[1024];
         int count = 0;
         for (long begin = System.nanoTime(); begin < until;) {
-            lock.lock();
-            lock.unlock();
+            lock.acquire();
+            lock.release();
             long end = System.nanoTime();
             if (count == took.length) {
                 took = Arrays.copyOf(took, 2 * count);

@@ -1,66 +1,17 @@
 package dlock.interop;
 
-import java.util.concurrent.TimeUnit;
-import org.redisson.api.RFencedLock;
-import org.redisson.api.RLock;
-import org.redisson.api.RedissonClient;
-
-/** One of Redisson's locks, or none, as the commands name them. */
+/** A lock, or none, as the commands name them. */
 interface Lock {
     /** Waits for the lock. Returns its fencing token, null where it has none. */
-    Long acquire();
+    Long acquire() throws Exception;
 
     /** Waits up to {@code millis}; whether the lock was taken. */
-    boolean acquireWithin(long millis) throws InterruptedException;
+    boolean acquireWithin(long millis) throws Exception;
 
-    void release();
-
-    static Lock of(RedissonClient client, String kind, String name) {
-        return switch (kind) {
-            case "rlock" -> new Plain(client.getLock(name));
-            case "fenced" -> new Fenced(client.getFencedLock(name));
-            case "none" -> new None();
-            default -> throw new IllegalArgumentException("no kind of lock: " + kind);
-        };
-    }
-
-    record Plain(RLock lock) implements Lock {
-        @Override
-        public Long acquire() {
-            lock.lock();
-            return null;
-        }
-
-        @Override
-        public boolean acquireWithin(long millis) throws InterruptedException {
-            return lock.tryLock(millis, TimeUnit.MILLISECONDS);
-        }
-
-        @Override
-        public void release() {
-            lock.unlock();
-        }
-    }
-
-    record Fenced(RFencedLock lock) implements Lock {
-        @Override
-        public Long acquire() {
-            return lock.lockAndGetToken();
-        }
-
-        @Override
-        public boolean acquireWithin(long millis) throws InterruptedException {
-            return lock.tryLock(millis, TimeUnit.MILLISECONDS);
-        }
-
-        @Override
-        public void release() {
-            lock.unlock();
-        }
-    }
+    void release() throws Exception;
 
     /** Excludes nobody: shows that the counter loses updates without a lock. */
-    record None() implements Lock {
+    Lock NONE = new Lock() {
         @Override
         public Long acquire() {
             return null;
@@ -74,5 +25,5 @@ interface Lock {
         @Override
         public void release() {
         }
-    }
+    };
 }

@@ -6,19 +6,13 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.concurrent.locks.LockSupport;
-import org.redisson.Redisson;
-import org.redisson.api.RBucket;
-import org.redisson.api.RLock;
-import org.redisson.api.RedissonClient;
-import org.redisson.client.codec.StringCodec;
-import org.redisson.config.Config;
 
 /**
- * Locks with Redisson as it is told: one command a line on standard input, one answer a line on standard output, until the
- * input ends or the process is killed. All commands run on one thread, which is the owner of what it locks.
+ * Locks with Redisson or Curator as it is told: one command a line on standard input, one answer a line on standard
+ * output, until the input ends or the process is killed. All commands run on one thread, which is the owner of what it locks.
  *
  * <pre>
- * arguments: redis-url lease-millis process-number clock-offset-nanos history-file
+ * arguments: url lease-millis process-number clock-offset-nanos history-file
  *
  * clock                                                    now
  * acquire KIND NAME                                        invoked returned token
@@ -26,34 +20,31 @@ import org.redisson.config.Config;
  * release KIND NAME                                        invoked returned
  * query NAME                                               locked ttl-millis hold-count held-by-this-thread
  * force NAME                                               true|false
+ * participants NAME                                        who holds it and who waits, in order, with commas
  * sections KIND NAME COUNTER COUNT HOLD-MICROS PAUSE-MICROS    count
- * bench PREFIX CONCURRENCY MILLIS                          pairs p50-nanos p99-nanos
+ * bench KIND PREFIX CONCURRENCY MILLIS                     pairs p50-nanos p99-nanos
  * </pre>
  *
  * Times are {@link System#nanoTime} plus the offset, which makes them those of the other processes.
- * KIND is {@code rlock}, {@code fenced} or {@code none}. An answer that begins with {@code error} tells what went wrong.
+ * KIND is {@code none}, or one that {@link Service#lock} knows. An answer that begins with {@code error} tells what went wrong.
  */
 public final class Worker {
-    private final RedissonClient client;
+    private final Service service;
     private final long clockOffset;
     private final History history;
     private long hold;
 
-    private Worker(RedissonClient client, long clockOffset, History history) {
-        this.client = client;
+    private Worker(Service service, long clockOffset, History history) {
+        this.service = service;
         this.clockOffset = clockOffset;
         this.history = history;
     }
 
-    public static void main(String[] args) throws IOException {
-        Config config = new Config();
-        config.setLockWatchdogTimeout(Long.parseLong(args[1]));
-        config.useSingleServer().setAddress(args[0]);
-        RedissonClient client = Redisson.create(config);
-        try (History history = new History(Long.parseLong(args[2]), Path.of(args[4]))) {
-            new Worker(client, Long.parseLong(args[3]), history).serve();
+    public static void main(String[] args) throws Exception {
+        try (Service service = Service.open(args[0], Integer.parseInt(args[1]));
+            History history = new History(Long.parseLong(args[2]), Path.of(args[4]))) {
+            new Worker(service, Long.parseLong(args[3]), history).serve();
         }
-        client.shutdown();
     }
 
     private long now() {
@@ -78,19 +69,24 @@ public final class Worker {
     private String answer(String[] words) throws Exception {
         return switch (words[0]) {
             case "clock" -> Long.toString(now());
-            case "acquire" -> acquire(Lock.of(client, words[1], words[2]), words[2]);
-            case "try" -> Boolean.toString(
-                Lock.of(client, words[1], words[2]).acquireWithin(Long.parseLong(words[3])));
-            case "release" -> release(Lock.of(client, words[1], words[2]), words[2]);
-            case "query" -> query(client.getLock(words[1]));
-            case "force" -> Boolean.toString(client.getLock(words[1]).forceUnlock());
+            case "acquire" -> acquire(lock(words[1], words[2]), words[2]);
+            case "try" -> Boolean.toString(lock(words[1], words[2]).acquireWithin(Long.parseLong(words[3])));
+            case "release" -> release(lock(words[1], words[2]), words[2]);
+            case "query" -> service.query(words[1]);
+            case "force" -> Boolean.toString(service.force(words[1]));
+            case "participants" -> String.join(",", service.participants(words[1]));
             case "sections" -> sections(words);
-            case "bench" -> Bench.run(client, words[1], Integer.parseInt(words[2]), Long.parseLong(words[3]));
+            case "bench" -> Bench.run(
+                service, words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]));
             default -> throw new IllegalArgumentException("no command: " + words[0]);
         };
     }
 
-    private String acquire(Lock lock, String name) {
+    private Lock lock(String kind, String name) throws Exception {
+        return kind.equals("none") ? Lock.NONE : service.lock(kind, name);
+    }
+
+    private String acquire(Lock lock, String name) throws Exception {
         long invoked = now();
         Long token = lock.acquire();
         long returned = now();
@@ -99,7 +95,7 @@ public final class Worker {
         return invoked + " " + returned + " " + token;
     }
 
-    private String release(Lock lock, String name) {
+    private String release(Lock lock, String name) throws Exception {
         long invoked = now();
         lock.release();
         long returned = now();
@@ -109,24 +105,18 @@ public final class Worker {
         return invoked + " " + returned;
     }
 
-    private static String query(RLock lock) {
-        return lock.isLocked() + " " + lock.remainTimeToLive() + " " + lock.getHoldCount() + " "
-            + lock.isHeldByCurrentThread();
-    }
-
     /** Adds one to a counter again and again, by reading and writing it, which only the lock makes safe. */
-    private String sections(String[] words) {
+    private String sections(String[] words) throws Exception {
         String name = words[2];
-        Lock lock = Lock.of(client, words[1], name);
-        RBucket<String> counter = client.getBucket(words[3], StringCodec.INSTANCE);
+        Lock lock = lock(words[1], name);
         int count = Integer.parseInt(words[4]);
         long hold = Long.parseLong(words[5]);
         long pause = Long.parseLong(words[6]);
         for (int i = 0; i < count; i++) {
             acquire(lock, name);
-            String before = counter.get();
+            long before = service.read(words[3]);
             sleep(hold);
-            counter.set(Long.toString(before == null ? 1 : Long.parseLong(before) + 1));
+            service.write(words[3], before + 1);
             release(lock, name);
             sleep(pause);
         }

@@ -1,0 +1,135 @@
+//! Rounds, medians, and loops of many tasks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use dlock_core::Locks;
+use dlock_interop::peer::Peer;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::report::{Row, Spread};
+
+/// What one way of doing it achieved in one round.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Pairs of acquire and release a second.
+    pub rate: f64,
+    /// Microseconds a pair, the middle one.
+    pub p50: f64,
+    /// Microseconds a pair, of which one in a hundred takes longer.
+    pub p99: f64,
+    /// Microseconds of the client's processor time a pair; not a number where it is another process.
+    pub client: f64,
+    /// Microseconds of the server's processor time a pair; not a number until somebody asks the server.
+    pub server: f64,
+}
+
+impl Pace {
+    fn of(mut nanos: Vec<u32>, took: Duration, used: Duration) -> Self {
+        nanos.sort_unstable();
+        let at = |index: usize| nanos.get(index).map_or(f64::NAN, |nanos| f64::from(*nanos) / 1e3);
+        Self {
+            rate: nanos.len() as f64 / took.as_secs_f64(),
+            p50: at(nanos.len() / 2),
+            p99: at(nanos.len() * 99 / 100),
+            client: used.as_secs_f64() * 1e6 / nanos.len() as f64,
+            server: f64::NAN,
+        }
+    }
+}
+
+/// A client that takes a lock and gives it back, again and again.
+pub trait Pairs: Send + Sync + 'static {
+    /// Takes the lock named `key`, and gives it back.
+    fn pair(&self, key: &str) -> impl Future<Output = Result<()>> + Send;
+}
+
+impl Pairs for Locks {
+    async fn pair(&self, key: &str) -> Result<()> {
+        Ok(self.lock(key).acquire().await?.release().await?)
+    }
+}
+
+/// Lets a worker in Java make pairs with `tasks` threads, each with a lock of its own, for as long as `slice`.
+///
+/// # Errors
+///
+/// When the worker says so.
+pub async fn java_pairs(java: &mut Peer, kind: &str, tasks: usize, slice: Duration) -> Result<Pace> {
+    let answer = java.ask(&format!("bench {kind} room_ {tasks} {}", slice.as_millis())).await?;
+    let figures: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    let [pairs, p50, p99] = figures[..] else {
+        anyhow::bail!("an answer to bench has three parts: {answer}")
+    };
+    let rate = pairs / slice.as_secs_f64();
+    Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client: f64::NAN, server: f64::NAN })
+}
+
+/// A runtime of one thread, or of as many as there are cores.
+///
+/// # Errors
+///
+/// When the system has no more threads.
+pub fn runtime(threads: bool) -> Result<Runtime> {
+    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
+    builder.enable_all().build().context("no runtime")
+}
+
+/// The best of some paces: whatever else runs on the machine disturbs the best round of each the least.
+#[must_use]
+pub fn best(paces: &[Pace]) -> f64 {
+    paces.iter().map(|pace| pace.rate).fold(0.0, f64::max)
+}
+
+/// The line of one client.
+#[must_use]
+pub fn pace_row(what: &str, paces: &[Pace]) -> Row {
+    let median = |figure: fn(&Pace) -> f64| Spread::of(paces.iter().map(figure).collect()).median;
+    let (p50, p99) = (median(|pace| pace.p50), median(|pace| pace.p99));
+    let mut what = format!("{what}\n    p50 {p50:.0} us, p99 {p99:.0} us");
+    for (whose, used) in [("server", median(|pace| pace.server)), ("client", median(|pace| pace.client))] {
+        if !used.is_nan() {
+            what += &format!("; processor time: {whose} {used:.1} us");
+        }
+    }
+    Row::spread(what, Spread::of(paces.iter().map(|pace| pace.rate).collect()), "")
+}
+
+/// Lets `tasks` tasks, each with a key of its own, make pairs for as long as `slice`.
+///
+/// # Errors
+///
+/// When the client fails.
+pub async fn drive<P: Pairs>(client: &Arc<P>, tasks: usize, slice: Duration) -> Result<Pace> {
+    let (start, used) = (Instant::now(), processor_time());
+    let running: Vec<_> = (0..tasks)
+        .map(|task| {
+            let client = Arc::clone(client);
+            tokio::spawn(async move {
+                let key = format!("room_{task}");
+                let mut nanos = Vec::new();
+                let mut begin = Instant::now();
+                while begin - start < slice {
+                    client.pair(&key).await?;
+                    let end = Instant::now();
+                    nanos.push(u32::try_from((end - begin).as_nanos()).unwrap_or(u32::MAX));
+                    begin = end;
+                }
+                anyhow::Ok(nanos)
+            })
+        })
+        .collect();
+    let mut nanos = Vec::new();
+    for task in running {
+        nanos.extend(task.await??);
+    }
+    Ok(Pace::of(nanos, start.elapsed(), processor_time() - used))
+}
+
+/// What all threads of this process have used so far.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,193 @@
+//! ZooKeeper: one server, or an ensemble of three.
+//!
+//! ```no_run
+//! use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+//!
+//! let mut server = ZooKeeperServer::start()?;
+//! server.admin().create("/rooms", b"", NodeKind::Container);
+//! server.restart()?;
+//! assert_eq!(server.admin().children("/"), ["rooms", "zookeeper"], "nodes are kept");
+//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! ```
+
+mod admin;
+mod ensemble;
+mod options;
+mod session;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::{Ports, Process, Program, ServerError};
+
+pub use admin::{Administrator, Node, NodeKind};
+pub use ensemble::ZooKeeperEnsemble;
+pub use options::ZooKeeperOptions;
+
+const JAVA: Program = Program { name: "java", package: "zookeeper" };
+
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(60);
+
+/// How long a server that is starting may take to answer. It leaves a word that comes too early without an answer.
+const EARLY_ANSWER: Duration = Duration::from_millis(250);
+
+/// One ZooKeeper server.
+pub struct ZooKeeperServer {
+    process: Process,
+    port: u16,
+    options: ZooKeeperOptions,
+    directory: TempDir,
+}
+
+impl ZooKeeperServer {
+    /// A server that stands alone.
+    ///
+    /// # Errors
+    ///
+    /// When ZooKeeper is missing or does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        ZooKeeperOptions::default().start()
+    }
+
+    /// For a server with other settings.
+    #[must_use]
+    pub fn options() -> ZooKeeperOptions {
+        ZooKeeperOptions::default()
+    }
+
+    fn start_with(options: ZooKeeperOptions) -> Result<Self, ServerError> {
+        let mut tries = 5;
+        loop {
+            let mut server = Self::start_at_once(options.clone())?;
+            match server.wait_until_ready(START) {
+                Ok(()) => return Ok(server),
+                // Somebody else may have taken the port that was free a moment ago.
+                Err(error) if options.port.is_none() && tries > 0 && error.to_string().contains("in use") => {
+                    tries -= 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Starts it without waiting until it serves.
+    fn start_at_once(options: ZooKeeperOptions) -> Result<Self, ServerError> {
+        let directory =
+            tempfile::tempdir().map_err(|error| ServerError::because("a directory for ZooKeeper", &error))?;
+        let port = options.port.unwrap_or_else(Ports::free);
+        options.write(port, directory.path())?;
+        let process = spawn(&options, &directory)?;
+        Ok(Self { process, port, options, directory })
+    }
+
+    /// Waits until the server serves; in an ensemble, until it follows or leads.
+    ///
+    /// # Errors
+    ///
+    /// When it ends, or does not serve within `limit`.
+    pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
+        let admin = Administrator::of(self.address());
+        self.process.wait_until_ready(limit, || {
+            let word = |word| admin.word_within(EARLY_ANSWER, word).map_err(|error| error.to_string());
+            let state = word("srvr")?;
+            if !state.contains("Mode:") {
+                return Err(state);
+            }
+            admin.try_children("/").map(drop).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// `zk://` of its address.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("zk://{}", self.address())
+    }
+
+    /// Its administrator.
+    ///
+    /// # Panics
+    ///
+    /// When the server is frozen or was killed, and would not answer.
+    #[must_use]
+    #[track_caller]
+    pub fn admin(&self) -> Administrator {
+        assert!(self.is_running(), "ZooKeeper at {} is frozen, or was killed", self.port);
+        Administrator::of(self.address())
+    }
+
+    /// What it has logged so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.process.output()
+    }
+
+    /// Freezes it: its connections stay open, and nothing is answered until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// Thaws it. What was sent to it meanwhile is carried out now.
+    pub fn resume(&self) {
+        self.process.resume();
+    }
+
+    /// Whether it runs, and is not frozen.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process.is_running()
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Kills it and starts it again on the same port, with the nodes and sessions that it had, and waits until it
+    /// serves. Sessions have their whole time again.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn restart(&mut self) -> Result<(), ServerError> {
+        self.restart_at_once()?;
+        self.wait_until_ready(START)
+    }
+
+    /// [`restart`](Self::restart) without waiting.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn restart_at_once(&mut self) -> Result<(), ServerError> {
+        self.process.kill();
+        self.process = spawn(&self.options, &self.directory)?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ZooKeeperServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeperServer")
+            .field("port", &self.port)
+            .field("pid", &self.process.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+fn spawn(options: &ZooKeeperOptions, directory: &TempDir) -> Result<Process, ServerError> {
+    const NO_ENV: [(&str, &str); 0] = [];
+    Process::start(JAVA, options.arguments(directory.path())?, NO_ENV, directory.path())
+}
+
+#[cfg(test)]
+mod tests;

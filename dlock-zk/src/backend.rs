@@ -1,0 +1,187 @@
+//! The backend.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest};
+use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
+use tokio::time::Instant;
+use zookeeper::Stat;
+
+use crate::claim::ZooKeeperClaim;
+use crate::config::{Config, ZooKeeperBuilder};
+use crate::fenced::FencedWrite;
+use crate::names;
+use crate::session::read;
+use crate::sessions::Sessions;
+
+/// How long a question outside of a lock may take.
+const QUESTION: Duration = Duration::from_secs(5);
+/// The server tells of changes; this often waiters ask by themselves.
+const SAFETY_NET: Duration = Duration::from_secs(5);
+
+/// Fair locks on ZooKeeper, kept by a session.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_zk::ZooKeeper;
+///
+/// let locks = Locks::new(ZooKeeper::connect("zk://127.0.0.1/").await?);
+/// let guard = locks.lock("room_7").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// | URL | servers |
+/// |---|---|
+/// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a server or an ensemble; the port is 2181 if none is given |
+/// | `zk+tls://...` | the same over TLS, verified (feature `tls`) |
+///
+/// Clones share one session, which dlock's own thread drives. When it ends, all its locks are lost, and the next acquire
+/// opens another.
+#[derive(Clone)]
+pub struct ZooKeeper(Arc<Sessions>);
+
+impl ZooKeeper {
+    /// Connects with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`ZooKeeperBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::builder(url).connect().await
+    }
+
+    /// For settings that are not the defaults.
+    pub fn builder(url: &str) -> ZooKeeperBuilder {
+        ZooKeeperBuilder::new(url)
+    }
+
+    pub(crate) fn new(config: Config) -> Self {
+        Self(Sessions::new(config))
+    }
+
+    pub(crate) async fn open(&self) -> Result<()> {
+        self.0.get(in_time()).await.map(drop).map_err(configure)
+    }
+
+    /// Who stands in line for `key`, the holder first. Waiters of other libraries are among them.
+    ///
+    /// ```no_run
+    /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
+    /// for (place, who) in zookeeper.queue("room_7").await?.iter().enumerate() {
+    ///     println!("{place}: {who}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`](dlock_core::ErrorKind::InvalidKey),
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable), and
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the ACLs do not allow to look.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn queue(&self, key: &str) -> Result<Vec<Holder>> {
+        let look = async { self.places(&Key::new(key)?, usize::MAX).await };
+        look.await.map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
+    }
+
+    /// A change of several nodes in one step, which is carried out only while the lock that was granted with `fence` is
+    /// held.
+    ///
+    /// The servers themselves check that the lock's node is there, so that no pause of this process, however long, lets
+    /// a stale write through.
+    ///
+    /// ```no_run
+    /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
+    /// let locks = dlock_core::Locks::new(zookeeper.clone());
+    /// let guard = locks.lock("config").acquire().await?;
+    /// if let Some(fence) = guard.fence() {
+    ///     let written = zookeeper.fenced_write(fence).set_data("/config/limit", "17").commit().await?;
+    ///     assert!(written, "somebody else has taken over");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn fenced_write(&self, fence: Fence) -> FencedWrite {
+        FencedWrite::new(Arc::clone(&self.0), fence)
+    }
+
+    /// The first places in line.
+    async fn places(&self, key: &Key, most: usize) -> Result<Vec<Holder>, Failure> {
+        let until = in_time();
+        let session = self.0.get(until).await?;
+        session.connected(until).await?;
+        let directory = self.0.config().base.directory(key);
+        let mut places = Vec::new();
+        let children = session.list(&directory, until).await?.unwrap_or_default();
+        for name in names::in_order(children) {
+            if places.len() == most {
+                break;
+            }
+            let path = format!("{directory}/{name}");
+            // One who left meanwhile is passed over.
+            if let Some((data, stat)) = read(&path, until, session.client.get_data(&path)).await? {
+                places.push(holder(&data, &stat));
+            }
+        }
+        Ok(places)
+    }
+}
+
+impl Backend for ZooKeeper {
+    type Claim = ZooKeeperClaim;
+
+    fn name(&self) -> &'static str {
+        "zk"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::basic().with_fencing().with_fairness().with_notifications(SAFETY_NET).with_session()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {
+        ZooKeeperClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        Ok(self.places(key, 1).await?.pop())
+    }
+
+    async fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl fmt::Debug for ZooKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeper").field("sessions", &self.0).finish()
+    }
+}
+
+/// The holder by what is in the node: our own line, or another library's text.
+pub(crate) fn holder(data: &[u8], stat: &Stat) -> Holder {
+    let text = String::from_utf8_lossy(data);
+    let mut holder = Holder::parse(&text);
+    if holder == Holder::default() && !text.is_empty() {
+        holder.label = Some(text.into_owned());
+    }
+    holder.fence = Some(Fence::new(stat.czxid.cast_unsigned()));
+    holder
+}
+
+pub(crate) fn configure(failure: Failure) -> Error {
+    Error::new(Operation::Configure, failure).on("zk")
+}
+
+pub(crate) fn in_time() -> Instant {
+    Instant::now() + QUESTION
+}

@@ -1,0 +1,120 @@
+//! What the errors of server and client library mean for a lock.
+
+use dlock_core::{ErrorKind, Failure};
+use zookeeper::Error;
+
+/// Whether the server refused the request, so that it certainly changed nothing. Any other error of a request that was
+/// sent leaves open whether it was carried out.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoNode
+            | Error::NoAuth
+            | Error::BadVersion
+            | Error::NoChildrenForEphemerals
+            | Error::NodeExists
+            | Error::NotEmpty
+            | Error::InvalidAcl
+            | Error::SessionMoved
+            | Error::NotReadOnly
+            | Error::QuotaExceeded
+            | Error::Throttled
+            | Error::MarshallingError
+            | Error::Unimplemented
+            | Error::BadArguments(_)
+    )
+}
+
+/// The failure of a request that may have changed something.
+pub(crate) fn of_write(error: Error, path: &str) -> Failure {
+    if is_refusal(&error) {
+        return refusal(&error, path);
+    }
+    Failure::unknown(format!("the connection ended before the answer came ({error})"))
+}
+
+/// The failure of a request that changes nothing.
+pub(crate) fn of_read(error: Error, path: &str) -> Failure {
+    if is_refusal(&error) {
+        return refusal(&error, path);
+    }
+    Failure::unavailable(format!("the connection ended before the answer came ({error})"))
+}
+
+/// What a refusal by the server means.
+fn refusal(error: &Error, path: &str) -> Failure {
+    let (kind, advice) = match error {
+        Error::NoAuth => (
+            ErrorKind::Denied,
+            "the ACL of the node or of its parent does not allow this; log in as the one who created it, or change it",
+        ),
+        Error::InvalidAcl => (
+            ErrorKind::InvalidConfig,
+            "the server refuses the ACL; one for the creator only needs a user and a password",
+        ),
+        Error::QuotaExceeded => {
+            (ErrorKind::InvalidConfig, "a quota is used up; raise it or use another base path")
+        }
+        Error::NoChildrenForEphemerals => {
+            (ErrorKind::InvalidConfig, "the path is somebody's ephemeral node; use another base path")
+        }
+        Error::BadArguments(_) => (ErrorKind::InvalidConfig, "the client library refuses the request"),
+        Error::Unimplemented => {
+            (ErrorKind::Unsupported, "the server lacks this; ZooKeeper 3.5 or later is needed")
+        }
+        Error::NotReadOnly => (ErrorKind::Unavailable, "the server has no quorum and is read-only"),
+        Error::Throttled => (ErrorKind::Unavailable, "the server is overloaded"),
+        Error::SessionMoved => (ErrorKind::Unavailable, "the session moved to another server"),
+        Error::NoNode => (ErrorKind::Unavailable, "the lock's path was deleted meanwhile, again and again"),
+        _ => (ErrorKind::Unsupported, "the server refused the request"),
+    };
+    Failure::new(kind, format!("{advice} ({path:?}: {error})"))
+}
+
+/// Why no session could be opened. Nothing was sent that changes anything.
+pub(crate) fn not_opened(error: &Error, servers: &str) -> Failure {
+    match error {
+        Error::AuthFailed => {
+            Failure::denied(format!("{servers}: the server refused the user or the password"))
+        }
+        Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
+        _ => Failure::unavailable(format!("{servers}: no session could be opened ({error})")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_refused_changed_nothing_and_a_lost_connection_leaves_it_open() {
+        for error in
+            [Error::ConnectionLoss, Error::Timeout, Error::UnexpectedError("x".into()), Error::ClientClosed]
+        {
+            assert_eq!(of_write(error.clone(), "/a").kind(), ErrorKind::Unknown, "{error}");
+            assert_eq!(of_read(error.clone(), "/a").kind(), ErrorKind::Unavailable, "{error}");
+        }
+        for error in
+            [Error::NoAuth, Error::Throttled, Error::QuotaExceeded, Error::InvalidAcl, Error::Unimplemented]
+        {
+            assert_ne!(of_write(error.clone(), "/a").kind(), ErrorKind::Unknown, "{error}");
+        }
+    }
+
+    #[test]
+    fn missing_rights_are_final_and_an_overload_is_not() {
+        let denied = of_write(Error::NoAuth, "/dlock/a");
+        assert_eq!(denied.kind(), ErrorKind::Denied);
+        assert!(denied.message().contains("/dlock/a") && denied.message().contains("ACL"), "{denied}");
+        assert!(of_write(Error::Throttled, "/a").is_transient());
+        assert!(!of_write(Error::QuotaExceeded, "/a").is_transient());
+    }
+
+    #[test]
+    fn servers_that_do_not_answer_are_unavailable_and_named() {
+        let failure = not_opened(&Error::NoHosts, "a:1,b:2");
+        assert_eq!(failure.kind(), ErrorKind::Unavailable);
+        assert!(failure.message().contains("a:1,b:2"), "{failure}");
+        assert_eq!(not_opened(&Error::AuthFailed, "a:1").kind(), ErrorKind::Denied);
+    }
+}

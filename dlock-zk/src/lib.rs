@@ -1,0 +1,24 @@
+//! ZooKeeper as a backend of dlock.
+//!
+//! [`ZooKeeper`] keeps a queue for each lock, in the form of Curator's `InterProcessMutex`, so that services in Java and in
+//! Rust stand in one line. See `docs/backends/zookeeper.md` for what it guarantees, and when not.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod claim;
+mod config;
+mod error;
+mod fenced;
+mod names;
+mod place;
+mod session;
+mod sessions;
+mod url;
+
+pub use backend::ZooKeeper;
+pub use claim::ZooKeeperClaim;
+pub use config::ZooKeeperBuilder;
+pub use fenced::FencedWrite;
+/// What stands in an access control list, for [`ZooKeeperBuilder::with_acl`].
+pub use zookeeper::{Acl, AuthId, Permission};

@@ -1,0 +1,343 @@
+//! How locks and their queues are named on the server: as Curator names them.
+//!
+//! | what | path |
+//! |---|---|
+//! | lock | `<base>/<key>` |
+//! | place in its queue | `<base>/<key>/_c_<uuid>-lock-<sequence>` |
+//!
+//! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper refuses
+//! in names percent-escaped; so is one that begins with `%`. So no two keys share a name, and plain keys stay plain.
+
+use std::sync::Arc;
+
+use dlock_core::{Failure, Key, Token};
+
+const MARK: char = '%';
+const PROTECTED: &str = "_c_";
+const LOCK: &str = "-lock-";
+/// A UUID in text.
+const UUID: usize = 36;
+/// The least number of digits of a sequence.
+const DIGITS: usize = 10;
+const MAX_BASE: usize = 512;
+
+/// Where all locks are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    /// Without a slash at its end; empty for the root.
+    path: String,
+}
+
+impl Base {
+    /// Checks the parts of the path, which stand one below the other.
+    pub(crate) fn new(parts: &[&str]) -> Result<Self, Failure> {
+        let mut path = String::new();
+        for part in parts {
+            let refuse = |what: &str| Err(Failure::invalid_config(format!("the path {part:?} {what}")));
+            let Some(rest) = part.strip_prefix('/') else {
+                return refuse("does not begin with a slash");
+            };
+            if rest.is_empty() {
+                continue;
+            }
+            for name in rest.split('/') {
+                if name.is_empty() || name == "." || name == ".." || !name.chars().all(is_legal) {
+                    return refuse("has an element that ZooKeeper does not allow");
+                }
+            }
+            path.push_str(part);
+        }
+        if path.len() > MAX_BASE {
+            return Err(Failure::invalid_config(format!("the base path is longer than {MAX_BASE} bytes")));
+        }
+        if path == "/zookeeper" || path.starts_with("/zookeeper/") {
+            return Err(Failure::invalid_config(
+                "the path /zookeeper belongs to the server; use another base",
+            ));
+        }
+        Ok(Self { path })
+    }
+
+    /// The directory of a lock's queue.
+    pub(crate) fn directory(&self, key: &Key) -> Arc<str> {
+        let mut directory = format!("{}/", self.path);
+        let key = key.as_str();
+        let reserved = matches!(key, "." | "..") || (self.path.is_empty() && key == "zookeeper");
+        if reserved || key.starts_with(MARK) || !key.chars().all(|c| c != '/' && is_legal(c)) {
+            encode(key, &mut directory);
+        } else {
+            directory.push_str(key);
+        }
+        directory.into()
+    }
+}
+
+/// Whether ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are surrogates.
+fn is_legal(c: char) -> bool {
+    !matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
+}
+
+fn encode(key: &str, into: &mut String) {
+    into.push(MARK);
+    let dots = matches!(key, "." | "..");
+    for c in key.chars() {
+        if c != MARK && c != '/' && is_legal(c) && !dots {
+            into.push(c);
+            continue;
+        }
+        for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+            into.push_str(&format!("{MARK}{byte:02X}"));
+        }
+    }
+}
+
+/// What the name of a claim's node begins with: no other claim's does.
+pub(crate) fn prefix(token: &Token) -> Arc<str> {
+    let hex = token.to_hex();
+    let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
+    [PROTECTED, &uuid, LOCK].concat().into()
+}
+
+/// The sequence number of a place in a queue, if `name` is one. What else lies in the directory is not ours to mind.
+fn sequence(name: &str) -> Option<i64> {
+    let rest = name.strip_prefix(PROTECTED)?;
+    let uuid = rest.get(..UUID)?;
+    let well_formed = uuid.bytes().enumerate().all(|(at, byte)| match at {
+        8 | 13 | 18 | 23 => byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    });
+    let text = rest[UUID..].strip_prefix(LOCK)?;
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if well_formed && numeric { text.parse().ok() } else { None }
+}
+
+/// How far `sequence` stands behind `reference`; negative when it stands before.
+///
+/// The server counts in 32 bits and goes on at the lowest negative number after the highest positive one.
+fn behind(sequence: i64, reference: i64) -> i64 {
+    match (i32::try_from(sequence), i32::try_from(reference)) {
+        (Ok(sequence), Ok(reference)) => sequence.wrapping_sub(reference).into(),
+        _ => sequence.wrapping_sub(reference),
+    }
+}
+
+/// The places of a queue, the first one first.
+pub(crate) fn in_order(children: Vec<String>) -> Vec<String> {
+    let mut places: Vec<(i64, String)> =
+        children.into_iter().filter_map(|name| Some((sequence(&name)?, name))).collect();
+    // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
+    let Some(reference) = places.first().map(|(number, _)| *number) else { return Vec::new() };
+    places.sort_by_key(|(number, _)| behind(*number, reference));
+    places.into_iter().map(|(_, name)| name).collect()
+}
+
+/// Where a place stands in its queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// In front: the lock is ours.
+    First,
+    /// Others stand before.
+    Behind {
+        /// Who holds the lock.
+        first: String,
+        /// The one directly before.
+        previous: String,
+    },
+    /// It is gone.
+    Missing,
+}
+
+/// Where the place `own` stands among `children`, in one pass.
+pub(crate) fn standing(children: Vec<String>, own: &str) -> Standing {
+    let Some(reference) = sequence(own) else { return Standing::Missing };
+    let (mut first, mut previous) = (None::<(i64, String)>, None::<(i64, String)>);
+    let mut found = false;
+    for name in children {
+        found |= name == own;
+        let Some(distance) = sequence(&name).map(|number| behind(number, reference)) else { continue };
+        if distance >= 0 {
+            continue;
+        }
+        if first.as_ref().is_none_or(|(lowest, _)| distance < *lowest) {
+            first = Some((distance, name.clone()));
+        }
+        if previous.as_ref().is_none_or(|(highest, _)| distance > *highest) {
+            previous = Some((distance, name));
+        }
+    }
+    match (found, first, previous) {
+        (false, ..) => Standing::Missing,
+        (true, Some((_, first)), Some((_, previous))) => Standing::Behind { first, previous },
+        (true, ..) => Standing::First,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "_c_00000000-0000-0000-0000-00000000000a-lock-";
+    const B: &str = "_c_00000000-0000-0000-0000-00000000000b-lock-";
+    const C: &str = "_c_00000000-0000-0000-0000-00000000000c-lock-";
+
+    fn at(prefix: &str, number: i32) -> String {
+        format!("{prefix}{number:010}")
+    }
+
+    fn directory(base: &str, key: &str) -> String {
+        Base::new(&[base]).unwrap().directory(&Key::new(key).unwrap()).to_string()
+    }
+
+    #[test]
+    fn plain_keys_stay_plain_and_others_are_escaped() {
+        assert_eq!(directory("/dlock", "room_7"), "/dlock/room_7");
+        assert_eq!(directory("/dlock", "Zürich 50%"), "/dlock/Zürich 50%");
+        assert_eq!(directory("/", "room"), "/room");
+        assert_eq!(directory("/dlock", "a/b"), "/dlock/%a%2Fb");
+        assert_eq!(directory("/dlock", "%a%2Fb"), "/dlock/%%25a%252Fb");
+        assert_eq!(directory("/dlock", "."), "/dlock/%%2E");
+        assert_eq!(directory("/dlock", ".."), "/dlock/%%2E%2E");
+        assert_eq!(directory("/dlock", "..."), "/dlock/...");
+        assert_eq!(directory("/", "zookeeper"), "/%zookeeper");
+        assert_eq!(directory("/dlock", "zookeeper"), "/dlock/zookeeper");
+        assert_eq!(directory("/dlock", "a\n"), "/dlock/%a%0A");
+        assert_eq!(directory("/dlock", "🔒"), "/dlock/%%F0%9F%94%92");
+        assert_eq!(directory("/dlock", "\u{f8ff}\u{fff0}\u{7f}"), "/dlock/%%EF%A3%BF%EF%BF%B0%7F");
+    }
+
+    #[test]
+    fn no_two_keys_share_a_directory() {
+        let keys = [
+            "a/b",
+            "a%2Fb",
+            "%a%2Fb",
+            "%a/b",
+            "a",
+            "%a",
+            "%%a",
+            "%",
+            "%%",
+            "%25",
+            "/",
+            "//",
+            ".",
+            "..",
+            "%.",
+            "%..",
+            "%2E",
+            "%%2E",
+            "zookeeper",
+            "%zookeeper",
+            "a\n",
+            "a%0A",
+            "%a%0A",
+            "A",
+            "é",
+            "e\u{301}",
+            "🔒",
+        ];
+        for base in ["/", "/dlock"] {
+            let names: std::collections::HashSet<String> =
+                keys.iter().map(|key| directory(base, key)).collect();
+            assert_eq!(names.len(), keys.len());
+            let below = base.trim_end_matches('/').len() + 1;
+            assert!(names.iter().all(|name| !name[below..].contains('/')), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn a_base_is_a_legal_path() {
+        assert_eq!(Base::new(&["/app", "/dlock"]).unwrap().path, "/app/dlock");
+        assert_eq!(Base::new(&["/", "/"]).unwrap().path, "");
+        let long = format!("/{}", "x".repeat(MAX_BASE));
+        for wrong in
+            ["", "dlock", "/a/", "//", "/a//b", "/a/./b", "/..", "/a\n", "/zookeeper", "/zookeeper/x", &long]
+        {
+            let failure = Base::new(&[wrong]).unwrap_err();
+            assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_a_uuid_in_the_name() {
+        let token = Token::random().unwrap();
+        let name = format!("{}0000000012", prefix(&token));
+        assert_eq!(sequence(&name), Some(12));
+        assert_eq!(name.replace('-', ""), format!("_c_{}lock0000000012", token.to_hex()));
+    }
+
+    #[test]
+    fn only_places_of_locks_count() {
+        let places =
+            [at(A, 0), at(A, i32::MAX), at(A, i32::MIN), at(A, -1), format!("{A}0000000002147483648")];
+        for name in places {
+            assert!(sequence(&name).is_some(), "{name}");
+        }
+        let foreign = [
+            "",
+            "x",
+            "lock-0000000001",
+            "_c_00000000-0000-0000-0000-00000000000a-lock-",
+            "_c_00000000-0000-0000-0000-00000000000a-lock-12",
+            "_c_00000000-0000-0000-0000-00000000000a-lock-000000000x",
+            "_c_00000000-0000-0000-0000-00000000000a-latch-0000000001",
+            "_c_00000000-0000-0000-0000-00000000000a-__WRIT__0000000001",
+            "_c_0000000000-000-0000-0000-00000000000a-lock-0000000001",
+            "_c_0000000g-0000-0000-0000-00000000000a-lock-0000000001",
+            "0123456789abcdef0123456789abcdef__lock__0000000001",
+            "_c_ééééééééééééééééééé-lock-0000000001",
+            "x_c_00000000-0000-0000-0000-00000000000a-lock-0000000001",
+        ];
+        for name in foreign {
+            assert_eq!(sequence(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn who_stands_first_has_the_lock_and_the_others_watch_the_one_before() {
+        let queue = || vec![at(C, 12), "foreign-0000000001".to_owned(), at(A, 3), at(B, 7)];
+        let behind = |previous: String| Standing::Behind { first: at(A, 3), previous };
+        assert_eq!(standing(queue(), &at(A, 3)), Standing::First);
+        assert_eq!(standing(queue(), &at(B, 7)), behind(at(A, 3)));
+        assert_eq!(standing(queue(), &at(C, 12)), behind(at(B, 7)));
+        assert_eq!(standing(queue(), &at(A, 13)), Standing::Missing);
+        assert_eq!(standing(Vec::new(), &at(A, 13)), Standing::Missing);
+        assert_eq!(in_order(queue()), [at(A, 3), at(B, 7), at(C, 12)]);
+    }
+
+    #[test]
+    fn the_order_survives_the_overflow_of_the_sequence() {
+        // The numbers of three places in the order in which they were created.
+        let runs = [
+            [0, 1, 2],
+            [9, 10, 11],
+            [999_999_999, 1_000_000_000, 1_000_000_001],
+            [i32::MAX - 2, i32::MAX - 1, i32::MAX],
+            [i32::MAX - 1, i32::MAX, i32::MIN],
+            [i32::MAX, i32::MIN, i32::MIN + 1],
+            [i32::MIN, i32::MIN + 1, i32::MIN + 2],
+            [-1_000_000_000, -999_999_999, -99_999_999],
+            [-11, -10, -9],
+            [-2, -1, 0],
+            [-1, 0, 1],
+            [i32::MAX - 1_000_000, i32::MIN + 5, i32::MIN + 1_000_000],
+        ];
+        for run in runs {
+            let names = [at(A, run[0]), at(B, run[1]), at(C, run[2])];
+            for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+                let queue = || order.iter().map(|at| names[*at].clone()).collect::<Vec<_>>();
+                assert_eq!(in_order(queue()), names, "{run:?}");
+                assert_eq!(standing(queue(), &names[0]), Standing::First, "{run:?}");
+                for place in [1, 2] {
+                    let (first, previous) = (names[0].clone(), names[place - 1].clone());
+                    assert_eq!(
+                        standing(queue(), &names[place]),
+                        Standing::Behind { first, previous },
+                        "{run:?}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Where the servers are, from a URL.
+
+use std::fmt;
+use std::time::Duration;
+
+use dlock_core::Failure;
+use percent_encoding::percent_decode_str;
+
+const PORT: u16 = 2181;
+
+const FORMS: &str = "write zk://[user:password@]host[:port],host[:port][/chroot], or zk+tls:// for TLS";
+
+/// All that a URL says.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Addresses with their ports, separated by commas.
+    pub(crate) servers: String,
+    pub(crate) tls: bool,
+    /// User and password, separated by a colon.
+    pub(crate) credentials: Option<String>,
+    pub(crate) chroot: Option<String>,
+    pub(crate) base: Option<String>,
+    pub(crate) session_timeout: Option<Duration>,
+    /// The path of a file.
+    pub(crate) root_certificate: Option<String>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("servers", &self.servers).finish_non_exhaustive()
+    }
+}
+
+/// Reads a URL. No failure repeats it, since it may hold a password.
+pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("the URL is not one"))?;
+    let tls = match scheme {
+        "zk" => false,
+        "zk+tls" => true,
+        _ => return Err(invalid("nothing is known of the URL's scheme")),
+    };
+    if tls && !cfg!(feature = "tls") {
+        return Err(Failure::invalid_config(
+            "`zk+tls:` needs the `tls` feature of dlock-zk (`zk-tls` of dlock), which is not compiled in",
+        ));
+    }
+    if rest.contains('#') {
+        return Err(invalid("the URL has a fragment, which means nothing here"));
+    }
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let (credentials, hosts) = match authority.rsplit_once('@') {
+        Some((credentials, hosts)) => (Some(credentials), hosts),
+        None => (None, authority),
+    };
+    let credentials = match credentials.map(|text| text.split_once(':')) {
+        Some(Some((user, password))) if !user.is_empty() => {
+            Some(format!("{}:{}", decode(user)?, decode(password)?))
+        }
+        Some(_) => return Err(invalid("before the @ stands a user and a password, separated by a colon")),
+        None => None,
+    };
+    let servers: Option<Vec<String>> = hosts.split(',').map(address).collect();
+    // Not repeated: an unescaped password may have ended up here.
+    let servers = servers.ok_or_else(|| {
+        invalid("an address is not host, host:port or [v6]:port (escape @ / ? # in a password as %40 %2F %3F %23)")
+    })?;
+    let chroot = Some(decode(path.trim_end_matches('/'))?).filter(|path| !path.is_empty());
+    let mut target = Target {
+        servers: servers.join(","),
+        tls,
+        credentials,
+        chroot,
+        base: None,
+        session_timeout: None,
+        root_certificate: None,
+    };
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match name {
+            "base" => target.base = Some(decode(value)?),
+            "session_timeout" => {
+                let length = duration(value).ok_or_else(|| {
+                    invalid("session_timeout is not a whole number of s or ms, such as 10s")
+                })?;
+                target.session_timeout = Some(length);
+            }
+            "root_certificate" => target.root_certificate = Some(decode(value)?),
+            _ => {
+                return Err(invalid(
+                    "the URL has an unknown parameter; known are base, session_timeout and root_certificate",
+                ));
+            }
+        }
+    }
+    Ok(target)
+}
+
+/// The address with its port, if it is `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn address(text: &str) -> Option<String> {
+    let (host, port) = match text.find(']') {
+        Some(end) if text.starts_with('[') => text.split_at(end + 1),
+        Some(_) => return None,
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
+    };
+    let port = match port {
+        "" => PORT,
+        port => port.strip_prefix(':')?.parse().ok().filter(|port| *port != 0)?,
+    };
+    let fits = |c: char| !c.is_whitespace() && !c.is_control() && c != '@';
+    (!host.is_empty() && host != "[]" && host.chars().all(fits)).then(|| format!("{host}:{port}"))
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    match text.strip_suffix("ms") {
+        Some(millis) => millis.parse().ok().map(Duration::from_millis),
+        None => text.strip_suffix('s')?.parse().ok().map(Duration::from_secs),
+    }
+}
+
+fn decode(text: &str) -> Result<String, Failure> {
+    match percent_decode_str(text).decode_utf8() {
+        Ok(text) => Ok(text.into_owned()),
+        Err(_) => Err(invalid("a percent-escape in the URL is not UTF-8")),
+    }
+}
+
+fn invalid(what: &str) -> Failure {
+    Failure::invalid_config(format!("{what}; {FORMS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_credentials_and_chroot_are_read() {
+        let target =
+            parse("zk://shop:p%40s:s@a:2182,b,[::1]:7,[::2]/app/x?base=/locks&session_timeout=1500ms")
+                .unwrap();
+        assert_eq!(target.servers, "a:2182,b:2181,[::1]:7,[::2]:2181");
+        assert_eq!(target.credentials.as_deref(), Some("shop:p@s:s"));
+        assert_eq!(target.chroot.as_deref(), Some("/app/x"));
+        assert_eq!(target.base.as_deref(), Some("/locks"));
+        assert_eq!(target.session_timeout, Some(Duration::from_millis(1500)));
+        let plain = parse("zk://h/").unwrap();
+        assert_eq!((plain.servers.as_str(), plain.credentials, plain.chroot), ("h:2181", None, None));
+        assert_eq!(parse("zk://h?session_timeout=4s").unwrap().session_timeout, Some(Duration::from_secs(4)));
+    }
+
+    #[test]
+    fn wrong_urls_are_refused_without_being_repeated() {
+        for url in [
+            "zk:hunter2",
+            "hunter2://h",
+            "zk://u:hunter2@",
+            "zk://hunter2@h",
+            "zk://:hunter2@h",
+            "zk://u:hunter2@h:port",
+            "zk://u:hunter2/x@h:1",
+            "zk://u:hunter2",
+            "zk://h:0",
+            "zk://h,,i",
+            "zk://[::1",
+            "zk://[]:1",
+            "zk://u:hunter2@h/?pasword=hunter2",
+            "zk://u:hunter2@h/?session_timeout=10",
+            "zk://u:hunter2@h/#x",
+            "zk://u:%ff@h",
+        ] {
+            let failure = parse(url).unwrap_err();
+            assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{url}");
+            assert!(!failure.to_string().contains("hunter2"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_password() {
+        assert!(!format!("{:?}", parse("zk://u:hunter2@h").unwrap()).contains("hunter2"));
+    }
+
+    #[test]
+    #[cfg(not(feature = "tls"))]
+    fn tls_without_its_feature_says_which_one() {
+        assert!(parse("zk+tls://h").unwrap_err().message().contains("zk-tls"));
+    }
+}

@@ -1,0 +1,308 @@
+//! What is stored on the server, and that others can work with it.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Guard, Locks, Wait};
+use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+use dlock_zk::{Acl, AuthId, Permission, ZooKeeper};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// The name of a node of Curator's.
+const CURATOR: &str = "_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+
+async fn connect(server: &ZooKeeperServer) -> ZooKeeper {
+    ZooKeeper::connect(&server.url()).await.unwrap()
+}
+
+async fn locks(server: &ZooKeeperServer) -> Locks {
+    Locks::builder(connect(server).await).with_label("basic").build().unwrap()
+}
+
+async fn take(locks: &Locks, key: &str) -> Guard {
+    locks.lock(key).acquire().await.unwrap()
+}
+
+/// Asks again and again until `test` holds.
+async fn until(what: &str, mut test: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + SOON;
+    while !test() {
+        assert!(std::time::Instant::now() < end, "{what} did not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits in the background for `key`.
+fn wait_for(locks: &Locks, key: &str) -> tokio::task::JoinHandle<dlock_core::Result<Guard>> {
+    let lock = locks.lock(key).with_wait(Wait::Forever);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+/// How many stand in line for `key` on the server.
+async fn line_of(server: &ZooKeeperServer, key: &str, count: usize) {
+    let path = format!("/dlock/{key}");
+    until("the line", || server.admin().children(&path).len() == count).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_stored_as_curator_stores_it() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server).await;
+    let guard = take(&locks, "room").await;
+    let names = server.admin().children("/dlock/room");
+    let [name] = &names[..] else { panic!("{names:?}") };
+    let parts: Vec<usize> = name.split('-').map(str::len).collect();
+    assert_eq!(parts, ["_c_".len() + 8, 4, 4, 4, 12, "lock".len(), 10], "{name}");
+    assert!(name.starts_with("_c_") && name.ends_with("-lock-0000000000"), "{name}");
+    let node = server.admin().node(&format!("/dlock/room/{name}")).unwrap();
+    assert_eq!(node.session.map(|session| vec![session]), Some(server.admin().sessions()));
+    assert_eq!(guard.fence().map(|fence| fence.get()), u64::try_from(node.czxid).ok());
+    let data = String::from_utf8(node.data).unwrap();
+    assert!(data.contains("pid=") && data.contains("label=basic"), "{data}");
+    guard.release().await.unwrap();
+    assert_eq!(server.admin().children("/dlock/room"), [""; 0]);
+}
+
+#[tokio::test]
+async fn empty_directories_go_away_and_fences_still_grow() {
+    let server = ZooKeeperServer::options().container_check(Duration::from_millis(50)).start().unwrap();
+    let locks = locks(&server).await;
+    let mut last = 0;
+    for _ in 0..3 {
+        let guard = take(&locks, "room").await;
+        let names = server.admin().children("/dlock/room");
+        assert!(names[0].ends_with("-0000000000"), "the numbers begin anew: {names:?}");
+        let fence = guard.fence().unwrap().get();
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        guard.release().await.unwrap();
+        until("the end of the directories", || server.admin().node("/dlock").is_none()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_lock_of_curator_is_respected_shown_and_followed() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = ZooKeeper::builder(&server.url()).with_base("/java").connect().await.unwrap();
+    let locks = Locks::new(zookeeper.clone());
+    for path in ["/java", "/java/room"] {
+        server.admin().create(path, b"", NodeKind::Container);
+    }
+    // What is no lock of Curator's does not count.
+    server.admin().create("/java/room/0123__lock__", b"kazoo", NodeKind::PersistentSequential);
+    let theirs = server.admin().create(
+        &format!("/java/room/{CURATOR}"),
+        b"192.168.1.7",
+        NodeKind::PersistentSequential,
+    );
+    assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+    let holder = locks.inspect("room").await.unwrap().expect("somebody has it");
+    assert_eq!(holder.label.as_deref(), Some("192.168.1.7"));
+    let waiter = wait_for(&locks, "room");
+    until("the second in line", || server.admin().children("/java/room").len() == 3).await;
+    let queue = zookeeper.queue("room").await.unwrap();
+    assert_eq!(queue.len(), 2);
+    assert_eq!((queue[0].label.as_deref(), queue[1].pid), (Some("192.168.1.7"), Some(std::process::id())));
+    server.admin().delete(&theirs);
+    let guard = waiter.await.unwrap().unwrap();
+    assert_eq!(queue[1].fence, guard.fence());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn waiters_get_the_lock_in_the_order_in_which_they_came_and_each_watches_one_other() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server).await, locks(&server).await);
+    let mut guard = take(&ours, "room").await;
+    let mut waiters = Vec::new();
+    for n in 0..8 {
+        waiters.push(wait_for(if n % 2 == 0 { &ours } else { &theirs }, "room"));
+        line_of(&server, "room", n + 2).await;
+    }
+    until("the watches", || server.admin().watches() == 8).await;
+    for waiter in waiters {
+        assert!(!waiter.is_finished());
+        guard.release().await.unwrap();
+        guard =
+            tokio::time::timeout(SOON, waiter).await.expect("it is the next one's turn").unwrap().unwrap();
+    }
+    guard.release().await.unwrap();
+    until("the end of the watches", || server.admin().watches() == 0).await;
+}
+
+#[tokio::test]
+async fn a_place_in_line_that_somebody_deletes_is_an_error_of_that_waiter_only() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server).await;
+    let guard = take(&locks, "room").await;
+    let first = wait_for(&locks, "room");
+    line_of(&server, "room", 2).await;
+    let second = wait_for(&locks, "room");
+    line_of(&server, "room", 3).await;
+    let by_number = |name: &String| name.ends_with("0000000001");
+    let name = server.admin().children("/dlock/room").into_iter().find(by_number).unwrap();
+    server.admin().delete(&format!("/dlock/room/{name}"));
+    // The next look finds it, at the latest when the holder leaves.
+    guard.release().await.unwrap();
+    let error = tokio::time::timeout(SOON, first).await.expect("it ends").unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert!(error.to_string().contains("deleted its place"), "{error}");
+    let guard = tokio::time::timeout(SOON, second).await.expect("it goes on").unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_expires_loses_its_locks_and_its_waiters_and_the_next_acquire_opens_another() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server).await, locks(&server).await);
+    let (guard, other) = (take(&ours, "room").await, take(&ours, "hall").await);
+    let foreign = take(&theirs, "shed").await;
+    let waiter = wait_for(&ours, "shed");
+    line_of(&server, "shed", 2).await;
+    let name = server.admin().children("/dlock/room").remove(0);
+    let session = server.admin().node(&format!("/dlock/room/{name}")).unwrap().session.unwrap();
+    server.admin().expire(session);
+    for guard in [&guard, &other] {
+        tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told");
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    }
+    let error = tokio::time::timeout(SOON, waiter).await.expect("the wait ends").unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    foreign.check().unwrap();
+    let again = take(&ours, "room").await;
+    assert!(again.fence() > guard.fence());
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+    again.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_whose_node_is_deleted_is_lost() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = ZooKeeper::builder(&server.url()).with_session_timeout(Duration::from_secs(2));
+    let locks = Locks::new(zookeeper.connect().await.unwrap());
+    let (guard, other) = (take(&locks, "room").await, take(&locks, "hall").await);
+    let name = server.admin().children("/dlock/room").remove(0);
+    server.admin().delete(&format!("/dlock/room/{name}"));
+    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is noticed");
+    other.check().unwrap();
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+}
+
+#[tokio::test]
+async fn a_lock_outlives_many_session_timeouts_without_a_runtime_of_its_owner() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = ZooKeeper::builder(&server.url()).with_session_timeout(Duration::from_millis(1_000));
+    let locks = Locks::new(zookeeper.connect().await.unwrap());
+    let guard = take(&locks, "room").await;
+    // Nothing of this test's runtime runs meanwhile.
+    std::thread::sleep(Duration::from_secs(4));
+    guard.check().unwrap();
+    assert_eq!(server.admin().children("/dlock/room").len(), 1);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_frozen_server_makes_locks_suspect_then_lost_and_short_freezes_lose_nothing() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = ZooKeeper::builder(&server.url()).with_session_timeout(Duration::from_secs(4));
+    let locks = Locks::new(zookeeper.connect().await.unwrap());
+    let guard = take(&locks, "room").await;
+    server.pause();
+    until("suspicion", || guard.check().is_err()).await;
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Suspect);
+    server.resume();
+    until("trust", || guard.check().is_ok()).await;
+    server.pause();
+    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told");
+    server.resume();
+    guard.check().unwrap_err();
+}
+
+#[tokio::test]
+async fn a_busy_answer_leaves_nothing_in_anybodys_way() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server).await;
+    for _ in 0..50 {
+        let guard = take(&locks, "room").await;
+        assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+        let guard = locks.lock("room").try_acquire().await.unwrap().expect("it is free");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_fenced_write_is_refused_once_the_lock_is_gone() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = connect(&server).await;
+    let locks = Locks::new(zookeeper.clone());
+    server.admin().create("/limit", b"1", NodeKind::Persistent);
+    let guard = take(&locks, "config").await;
+    let fence = guard.fence().unwrap();
+    let write = || zookeeper.fenced_write(fence).set_data("/limit", "2").create("/note", "x");
+    assert!(write().commit().await.unwrap());
+    assert_eq!(server.admin().node("/limit").unwrap().data, b"2");
+    let error = write().commit().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "the node exists: {error}");
+    // The holder does not know yet, and the servers do.
+    let name = server.admin().children("/dlock/config").remove(0);
+    server.admin().delete(&format!("/dlock/config/{name}"));
+    let write = zookeeper.fenced_write(fence).set_data("/limit", "3").delete("/note");
+    assert!(!write.commit().await.unwrap());
+    assert_eq!(server.admin().node("/limit").unwrap().data, b"2");
+    drop(guard);
+    assert!(!zookeeper.fenced_write(fence).set_data("/limit", "4").commit().await.unwrap());
+}
+
+#[tokio::test]
+async fn who_logs_in_keeps_others_out_and_a_list_lets_them_in() {
+    let server = ZooKeeperServer::start().unwrap();
+    let url = |user: &str| server.url().replacen("zk://", &format!("zk://{user}:secret@"), 1);
+    let ours = Locks::new(ZooKeeper::connect(&url("shop")).await.unwrap());
+    let guard = take(&ours, "room").await;
+    let stranger = Locks::new(ZooKeeper::connect(&url("mall")).await.unwrap());
+    let error = stranger.lock("room").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(!error.to_string().contains("secret"), "{error}");
+    guard.release().await.unwrap();
+
+    let all = || [Acl::new(Permission::ALL, AuthId::anyone())];
+    let shared = |user: &str| ZooKeeper::builder(&url(user)).with_base("/shared").with_parent_acl(all());
+    let (ours, theirs) = (
+        Locks::new(shared("shop").connect().await.unwrap()),
+        Locks::new(shared("mall").connect().await.unwrap()),
+    );
+    let guard = take(&ours, "room").await;
+    let waiter = wait_for(&theirs, "room");
+    until("the second in line", || server.admin().children("/shared/room").len() == 2).await;
+    let names = server.admin().children("/shared/room");
+    let access = server.admin().access(&format!("/shared/room/{}", names[0]));
+    assert!(access[0].1.starts_with("digest:"), "{access:?}");
+    assert_eq!(server.admin().access("/shared/room"), [(31, "world:anyone".to_owned())]);
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_chroot_is_made_and_stands_before_all_paths() {
+    let server = ZooKeeperServer::start().unwrap();
+    let zookeeper = ZooKeeper::connect(&format!("{}/app/x?base=/locks", server.url())).await.unwrap();
+    let locks = Locks::new(zookeeper.clone());
+    let guard = take(&locks, "a/b").await;
+    assert_eq!(server.admin().children("/app/x/locks"), ["%a%2Fb"]);
+    let write = zookeeper.fenced_write(guard.fence().unwrap()).create("/data", "1");
+    assert!(write.commit().await.unwrap());
+    assert_eq!(server.admin().node("/app/x/data").unwrap().data, b"1");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_unavailable_and_named() {
+    let url = "zk://shop:hunter2@127.0.0.1:1";
+    let error = ZooKeeper::connect(url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("127.0.0.1:1") && !error.to_string().contains("hunter2"), "{error}");
+    let locks = Locks::new(ZooKeeper::builder(url).build().unwrap());
+    let error = locks.lock("room").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}

@@ -1,0 +1,79 @@
+//! Somebody deletes, replaces or changes the nodes of a lock.
+
+use std::time::{Duration, Instant};
+
+use dlock_core::ErrorKind;
+use dlock_testkit::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
+
+use crate::support::{error_of, fence, locks, places, soon, wait_for};
+
+/// Long enough that a half of it is not the machine's noise.
+const SESSION: Duration = Duration::from_secs(4);
+
+/// Takes the lock, lets somebody tamper with its node, and waits for the holder to notice.
+async fn is_noticed(tamper: impl Fn(Administrator, &str)) -> ZooKeeperServer {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, SESSION).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    tamper(server.admin(), &format!("/dlock/room/{}", places(server.admin(), "room")[0]));
+    let started = Instant::now();
+    soon("the loss", guard.lost()).await;
+    // By a look, and not by the end of the session.
+    assert!(started.elapsed() < SESSION * 6 / 10, "noticed after {:?}", started.elapsed());
+    error_of(guard.check(), ErrorKind::Lost);
+    error_of(guard.release().await, ErrorKind::NotHeld);
+    server
+}
+
+#[tokio::test]
+async fn a_node_that_somebody_made_in_place_of_the_deleted_one_is_not_ours() {
+    is_noticed(|admin, node| {
+        admin.delete(node);
+        admin.create(node, b"somebody", NodeKind::Persistent);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_whose_directory_is_deleted_with_it_is_lost_and_can_be_taken_again() {
+    let server = is_noticed(|admin, node| {
+        admin.delete(node);
+        admin.delete("/dlock/room");
+        admin.delete("/dlock");
+    })
+    .await;
+    let locks = locks(&server, SESSION).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_whose_content_is_changed_stays_a_lock() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, SESSION).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    // What Curator's clients write to ask for a lock, and what is no text at all.
+    for content in [&b"__REVOKE__"[..], b"\xff\xfe\0", b""] {
+        server.admin().set_data(&format!("/dlock/room/{}", places(server.admin(), "room")[0]), content);
+        let holder = locks.inspect("room").await.unwrap().expect("it is held");
+        assert_eq!(holder.fence.map(|it| it.get()), Some(fence(&guard)));
+        guard.check().unwrap();
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_takes_over_from_a_holder_whose_node_was_deleted_with_a_higher_fence() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, SESSION).await, locks(&server, SESSION).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let first = fence(&guard);
+    let waiter = wait_for(&theirs, "room");
+    crate::support::until_in_line(server.admin(), "room", 2).await;
+    server.admin().delete(&format!("/dlock/room/{}", places(server.admin(), "room")[0]));
+    let next = soon("the next holder", waiter).await.unwrap().unwrap();
+    assert!(fence(&next) > first);
+    // The old holder gives back what it no longer has, and takes nothing from the new one.
+    drop(guard.release().await);
+    next.check().unwrap();
+    next.release().await.unwrap();
+}

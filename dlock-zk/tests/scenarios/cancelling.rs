@@ -1,0 +1,131 @@
+//! Futures that are dropped in the middle.
+
+use std::time::Duration;
+
+use dlock_testkit::cancel::{Cut, every_await_point, poll_n_then_drop};
+use dlock_testkit::proxy::{Direction, Flow};
+use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use tokio::task::JoinSet;
+
+use crate::support::{LONG, Proxied, locks, places, soon, until, until_clean, until_in_line, wait_for};
+
+#[tokio::test]
+async fn an_acquire_dropped_at_any_await_leaves_nothing() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let (lock, admin, locks) = (locks.lock("room"), server.admin(), &locks);
+    let cuts = every_await_point(
+        || lock.acquire(),
+        async |cut: Cut, output| {
+            if let Some(guard) = output {
+                guard.unwrap().release().await.unwrap();
+            }
+            until(&format!("the clean-up after {cut:?}"), || {
+                locks.stats().background == 0 && locks.stats().held == 0 && places(admin, "room").is_empty()
+            })
+            .await;
+        },
+    )
+    .await;
+    assert!(cuts >= 4, "{cuts} cuts");
+}
+
+#[tokio::test]
+async fn a_waiter_dropped_at_any_await_leaves_neither_a_place_nor_a_watch() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+    let holder = theirs.lock("room").acquire().await.unwrap();
+    let lock = ours.lock("room").with_wait(Duration::from_millis(150));
+    let cuts = every_await_point(
+        || lock.acquire(),
+        async |_: Cut, output| assert!(output.is_none_or(|it| it.is_err())),
+    )
+    .await;
+    assert!(cuts >= 4, "{cuts} cuts");
+    until("the places to be left", || places(server.admin(), "room").len() == 1).await;
+    until("the watches to be removed", || server.admin().watches() == 0).await;
+    holder.release().await.unwrap();
+    until_clean(&ours, server.admin(), &["room"]).await;
+}
+
+#[tokio::test]
+async fn a_release_dropped_at_any_await_is_carried_out() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let lock = locks.lock("room");
+    for polls in 0..6 {
+        let guard = lock.acquire().await.unwrap();
+        let released = poll_n_then_drop(guard.release(), polls).await;
+        assert!(released.is_none_or(|it| it.is_ok()));
+        until(&format!("the release after {polls} polls"), || places(server.admin(), "room").is_empty())
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn acquires_dropped_while_the_answer_to_their_creation_is_on_its_way_leave_nothing() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    for round in 0..10 {
+        let creations = on.proxy.requests()["CREATE"];
+        on.proxy.set(Direction::ToClient, Flow::Hold);
+        let mut acquires = JoinSet::new();
+        for number in 0..20 {
+            let lock = locks.lock(format!("room_{number}")).with_request_timeout(Duration::from_secs(5));
+            acquires.spawn(async move { lock.acquire().await });
+        }
+        until("the creations", || on.proxy.requests()["CREATE"] >= creations + 20).await;
+        acquires.shutdown().await;
+        if round % 2 == 0 {
+            on.proxy.mend();
+        } else {
+            // The answers never come.
+            on.proxy.cut();
+            on.proxy.mend();
+        }
+        until("the clean-up", || locks.stats().background == 0).await;
+        until("the nodes to go", || on.server.admin().figure("zk_ephemerals_count") == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_dropped_lets_the_next_one_move_up() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (first, second, third) =
+        (locks(&server, LONG).await, locks(&server, LONG).await, locks(&server, LONG).await);
+    let guard = first.lock("room").acquire().await.unwrap();
+    let dropped = wait_for(&second, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    let next = wait_for(&third, "room");
+    until_in_line(server.admin(), "room", 3).await;
+    dropped.abort();
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    until_in_line(server.admin(), "room", 2).await;
+    guard.release().await.unwrap();
+    soon("the lock", next).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_acquires_aborted_at_many_moments_leave_nothing() {
+    let on = Proxied::start();
+    // A real network takes its time, so that aborts hit every moment.
+    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(2)));
+    let locks = on.locks(LONG).await;
+    for round in 0..10 {
+        let mut tasks = JoinSet::new();
+        for number in 0..100 {
+            let lock = locks.lock(format!("room_{}", number % 40));
+            tasks.spawn(async move {
+                let guard = lock.acquire().await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                drop(guard);
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(3 * round)).await;
+        tasks.shutdown().await;
+    }
+    until("the clean-up", || locks.stats().background == 0 && locks.stats().held == 0).await;
+    until("the nodes to go", || on.server.admin().figure("zk_ephemerals_count") == 0).await;
+    until("the watches to be removed", || on.server.admin().watches() == 0).await;
+}

@@ -1,0 +1,201 @@
+//! Connections that break, and servers that freeze.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Wait};
+use dlock_testkit::proxy::{Arrivals, Direction, Flow};
+use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_zk::ZooKeeper;
+use tokio::task::JoinSet;
+
+use crate::support::{
+    LONG, Proxied, SHORT, error_of, fence, locks, locks_at, over, places, soon, until, until_clean,
+    until_in_line, wait_for,
+};
+
+#[tokio::test]
+async fn a_lock_is_suspect_as_long_as_its_connection_is_gone_and_then_the_same_one_again() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let (held, before) = (guard.held(), fence(&guard));
+    for _ in 0..3 {
+        on.proxy.set_arrivals(Arrivals::Reset);
+        on.proxy.cut();
+        soon("the suspicion", held.at_risk()).await;
+        error_of(guard.check(), ErrorKind::Suspect);
+        on.proxy.mend();
+        until("the lock", || guard.check().is_ok()).await;
+    }
+    assert_eq!((fence(&guard), places(on.server.admin(), "room").len()), (before, 1));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_was_deleted_while_the_connection_was_gone_is_never_held_again() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    on.proxy.set_arrivals(Arrivals::Reset);
+    on.proxy.cut();
+    soon("the suspicion", guard.held().at_risk()).await;
+    on.server.admin().delete(&format!("/dlock/room/{}", places(on.server.admin(), "room")[0]));
+    on.proxy.mend();
+    let looks = async {
+        while guard.check().is_err_and(|error| error.kind() == ErrorKind::Suspect) {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("certainty", looks).await;
+    error_of(guard.check(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn a_waiter_keeps_its_place_over_cuts_of_its_connection() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(LONG).await, locks(&on.server, LONG).await);
+    let guard = theirs.lock("room").acquire().await.unwrap();
+    let early = wait_for(&ours, "room");
+    until_in_line(on.server.admin(), "room", 2).await;
+    let late = wait_for(&theirs, "room");
+    until_in_line(on.server.admin(), "room", 3).await;
+    let line = places(on.server.admin(), "room");
+    for round in 1..=3 {
+        on.proxy.cut();
+        until("the next connection", || on.proxy.requests()["CONNECT"] > round).await;
+    }
+    assert_eq!(places(on.server.admin(), "room"), line);
+    on.proxy.cut();
+    guard.release().await.unwrap();
+    let guard = soon("the lock", early).await.unwrap().unwrap();
+    assert!(!late.is_finished(), "out of turn");
+    guard.release().await.unwrap();
+    soon("the lock", late).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_while_the_connection_is_cut_is_not_missed() {
+    let on = Proxied::start();
+    let (ours, theirs) = (locks(&on.server, LONG).await, on.locks(LONG).await);
+    for _ in 0..5 {
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let waiter = wait_for(&theirs, "room");
+        until_in_line(on.server.admin(), "room", 2).await;
+        on.proxy.set_arrivals(Arrivals::Reset);
+        on.proxy.cut();
+        guard.release().await.unwrap();
+        on.proxy.mend();
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lock_is_lost_before_the_server_can_give_it_away() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(SHORT).await, locks(&on.server, LONG).await);
+    for _ in 0..3 {
+        let guard = soon("the lock", ours.lock("room").acquire()).await.unwrap();
+        let waiter = wait_for(&theirs, "room");
+        until_in_line(on.server.admin(), "room", 2).await;
+        on.proxy.black_hole();
+        let next = soon("the next holder", waiter).await.unwrap().unwrap();
+        // Whoever looks now finds the old one's belief gone for long.
+        error_of(guard.check(), ErrorKind::Lost);
+        next.release().await.unwrap();
+        on.proxy.mend();
+        on.proxy.cut();
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_server_ends_the_belief_in_time_and_its_locks_are_not_given_to_two() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, SHORT).await, locks(&server, LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    server.pause();
+    soon("the loss", guard.lost()).await;
+    error_of(guard.check(), ErrorKind::Lost);
+    server.resume();
+    // The server may let the session go on, now that it is back.
+    error_of(guard.release().await, ErrorKind::NotHeld);
+    let next = soon("the next holder", waiter).await.unwrap().unwrap();
+    next.check().unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn acquires_that_gave_up_or_were_dropped_on_a_frozen_server_leave_nothing_once_it_thaws() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+    server.pause();
+    let mut acquires = JoinSet::new();
+    for number in 0..100 {
+        let lock = locks.lock(format!("given_up_{number}")).with_wait(Duration::from_millis(300));
+        acquires.spawn(async move { lock.acquire().await.is_ok() });
+        let lock = locks.lock(format!("dropped_{number}"));
+        acquires.spawn(async move {
+            tokio::time::timeout(Duration::from_millis(number), lock.acquire())
+                .await
+                .is_ok_and(|it| it.is_ok())
+        });
+    }
+    assert!(!acquires.join_all().await.contains(&true), "the server is frozen");
+    server.resume();
+    until("the clean-up", || locks.stats().background == 0).await;
+    // By its own count: of all locks at once.
+    until("the nodes to go", || server.admin().figure("zk_ephemerals_count") == 0).await;
+    locks.lock("dropped_7").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_arrives_after_it_was_given_up_is_withdrawn_again() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    on.proxy.set(Direction::ToServer, Flow::Hold);
+    let error = locks.lock("room").with_wait(Wait::No).acquire().await.expect_err("nothing arrives");
+    assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
+    on.proxy.mend();
+    until_clean(&locks, on.server.admin(), &["room"]).await;
+    soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_is_over_in_time_although_the_server_hangs() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    server.pause();
+    for wait in [Wait::No, Duration::from_millis(50).into(), Duration::from_millis(400).into()] {
+        let started = std::time::Instant::now();
+        let error = locks.lock("room").with_wait(wait).acquire().await.expect_err("the server is frozen");
+        assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
+        // The wait, a request for each of the attempts, and generous room for a busy machine.
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?} for a wait of {wait:?}", started.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn another_server_of_the_list_is_used_when_one_does_not_answer() {
+    let on = Proxied::start();
+    let silent = crate::support::before(&on.server);
+    silent.set_arrivals(Arrivals::BlackHole);
+    let locks = locks_at(&[silent.address(), on.proxy.address()], SHORT).await;
+    let guard = soon("the lock", locks.lock("room").acquire()).await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_unavailable() {
+    let on = Proxied::start();
+    on.proxy.black_hole();
+    let builder = ZooKeeper::builder(&format!("zk://{}", on.proxy.address())).with_session_timeout(SHORT);
+    let locks = over(builder.build().unwrap());
+    let error = error_of(locks.lock("room").with_wait(Wait::No).acquire().await, ErrorKind::Unavailable);
+    assert!(error.is_retryable());
+    on.proxy.mend();
+    on.proxy.cut();
+    soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}

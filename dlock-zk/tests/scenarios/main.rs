@@ -1,0 +1,13 @@
+//! What goes wrong with real ZooKeeper servers, and what a lock makes of it.
+
+mod support;
+
+mod administrators;
+mod cancelling;
+mod connections;
+mod dropping;
+mod ensemble;
+mod outcomes;
+mod queue;
+mod restarts;
+mod sessions;

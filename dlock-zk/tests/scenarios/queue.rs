@@ -1,0 +1,115 @@
+//! Long lines, and lines that change in unexpected ways.
+
+use std::time::Duration;
+
+use dlock_core::Guard;
+use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::support::{LONG, fence, locks, places, soon, until, until_in_line, wait_for};
+
+/// A place of another library's client.
+const FOREIGN: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+
+#[tokio::test]
+async fn a_release_wakes_one_waiter_of_two_hundred_and_each_watches_one_other() {
+    const WAITERS: usize = 200;
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let mut holder = locks.lock("room").acquire().await.unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel::<Guard>();
+    for _ in 0..WAITERS {
+        let (lock, tell) = (locks.lock("room").with_wait(LONG), tell.clone());
+        tokio::spawn(async move { tell.send(lock.acquire().await.unwrap()) });
+    }
+    until_in_line(server.admin(), "room", WAITERS + 1).await;
+    let line = places(server.admin(), "room");
+    for (turn, place) in line.iter().enumerate().skip(1) {
+        let node = server.admin().node(&format!("/dlock/room/{place}")).unwrap();
+        holder.release().await.unwrap();
+        holder = soon("the next holder", told.recv()).await.unwrap();
+        assert_eq!(Ok(fence(&holder)), u64::try_from(node.czxid), "turn {turn}");
+        assert!(told.is_empty(), "one at a time");
+        let left = (WAITERS - turn) as u64;
+        assert_eq!(server.admin().watches(), left, "nobody else was woken, and nobody watches two");
+    }
+    holder.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_a_place_in_the_middle_grants_nothing() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    for _ in 0..5 {
+        let before = server.admin().create(FOREIGN, b"", NodeKind::PersistentSequential);
+        let waiter = wait_for(&locks, "room");
+        until("the waiter's watch", || server.admin().watches() == 1).await;
+        server.admin().delete(&before);
+        // It looks again, and watches the holder from now on.
+        until_in_line(server.admin(), "room", 2).await;
+        assert!(!waiter.is_finished());
+        waiter.abort();
+        until("the place to be left", || places(server.admin(), "room").len() == 1).await;
+    }
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_foreign_client_in_front_is_waited_for_and_behind_is_not() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    let front = server.admin().create(FOREIGN, b"", NodeKind::PersistentSequential);
+    let waiter = wait_for(&locks, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    let behind = server.admin().create(FOREIGN, b"", NodeKind::PersistentSequential);
+    server.admin().delete(&front);
+    let guard = soon("the lock", waiter).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(places(server.admin(), "room"), [behind.rsplit('/').next().unwrap()]);
+}
+
+#[tokio::test]
+async fn directories_that_vanish_all_the_time_fail_no_acquire() {
+    let server = ZooKeeperServer::options().container_check(Duration::from_millis(1)).start().unwrap();
+    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+    let mut tasks = JoinSet::new();
+    for number in 0..4 {
+        let lock = if number % 2 == 0 { &ours } else { &theirs }.lock(format!("room_{}", number / 2));
+        tasks.spawn(async move {
+            let mut last = 0;
+            for _ in 0..100 {
+                let guard = lock.acquire().await.unwrap();
+                assert!(fence(&guard) > last);
+                last = fence(&guard);
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    soon("all rounds", async {
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+    })
+    .await;
+    until("the end of the directories", || server.admin().children("/dlock").is_empty()).await;
+}
+
+#[tokio::test]
+async fn waiters_of_one_key_do_not_delay_those_of_another() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let guard = locks.lock("busy").acquire().await.unwrap();
+    let mut waiters: Vec<_> = (0..50).map(|_| wait_for(&locks, "busy")).collect();
+    until_in_line(server.admin(), "busy", 51).await;
+    for _ in 0..50 {
+        locks.lock("idle").acquire().await.unwrap().release().await.unwrap();
+    }
+    guard.release().await.unwrap();
+    for waiter in &mut waiters {
+        soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+}

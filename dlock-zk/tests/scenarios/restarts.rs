@@ -1,0 +1,90 @@
+//! Servers that die and come back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use dlock_core::ErrorKind;
+use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use tokio::task::JoinSet;
+
+use crate::support::{LONG, SHORT, error_of, fence, locks, places, soon, until, until_in_line, wait_for};
+
+#[tokio::test]
+async fn a_quick_restart_keeps_locks_and_waiters() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let before = fence(&guard);
+    let waiter = wait_for(&theirs, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    server.kill();
+    soon("the suspicion", guard.held().at_risk()).await;
+    error_of(guard.check(), ErrorKind::Suspect);
+    server.restart().unwrap();
+    until("the lock", || guard.check().is_ok()).await;
+    assert_eq!((fence(&guard), waiter.is_finished()), (before, false));
+    guard.release().await.unwrap();
+    let guard = soon("the lock", waiter).await.unwrap().unwrap();
+    assert!(fence(&guard) > before);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_for_longer_than_a_session_ends_the_belief_although_the_node_is_still_there() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let ours = locks(&server, SHORT).await;
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let before = fence(&guard);
+    server.kill();
+    soon("the loss", guard.lost()).await;
+    error_of(guard.check(), ErrorKind::Lost);
+    server.restart().unwrap();
+    assert_eq!(places(server.admin(), "room").len(), 1, "the server counts from its start");
+    // Our session may go on, and the node with it, which is not the lock any more.
+    error_of(guard.check(), ErrorKind::Lost);
+    drop(guard);
+    let theirs = locks(&server, LONG).await;
+    let next = soon("the next holder", theirs.lock("room").acquire()).await.unwrap();
+    assert!(fence(&next) > before);
+    next.release().await.unwrap();
+    soon("the lock", ours.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn restarts_in_the_middle_of_everything_leave_nothing() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, Duration::from_secs(10)).await;
+    let (over, sections) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = JoinSet::new();
+    for number in 0..16 {
+        let (locks, over, sections) = (locks.clone(), Arc::clone(&over), Arc::clone(&sections));
+        tasks.spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                match locks.lock(format!("room_{}", number % 4)).acquire().await {
+                    Ok(guard) => {
+                        sections.fetch_add(1, Ordering::SeqCst);
+                        drop(guard.release().await);
+                    }
+                    Err(error) => assert!(error.is_retryable() || error.kind() == ErrorKind::Lost, "{error}"),
+                }
+            }
+        });
+    }
+    for _ in 0..4 {
+        let before = sections.load(Ordering::SeqCst);
+        until("progress", || sections.load(Ordering::SeqCst) > before + 50).await;
+        server.kill();
+        // The clients go on meanwhile.
+        server =
+            tokio::task::spawn_blocking(move || server.restart().map(|()| server)).await.unwrap().unwrap();
+    }
+    over.store(true, Ordering::SeqCst);
+    soon("the last rounds", tasks.join_all()).await;
+    until("the clean-up", || locks.stats().background == 0 && locks.stats().held == 0).await;
+    for number in 0..4 {
+        let key = format!("room_{number}");
+        until("the places to be left", || places(server.admin(), &key).is_empty()).await;
+        soon("the lock", locks.lock(&key).acquire()).await.unwrap().release().await.unwrap();
+    }
+}

@@ -1,0 +1,121 @@
+//! What the tests have in common.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dlock_core::{Error, ErrorKind, Guard, Locks, Wait};
+use dlock_testkit::proxy::{Jute, Proxy};
+use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_zk::ZooKeeper;
+use tokio::task::JoinHandle;
+
+/// A session that no test waits for the end of.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// A session that a test waits for the end of.
+pub(crate) const SHORT: Duration = Duration::from_millis(1_500);
+
+/// How long anything may take that is certain to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Locks of a session of their own, at the server or the servers at these addresses.
+pub(crate) async fn locks_at(addresses: &[SocketAddr], session: Duration) -> Locks {
+    let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+    let url = format!("zk://{}", addresses.join(","));
+    let zookeeper = ZooKeeper::builder(&url).with_session_timeout(session).connect().await.unwrap();
+    over(zookeeper)
+}
+
+/// Locks that give up a request soon, so that what is made to fail fails soon.
+pub(crate) fn over(zookeeper: ZooKeeper) -> Locks {
+    Locks::builder(zookeeper)
+        .with_wait(Duration::from_secs(20))
+        .with_request_timeout(Duration::from_millis(500))
+        .build()
+        .unwrap()
+}
+
+pub(crate) async fn locks(server: &ZooKeeperServer, session: Duration) -> Locks {
+    locks_at(&[server.address()], session).await
+}
+
+/// A server with a proxy in front of it.
+pub(crate) struct Proxied {
+    pub(crate) server: ZooKeeperServer,
+    pub(crate) proxy: Proxy,
+}
+
+impl Proxied {
+    pub(crate) fn start() -> Self {
+        let server = ZooKeeperServer::start().unwrap();
+        let proxy = before(&server);
+        Self { server, proxy }
+    }
+
+    pub(crate) async fn locks(&self, session: Duration) -> Locks {
+        locks_at(&[self.proxy.address()], session).await
+    }
+}
+
+/// A proxy in front of a server.
+pub(crate) fn before(server: &ZooKeeperServer) -> Proxy {
+    Proxy::speaking(Jute::default(), server.address()).unwrap()
+}
+
+/// Waits in the background for `key`.
+pub(crate) fn wait_for(locks: &Locks, key: &str) -> JoinHandle<dlock_core::Result<Guard>> {
+    let lock = locks.lock(key).with_wait(Wait::Forever);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+/// The places in line for `key`, in order.
+pub(crate) fn places(admin: Administrator, key: &str) -> Vec<String> {
+    let mut places = admin.children(&format!("/dlock/{key}"));
+    places.sort_by_key(|place| place.rsplit('-').next().map(str::to_owned));
+    places
+}
+
+/// Waits until so many stand in line for `key`, and each one but the first watches another.
+pub(crate) async fn until_in_line(admin: Administrator, key: &str, count: usize) {
+    let all_watch = || places(admin, key).len() == count && admin.watches() == count as u64 - 1;
+    until(&format!("a line of {count}"), all_watch).await;
+}
+
+/// Waits for what has to come.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("{what} did not come within {PATIENCE:?}"),
+    }
+}
+
+/// Waits until something holds that nobody tells of.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, wait).await;
+}
+
+/// Waits until the locks have nothing left to do, and no place in line for any of `keys` is left.
+pub(crate) async fn until_clean(locks: &Locks, admin: Administrator, keys: &[&str]) {
+    until("the clean-up", || {
+        locks.stats().background == 0 && keys.iter().all(|key| places(admin, key).is_empty())
+    })
+    .await;
+}
+
+/// The error of a result that has to be of this kind.
+#[track_caller]
+pub(crate) fn error_of<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind) -> Error {
+    let error = result.expect_err("this cannot succeed");
+    assert_eq!(error.kind(), kind, "{error}");
+    error
+}
+
+/// The number of a guard's fence.
+pub(crate) fn fence(guard: &Guard) -> u64 {
+    guard.fence().expect("every grant has a fence").get()
+}

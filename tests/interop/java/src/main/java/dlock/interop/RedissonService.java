@@ -1,0 +1,103 @@
+package dlock.interop;
+
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.redisson.Redisson;
+import org.redisson.api.RBucket;
+import org.redisson.api.RFencedLock;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.config.Config;
+
+final class RedissonService implements Service {
+    private final RedissonClient client;
+
+    RedissonService(String url, int leaseMillis) {
+        Config config = new Config();
+        config.setLockWatchdogTimeout(leaseMillis);
+        config.useSingleServer().setAddress(url);
+        client = Redisson.create(config);
+    }
+
+    @Override
+    public Lock lock(String kind, String name) {
+        return switch (kind) {
+            case "rlock" -> new Plain(client.getLock(name));
+            case "fenced" -> new Fenced(client.getFencedLock(name));
+            default -> throw new IllegalArgumentException("Redisson has no such kind of lock: " + kind);
+        };
+    }
+
+    @Override
+    public String query(String name) {
+        RLock lock = client.getLock(name);
+        return lock.isLocked() + " " + lock.remainTimeToLive() + " " + lock.getHoldCount() + " "
+            + lock.isHeldByCurrentThread();
+    }
+
+    @Override
+    public boolean force(String name) {
+        return client.getLock(name).forceUnlock();
+    }
+
+    @Override
+    public List<String> participants(String name) {
+        throw new UnsupportedOperationException("nobody knows who waits for a lock of Redisson");
+    }
+
+    @Override
+    public long read(String counter) {
+        String value = bucket(counter).get();
+        return value == null ? 0 : Long.parseLong(value);
+    }
+
+    @Override
+    public void write(String counter, long value) {
+        bucket(counter).set(Long.toString(value));
+    }
+
+    private RBucket<String> bucket(String name) {
+        return client.getBucket(name, StringCodec.INSTANCE);
+    }
+
+    @Override
+    public void close() {
+        client.shutdown();
+    }
+
+    private record Plain(RLock lock) implements Lock {
+        @Override
+        public Long acquire() {
+            lock.lock();
+            return null;
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws InterruptedException {
+            return lock.tryLock(millis, TimeUnit.MILLISECONDS);
+        }
+
+        @Override
+        public void release() {
+            lock.unlock();
+        }
+    }
+
+    private record Fenced(RFencedLock lock) implements Lock {
+        @Override
+        public Long acquire() {
+            return lock.lockAndGetToken();
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws InterruptedException {
+            return lock.tryLock(millis, TimeUnit.MILLISECONDS);
+        }
+
+        @Override
+        public void release() {
+            lock.unlock();
+        }
+    }
+}
