@@ -17,9 +17,13 @@ pub mod postgres;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
+#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+mod tls;
 pub mod zookeeper;
 
 pub use clock::SteppedClock;
 pub use error::ServerError;
 pub use ports::Ports;
 pub use process::{Process, Program};
+#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+pub use tls::Certificates;

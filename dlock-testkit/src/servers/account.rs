@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Program, ServerError};
+use super::{Certificates, Program, ServerError, tls};
 
 /// Who a server runs as: ourselves, unless we are root.
 #[derive(Clone, Debug)]
@@ -50,6 +50,17 @@ impl Account {
             Ok(directory)
         });
         made.map_err(|error| ServerError::because("a directory for a server", &error))
+    }
+
+    /// Certificates that the server may use.
+    pub(crate) fn certificates(&self, directory: &Path) -> Result<Certificates, ServerError> {
+        let certificates = Certificates::in_directory(directory)?;
+        if let Self(Some(other)) = self {
+            let key = directory.join(tls::KEY);
+            chown(key, Some(other.uid), Some(other.gid))
+                .map_err(|error| ServerError::because(tls::KEY, &error))?;
+        }
+        Ok(certificates)
     }
 
     /// The command line that runs `program` as this user, and stays the same process.

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::account::{self, Account};
-use super::{Ports, Process, Program, ServerError, SteppedClock};
+use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
 
 const PACKAGE: &str = "mariadb-server";
 const CLIENT: Program = Program { name: "mariadb", package: "mariadb-client" };
@@ -52,6 +52,7 @@ CREATE DATABASE IF NOT EXISTS locks;
 #[derive(Clone, Debug, Default)]
 pub struct MysqlOptions {
     stepped_clock: bool,
+    tls: bool,
     settings: Vec<String>,
 }
 
@@ -62,6 +63,7 @@ pub struct MysqlServer {
     options: MysqlOptions,
     account: Account,
     clock: Option<SteppedClock>,
+    certificates: Option<Certificates>,
     directory: TempDir,
 }
 
@@ -70,6 +72,13 @@ impl MysqlOptions {
     #[must_use]
     pub fn stepped_clock(mut self) -> Self {
         self.stepped_clock = true;
+        self
+    }
+
+    /// Speaks TLS too, for `localhost`, with certificates made for this server.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
         self
     }
 
@@ -93,9 +102,11 @@ impl MysqlOptions {
         std::fs::write(&init, INIT).map_err(|error| ServerError::because("init.sql", &error))?;
         let clock =
             if self.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
+        let certificates = if self.tls { Some(account.certificates(directory.path())?) } else { None };
         let port = Ports::free();
         let process = self.spawn(&account, port, directory.path(), clock.as_ref())?;
-        let mut server = MysqlServer { process, port, options: self, account, clock, directory };
+        let mut server =
+            MysqlServer { process, port, options: self, account, clock, certificates, directory };
         server.wait_until_ready(START)?;
         Ok(server)
     }
@@ -115,8 +126,14 @@ impl MysqlOptions {
             format!("init-file={}", path("init.sql")),
             format!("port={port}"),
         ];
-        let settings =
-            SETTINGS.into_iter().map(str::to_owned).chain(places).chain(self.settings.iter().cloned());
+        let tls = [("ssl-ca", tls::AUTHORITY), ("ssl-cert", tls::CERTIFICATE), ("ssl-key", tls::KEY)];
+        let tls = tls.into_iter().filter(|_| self.tls).map(|(name, file)| format!("{name}={}", path(file)));
+        let settings = SETTINGS
+            .into_iter()
+            .map(str::to_owned)
+            .chain(places)
+            .chain(tls)
+            .chain(self.settings.iter().cloned());
         let arguments: Vec<String> = settings.map(|setting| format!("--{setting}")).collect();
         let all = ["--no-defaults"].into_iter().chain(arguments.iter().map(String::as_str));
         let (program, arguments) = account.command(program("mariadbd"), all);
@@ -170,6 +187,16 @@ impl MysqlServer {
         format!("mysql://{ADMIN}@{address}/{DATABASE}")
     }
 
+    /// `mysql://` of the administrator over TLS, by a name that the certificate is for, with [`MysqlOptions::tls`].
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let authority = self.certificates().authority().display();
+        format!(
+            "mysql://{ADMIN}@localhost:{}/{DATABASE}?ssl-mode=verify_identity&ssl-ca={authority}",
+            self.port
+        )
+    }
+
     /// `mysql://` of another user.
     #[must_use]
     pub fn url_as(&self, user: &str, password: &str) -> String {
@@ -180,6 +207,16 @@ impl MysqlServer {
     #[must_use]
     pub fn unix_socket(&self) -> PathBuf {
         self.directory.path().join("mysql.sock")
+    }
+
+    /// What the server proves itself with, with [`MysqlOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("started with `tls`")
     }
 
     /// The clock that the server reads, with [`MysqlOptions::stepped_clock`].

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::account::{self, Account};
-use super::{Ports, Process, Program, ServerError, SteppedClock};
+use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
 
 const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
 const PACKAGE: &str = "postgresql";
@@ -43,6 +43,7 @@ const SETTINGS: [&str; 7] = [
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     stepped_clock: bool,
+    tls: bool,
     settings: Vec<String>,
 }
 
@@ -53,6 +54,7 @@ pub struct PostgresServer {
     options: PostgresOptions,
     account: Account,
     clock: Option<SteppedClock>,
+    certificates: Option<Certificates>,
     directory: TempDir,
 }
 
@@ -61,6 +63,13 @@ impl PostgresOptions {
     #[must_use]
     pub fn stepped_clock(mut self) -> Self {
         self.stepped_clock = true;
+        self
+    }
+
+    /// Speaks TLS too, for `localhost`, with certificates made for this server.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
         self
     }
 
@@ -82,9 +91,11 @@ impl PostgresOptions {
         account::copy(template(&account)?, &directory.path().join("data"))?;
         let clock =
             if self.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
+        let certificates = if self.tls { Some(account.certificates(directory.path())?) } else { None };
         let port = Ports::free();
         let process = self.spawn(&account, port, directory.path(), clock.as_ref())?;
-        let mut server = PostgresServer { process, port, options: self, account, clock, directory };
+        let mut server =
+            PostgresServer { process, port, options: self, account, clock, certificates, directory };
         server.wait_until_ready(START)?;
         Ok(server)
     }
@@ -102,6 +113,16 @@ impl PostgresOptions {
         let sockets = format!("unix_socket_directories={sockets}");
         for setting in SETTINGS.into_iter().chain([&*sockets]).chain(self.settings.iter().map(|it| &**it)) {
             arguments.extend(["-c".to_owned(), setting.to_owned()]);
+        }
+        if self.tls {
+            let file = |name: &str| directory.join(name).display().to_string();
+            for setting in [
+                "ssl=on".to_owned(),
+                format!("ssl_cert_file={}", file(tls::CERTIFICATE)),
+                format!("ssl_key_file={}", file(tls::KEY)),
+            ] {
+                arguments.extend(["-c".to_owned(), setting]);
+            }
         }
         let (program, arguments) =
             account.command(program("postgres")?, arguments.iter().map(String::as_str));
@@ -156,6 +177,16 @@ impl PostgresServer {
         format!("postgres://{ADMIN}@{address}/{ADMIN}?sslmode=disable")
     }
 
+    /// `postgres://` of the administrator over TLS, by a name that the certificate is for, with [`PostgresOptions::tls`].
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let authority = self.certificates().authority().display();
+        format!(
+            "postgres://{ADMIN}@localhost:{}/{ADMIN}?sslmode=verify-full&sslrootcert={authority}",
+            self.port
+        )
+    }
+
     /// `postgres://` of another user. Passwords are checked for all but the administrator.
     #[must_use]
     pub fn url_as(&self, user: &str, password: &str) -> String {
@@ -166,6 +197,16 @@ impl PostgresServer {
     #[must_use]
     pub fn unix_socket_directory(&self) -> PathBuf {
         self.directory.path().to_owned()
+    }
+
+    /// What the server proves itself with, with [`PostgresOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("started with `tls`")
     }
 
     /// The clock that the server reads, with [`PostgresOptions::stepped_clock`].
