@@ -25,3 +25,13 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
 pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }
+
+/// Whether TLS did not come about, for example since the server did not prove who it is.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn is_tls(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Tls(_) => true,
+        sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        _ => false,
+    }
+}

@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::closed;
+use crate::failure::{closed, is_tls};
 use crate::rows::Fault;
 use crate::table::TableName;
 
@@ -26,7 +26,8 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
             of_number(number, table)
         }
         Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
-        Error::Tls(_) => Failure::invalid_config(
+        // A certificate that is not trusted comes as an error of the stream.
+        _ if is_tls(&error) => Failure::invalid_config(
             "there is no TLS to the server as the URL wants it (ssl-mode); check the certificates, and that the feature \
              `tls` is on",
         ),

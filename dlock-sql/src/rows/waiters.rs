@@ -106,10 +106,11 @@ impl Channels {
         }
     }
 
-    /// Drops a channel that nobody listens to; whether it did.
+    /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while the
+    /// connection was being opened, and the order to listen to it was still carried out.
     pub(crate) fn drop_unheard(&self, name: &str) -> bool {
         let mut by_name = self.by_name();
-        let unheard = by_name.get(name).is_some_and(|news| news.receiver_count() == 0);
+        let unheard = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);
         if unheard {
             by_name.remove(name);
             self.any.store(!by_name.is_empty(), Ordering::Release);
