@@ -102,4 +102,51 @@ on_both! {
         taking.await.unwrap().unwrap().release().await.unwrap();
         assert_eq!(db.held(), 0);
     }
+
+    async fn a_server_that_ends_idle_sessions_costs_no_lock<D: Db>(db: D) {
+        db.end_idle();
+        let locks = db.locks().await;
+        for _ in 0..2 {
+            let guard = take(&locks, "a").await;
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            guard.release().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+        }
+        assert_eq!(db.held(), 0);
+    }
+
+    async fn a_holder_behind_a_black_hole_knows_before_another_has_the_lock<D: Db>(db: D) {
+        let theirs = db.locks().await;
+        let proxy = Proxy::start(db.address()).unwrap();
+        let backend = D::connect(&db.url_through(proxy.address())).await.unwrap();
+        let ours = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let guard = take(&ours, "a").await;
+        proxy.black_hole();
+        let next = tokio::spawn(async move { take(&theirs, "a").await });
+        guard.lost().await;
+        assert!(!next.is_finished(), "it was lost first");
+        let next = next.await.unwrap();
+        assert!(next.fence() > guard.fence());
+        proxy.mend();
+        guard.release().await.unwrap_err();
+        until("what was sent into the black hole is done", || ours.stats().background == 0).await;
+        next.check().unwrap();
+        next.release().await.unwrap();
+    }
+
+    async fn a_black_hole_that_ends_in_time_costs_no_lock<D: Db>(db: D) {
+        db.backend().await;
+        let proxy = Proxy::start(db.address()).unwrap();
+        let backend = D::connect(&db.url_through(proxy.address())).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(6)).build().unwrap();
+        let guard = take(&locks, "a").await;
+        let failed = locks.stats().failed_renewals;
+        proxy.black_hole();
+        until("a renewal that fails", || locks.stats().failed_renewals > failed).await;
+        let renewals = locks.stats().renewals;
+        proxy.mend();
+        until("a renewal", || locks.stats().renewals > renewals).await;
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
 }

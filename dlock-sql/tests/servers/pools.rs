@@ -35,4 +35,24 @@ on_both! {
         guard.release().await.unwrap();
         assert_eq!(db.held(), 0);
     }
+
+    async fn the_pools_connections_are_left_as_they_were<D: Db>(db: D) {
+        let pool = db.pool(1);
+        let locks = Locks::builder(D::on_pool(&pool).await.unwrap()).with_lease(Duration::from_secs(2)).build().unwrap();
+        let theirs = db.locks().await;
+        let before = D::state(&pool).await;
+        assert!(before.lines().count() > 100, "{before}");
+        let guard = take(&locks, "a").await;
+        let other = take(&theirs, "b").await;
+        is_error(once(&locks, "b").acquire().await, ErrorKind::Busy, &[]);
+        let waiting = tokio::time::timeout(Duration::from_millis(300), locks.lock("b").acquire()).await;
+        assert!(waiting.is_err(), "it is taken");
+        assert!(locks.inspect("b").await.unwrap().is_some());
+        let renewals = locks.stats().renewals;
+        until("a renewal", || locks.stats().renewals > renewals).await;
+        guard.release().await.unwrap();
+        other.release().await.unwrap();
+        until("what was cancelled is withdrawn", || locks.stats().background == 0).await;
+        assert_eq!(D::state(&pool).await, before);
+    }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Holder, Key, Locks, Result, Wait};
 use dlock_sql::{Mysql, MysqlOptions, Postgres, PostgresOptions};
+use dlock_testkit::proxy::{self, Pgwire, Proxy};
+use dlock_testkit::servers::SteppedClock;
 use dlock_testkit::servers::mysql::MysqlServer;
 use dlock_testkit::servers::postgres::PostgresServer;
 
@@ -17,6 +19,14 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     const MIGRATE: &'static str;
 
     fn start() -> Self;
+    /// With a clock that a test can step.
+    fn start_stepped() -> Self;
+    /// With TLS for `localhost`, and an authority of its own.
+    fn start_with_tls() -> Self;
+    fn clock(&self) -> &SteppedClock;
+    fn tls_url(&self) -> String;
+    /// A way to the server on which single replies can be lost.
+    fn proxy(&self) -> Proxy;
     fn url(&self) -> String;
     fn address(&self) -> std::net::SocketAddr;
     fn url_through(&self, address: std::net::SocketAddr) -> String;
@@ -24,6 +34,8 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     fn query(&self, statements: &str) -> String;
     fn make_user(&self, user: &str, rights: &str);
     fn read_only(&self, on: bool);
+    /// Ends sessions that are idle for longer than a second.
+    fn end_idle(&self);
     fn disconnect_all(&self) -> usize;
     fn pause(&self);
     fn resume(&self);
@@ -37,6 +49,8 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     /// Takes all connections of the pool until the result is dropped.
     fn exhaust(pool: &Self::Pool) -> impl Future<Output = Box<dyn Send>> + Send;
 
+    /// The settings of a connection of the pool, and what else of it outlives a statement.
+    fn state(pool: &Self::Pool) -> impl Future<Output = String> + Send;
     fn close_pool(pool: &Self::Pool) -> impl Future<Output = ()> + Send;
     /// Locks all rows of the table until the result is dropped.
     fn lock_rows(pool: &Self::Pool) -> impl Future<Output = Box<dyn Send>> + Send;
@@ -73,7 +87,7 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
 }
 
 macro_rules! db {
-    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $read_only:expr) => {
+    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $read_only:expr, $protocol:expr, $end_idle:literal, $state:literal) => {
         impl Db for $server {
             type Backend = $backend;
             type Pool = $pool;
@@ -82,6 +96,21 @@ macro_rules! db {
 
             fn start() -> Self {
                 Self::start().unwrap()
+            }
+            fn start_stepped() -> Self {
+                Self::options().stepped_clock().start().unwrap()
+            }
+            fn start_with_tls() -> Self {
+                Self::options().tls().start().unwrap()
+            }
+            fn clock(&self) -> &SteppedClock {
+                Self::clock(self)
+            }
+            fn tls_url(&self) -> String {
+                Self::tls_url(self)
+            }
+            fn proxy(&self) -> Proxy {
+                Proxy::speaking($protocol, Self::address(self)).unwrap()
             }
             fn url(&self) -> String {
                 Self::url(self)
@@ -104,6 +133,11 @@ macro_rules! db {
             fn read_only(&self, on: bool) {
                 for statement in $read_only(on) {
                     self.query(&statement);
+                }
+            }
+            fn end_idle(&self) {
+                for statement in $end_idle.split("; ") {
+                    self.query(statement);
                 }
             }
             fn disconnect_all(&self) -> usize {
@@ -144,6 +178,11 @@ macro_rules! db {
                 }
                 Box::new(all)
             }
+            async fn state(pool: &$pool) -> String {
+                let rows = sqlx::raw_sql($state).fetch_all(pool).await.unwrap();
+                let line = |row| -> String { sqlx::Row::get(row, 0) };
+                rows.iter().map(line).collect::<Vec<_>>().join("\n")
+            }
             async fn close_pool(pool: &$pool) {
                 pool.close().await;
             }
@@ -169,7 +208,13 @@ db!(
         format!("ALTER SYSTEM SET default_transaction_read_only = {on}"),
         // Sessions learn of it a moment after the reload.
         "SELECT pg_reload_conf(), pg_sleep(0.2)".to_owned(),
-    ]
+    ],
+    Pgwire::default(),
+    "ALTER SYSTEM SET idle_session_timeout = '1s'; SELECT pg_reload_conf(), pg_sleep(0.2)",
+    "SELECT name || ' = ' || setting FROM pg_settings \
+     UNION ALL SELECT 'listens to ' || pg_listening_channels() \
+     UNION ALL SELECT 'has ' || locktype FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' \
+     UNION ALL SELECT 'is ' || pg_backend_pid() ORDER BY 1"
 );
 db!(
     MysqlServer,
@@ -182,30 +227,63 @@ db!(
     |user, rights| format!(
         "CREATE USER {user}@'%' IDENTIFIED BY 'right'; GRANT {rights} ON dlock TO {user}@'%'"
     ),
-    |on| [format!("SET GLOBAL read_only = {on}")]
+    |on| [format!("SET GLOBAL read_only = {on}")],
+    proxy::Mysql,
+    "SET GLOBAL wait_timeout = 1; SET GLOBAL interactive_timeout = 1",
+    // Without what every statement changes.
+    "SELECT CONCAT(variable_name, ' = ', variable_value) FROM information_schema.session_variables \
+     WHERE variable_name NOT IN ('TIMESTAMP', 'RAND_SEED1', 'RAND_SEED2', 'LAST_INSERT_ID', 'IDENTITY', 'INSERT_ID', \
+     'ERROR_COUNT', 'WARNING_COUNT', 'LAST_GTID', 'GTID_BINLOG_POS', 'GTID_CURRENT_POS') \
+     UNION ALL SELECT CONCAT('is ', CONNECTION_ID()) ORDER BY 1"
 );
 
-/// Each test once for each kind of server.
-macro_rules! on_both {
-    ($($(#[$doc:meta])* async fn $name:ident<D: Db>($db:ident: $type:ty) $body:block)*) => {
-        $($(#[$doc])* async fn $name<D: Db>($db: $type) $body)*
+/// Each test once for each kind of server, which it starts itself.
+macro_rules! on_both_kinds {
+    ($(async fn $name:ident<D: Db>() $body:block)*) => {
+        $(async fn $name<D: Db>() $body)*
 
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(<dlock_testkit::servers::postgres::PostgresServer as crate::support::Db>::start()).await;
+                super::$name::<dlock_testkit::servers::postgres::PostgresServer>().await;
             })*
         }
 
         mod mysql {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(<dlock_testkit::servers::mysql::MysqlServer as crate::support::Db>::start()).await;
+                super::$name::<dlock_testkit::servers::mysql::MysqlServer>().await;
+            })*
+        }
+    };
+}
+pub(crate) use on_both_kinds;
+
+/// Each test once for each kind of server.
+macro_rules! on_both {
+    ($(async fn $name:ident<D: Db>($db:ident: $type:ty) $body:block)*) => {
+        $crate::support::on_both_kinds! {
+            $(async fn $name<D: Db>() {
+                let $db: $type = <$type>::start();
+                $body
             })*
         }
     };
 }
 pub(crate) use on_both;
+
+/// The same, on servers whose clock can be stepped.
+macro_rules! on_stepped {
+    ($(async fn $name:ident<D: Db>($db:ident: $type:ty) $body:block)*) => {
+        $crate::support::on_both_kinds! {
+            $(async fn $name<D: Db>() {
+                let $db: $type = <$type>::start_stepped();
+                $body
+            })*
+        }
+    };
+}
+pub(crate) use on_stepped;
 
 /// A lock that is taken now.
 pub(crate) async fn take(locks: &Locks, key: &str) -> Guard {
