@@ -1,6 +1,7 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite|redis|zk] [--seed N]`
+//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--seed N]
+//! [--backend memory|sqlite|redis|zk|postgres|mysql]`
 //!
 //! The exit code is 1 when a promise was broken.
 
@@ -117,9 +118,7 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
     let started = Instant::now();
     let mut report = Report::default();
-    let kinds = arguments
-        .backend
-        .map_or_else(|| vec![Kind::Memory, Kind::Sqlite, Kind::Redis, Kind::Zk], |kind| vec![kind]);
+    let kinds = arguments.backend.map_or_else(|| Kind::value_variants().to_vec(), |kind| vec![kind]);
     for kind in kinds {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
@@ -143,7 +142,7 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;
             }
         }
-        if matches!(kind, Kind::Redis | Kind::Zk) {
+        if !matches!(kind, Kind::Memory | Kind::Sqlite) {
             if wanted(Measurement::Thawed) {
                 runtime.block_on(thawed::measure(&store, volume, &mut report))?;
             }
