@@ -34,6 +34,8 @@ mod postgres;
 mod renewals;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod rows;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
@@ -47,14 +49,16 @@ pub use dialect::Dialect;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use fenced::{FenceColumn, FencedCell};
 #[cfg(feature = "mysql")]
-pub use mysql::{Mysql, MysqlClaim, MysqlOptions};
+pub use mysql::{Mysql, MysqlClaim, MysqlOptions, MysqlRowLocks, MysqlSessions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use optimistic::{Optimistic, OptimisticError};
 #[cfg(feature = "postgres")]
-pub use postgres::{Postgres, PostgresClaim, PostgresOptions};
+pub use postgres::{Postgres, PostgresClaim, PostgresOptions, PostgresRowLocks, PostgresSessions};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use session::{SessionClaim, Sessions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub use tx::{Locking, Patience, RowKey, TransactionLocks, lock_row};
+pub use tx::{Locking, Patience, RowKey, TransactionLocks, lock_query, lock_row};

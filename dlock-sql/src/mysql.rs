@@ -3,6 +3,7 @@
 mod failure;
 mod options;
 mod server;
+mod session;
 mod statements;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use sqlx::MySqlPool;
 
 pub use options::MysqlOptions;
+pub use session::{MysqlRowLocks, MysqlSessions};
 use server::MysqlRows;
 
 use crate::rows::{RowClaim, Rows, Server};

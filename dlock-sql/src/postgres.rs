@@ -4,6 +4,7 @@ mod failure;
 mod listen;
 mod options;
 mod server;
+mod session;
 mod statements;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use sqlx::PgPool;
 
 pub use options::PostgresOptions;
+pub use session::{PostgresRowLocks, PostgresSessions};
 use server::PostgresRows;
 
 use crate::rows::{RowClaim, Rows, Server};

@@ -26,6 +26,7 @@ use sqlx::Database;
 pub(crate) use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
 pub(crate) use settings::{Settings, split};
+pub(crate) use steps::Step;
 pub(crate) use waiters::Listener;
 #[cfg(feature = "postgres")]
 pub(crate) use waiters::{Channels, Order};
@@ -37,7 +38,7 @@ use steps::{Force, List, Prune, Read};
 /// What the mark row's `holder` says.
 pub(crate) const MARK: &str = "dlock table, version 1";
 /// How long a question outside of a lock may take.
-const QUESTION: Duration = Duration::from_secs(5);
+pub(crate) const QUESTION: Duration = Duration::from_secs(5);
 /// How many rows are pruned, or listed, in one statement.
 pub(crate) const AT_ONCE: u32 = 1_000;
 

@@ -1,43 +1,64 @@
-//! Locks that a session of the database server keeps.
+//! Locks that live as long as a connection: names that a session of the server locks, and rows that a transaction does.
 //!
-//! All locks of a backend lie on one connection of its own, which one task on the keeper's thread drives. What the session
-//! itself would let through, a second lock of the same name, is kept apart here.
+//! A [`Desk`](desk::Desk) is one connection with the locks on it, driven by a task on the keeper's thread. What the session itself
+//! would let through, a second lock of the same name, is kept apart there.
 
+mod act;
 mod desk;
+mod line;
+mod mode;
+mod seats;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
-use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result, Token, keeper};
-use tokio::sync::{mpsc, oneshot};
+use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
 
 use crate::digest::digest;
-use crate::failure::{closed, unchanged};
-use crate::rows::{Conn, Server};
-use desk::{Desk, Order};
+use crate::failure::unchanged;
+use crate::rows::{Conn, Connections, QUESTION, Server, Settings};
+use act::{Inspect, WhoAmI};
+use desk::{Order, another_session};
+use line::Line;
+pub(crate) use mode::{ByName, ByRow, Mode};
+use seats::{Seat, Seats};
 
 /// How often waiters ask.
-const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
+/// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer than
+/// this after the last sign of life.
+const SILENCE: Duration = Duration::from_secs(60);
 
 type Answer<T> = Result<T, sqlx::Error>;
 
-/// What the server calls a lock, and the row with its fence.
+/// What a lock is called on the server.
 #[derive(Clone, Debug)]
 pub struct Name {
+    /// A digest, for servers that want something short.
     pub(crate) digest: [u8; 32],
-    /// No text begins like this: lease rows and counters are never mixed up.
+    /// The row that is locked, in row mode. No text begins with these bytes: leases, fences and locked rows are never mixed up.
     pub(crate) row: Vec<u8>,
+    /// The row with the fence.
+    pub(crate) fence: Vec<u8>,
 }
 
 impl Name {
-    fn of(place: &str, table: &str, key: &Key) -> Self {
-        let digest = digest("session", &[place, table, key.as_str()]);
-        let row = std::iter::once(0xff).chain(digest).collect();
-        Self { digest, row }
+    fn of(place: &str, key: &Key) -> Self {
+        let bytes = key.as_str().as_bytes();
+        let row = |mark: u8| std::iter::once(mark).chain(bytes.iter().copied()).collect();
+        Self { digest: digest("session", &[place, key.as_str()]), row: row(0xfe), fence: row(0xff) }
     }
+}
+
+/// A lock that is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub(crate) name: Name,
+    pub(crate) holder: String,
+    /// How long who wants it waits for the answer.
+    pub(crate) limit: Duration,
 }
 
 /// The answer to an attempt.
@@ -49,182 +70,254 @@ pub struct Asked {
     pub(crate) fence: Option<Fence>,
 }
 
-/// A server whose sessions keep locks.
-pub trait SessionServer: Server {
-    /// The backend's name.
-    const SESSIONS: &'static str;
+/// How a row was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is locked now, in a transaction that has begun.
+    Free,
+    /// Somebody else has it.
+    Locked,
+    /// There is no such row.
+    Missing,
+}
 
-    /// Prepares a new connection. Its session, and where in the server it is.
+/// A server whose sessions and transactions keep locks. The first number of an answer is the session that gave it.
+pub trait SessionServer: Server {
+    /// The backends' names.
+    const SESSIONS: &'static str;
+    /// See [`SESSIONS`](Self::SESSIONS).
+    const LOCKED_ROWS: &'static str;
+    /// How many bytes of the digest the server is told.
+    const DIGEST: usize;
+
+    /// Prepares a new connection: the server ends its session after this silence.
     fn settle<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
+        silence: Duration,
+    ) -> impl Future<Output = Answer<()>> + Send + 'c;
+    /// The session, and where its lock table is.
+    fn place<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
     ) -> impl Future<Output = Answer<(i64, String)>> + Send + 'c;
-    /// Takes the lock if nobody has it, with a fence.
-    fn ask<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-        token: &'c Token,
-        holder: &'c str,
-    ) -> impl Future<Output = Answer<Asked>> + Send + 'c;
-    /// Gives the lock back, if this session has it. The session.
-    fn leave<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<i64>> + Send + 'c;
     /// The session.
     fn ping<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
-    /// Who has the lock.
-    fn holder<'c>(
+    /// Takes the named lock if nobody has it, with a fence.
+    fn take_name<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        wanted: &'c Wanted,
+    ) -> impl Future<Output = Answer<Asked>> + Send + 'c;
+    /// Gives the named lock back, and says whether this session had it.
+    fn free_name<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<(i64, bool)>> + Send + 'c;
+    /// Who has the named lock.
+    fn holder_of_name<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
+    fn lock_row<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<(i64, Found)>> + Send + 'c;
+    /// Ends the transaction.
+    fn free_row<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
+    /// Makes the row that is to be locked; whether it was missing.
+    fn make_row<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    /// Counts a grant to this session.
+    fn count<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        wanted: &'c Wanted,
+        session: i64,
+    ) -> impl Future<Output = Answer<Fence>> + Send + 'c;
+    /// Who has the row locked.
+    fn holder_of_row<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         name: &'c Name,
     ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
 }
 
-/// Locks that a session of the database server keeps, see [`PostgresSessions`](crate::PostgresSessions) and
-/// [`MysqlSessions`](crate::MysqlSessions).
+/// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
+/// [`PostgresRowLocks`](crate::PostgresRowLocks), [`MysqlSessions`](crate::MysqlSessions) and
+/// [`MysqlRowLocks`](crate::MysqlRowLocks).
 ///
-/// A lock ends with the session, so that the locks of a process that dies are free at once. The price is that they also end
+/// A lock ends with its connection, so that the locks of a process that dies are free at once. The price is that they also end
 /// when only the connection dies.
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The connection.** It is asked for a sign of life at each third of the shortest lease of a lock that is held. When it
-///   breaks, answers late or is answered by another session, it is closed and all its locks are lost. Until that is
-///   noticed, up to a third of the lease and the time the answer may take, somebody else may already have the lock; fences
-///   tell them apart. A lock counts as lost a lease after the last sign of life at the latest.
-/// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely on. An
-///   answer of another session is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig); use lease
-///   rows there.
-/// * **One primary.** Sessions end at a failover, and so do the locks.
-/// * **A half-open connection.** If the server does not learn that a process is gone (a cut cable), it keeps the locks until
-///   its TCP keepalive notices.
+/// * **The connection.** It is asked for a sign of life at each sixth of the shortest lease of a lock on it, at least every 5 s. A
+///   lock for which there was none for a third of its lease is [suspect](dlock_core::ErrorKind::Suspect); when the connection
+///   breaks, or is answered by another session, it is closed and all its locks are lost. Until that is noticed somebody else may
+///   already have the lock; fences tell them apart. A lock counts as lost a lease after the last sign of life at the latest.
+/// * **Silence.** The server is told to end a session that says nothing for a minute (PostgreSQL from 14 on: `idle_session_timeout`;
+///   MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks. No lock counts as held for
+///   longer than a minute after the last sign of life, whatever the lease.
+/// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely on. It is
+///   refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon as two connections, or two
+///   statements on one, show it; use lease rows there.
+/// * **One primary.** Connections end at a failover, and so do the locks.
 ///
-/// Locks by sessions and locks by lease rows do not see each other. Fences are counted in the same table.
-pub struct Sessions<S: SessionServer> {
-    orders: mpsc::UnboundedSender<Order>,
-    closed: Arc<AtomicBool>,
-    server: Arc<S>,
+/// Locks by sessions, by rows and by leases do not see each other. Fences are counted in the same table.
+pub struct Sessions<M: Mode> {
+    seats: Arc<Seats<M>>,
+    /// For questions, and for what must not be part of the transaction that keeps a lock.
+    others: Arc<Connections<M::Server>>,
 }
 
-impl<S: SessionServer> Sessions<S> {
-    /// Opens the connection, and checks the table with the fences.
-    pub(crate) async fn start(server: Arc<S>, connect_timeout: Duration) -> Result<Self> {
-        let refuse = |failure| Error::new(Operation::Configure, failure).on(S::SESSIONS);
-        let (orders, inbox) = mpsc::unbounded_channel();
-        let desk = Desk::new(Arc::clone(&server), connect_timeout);
-        keeper::runtime().map_err(refuse)?.spawn(desk.run(inbox));
-        let sessions = Self { orders, closed: Arc::default(), server };
-        sessions.order(Order::Open).await.map_err(|failure| refuse(unchanged(failure)))?;
-        Ok(sessions)
-    }
-
-    async fn order<T>(
-        &self,
-        order: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Order,
-    ) -> Result<T, Failure> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(closed());
-        }
-        let (answer, told) = oneshot::channel();
-        self.orders.send(order(answer)).map_err(|_| closed())?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+impl<M: Mode> Sessions<M> {
+    /// Opens a connection, and checks the table and what is between here and the server.
+    pub(crate) async fn start(server: Arc<M::Server>, settings: &Settings) -> Result<Self> {
+        let starting = async {
+            let others = Connections::start(Arc::clone(&server), None, settings)?;
+            others.verify().await?;
+            let mode = Arc::new(M::new(server, Arc::clone(&others)));
+            let seats = Arc::new(Seats::new(mode, settings));
+            let seat = seats.seat(settings.connect_timeout).await?;
+            let kept = seat.order(Order::Open).await?;
+            // Two connections that are open have two sessions.
+            let other = others.ask(WhoAmI, QUESTION).await?;
+            seats.put_back(seat);
+            if kept == other { Err(another_session()) } else { Ok(Self { seats, others }) }
+        };
+        starting
+            .await
+            .map_err(|failure| Error::new(Operation::Configure, unchanged(failure)).on(M::NAME))
     }
 }
 
-impl<S: SessionServer> Backend for Sessions<S> {
-    type Claim = SessionClaim<S>;
+impl<M: Mode> Backend for Sessions<M> {
+    type Claim = SessionClaim<M>;
 
     fn name(&self) -> &'static str {
-        S::SESSIONS
+        M::NAME
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic().with_fencing().with_session().with_polling(POLLING.0, POLLING.1)
     }
 
-    fn claim(&self, request: ClaimRequest) -> SessionClaim<S> {
-        SessionClaim { sessions: self.clone(), request, open: false }
+    fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
+        let seats = Arc::clone(&self.seats);
+        SessionClaim { seats, request, line: Arc::default(), seat: None }
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let key = key.clone();
-        self.order(|answer| Order::Read { key, answer }).await.map_err(unchanged)
+        self.seats.check()?;
+        self.others.ask(Inspect::<M>::new(key), QUESTION).await.map_err(unchanged)
     }
 
     async fn close(&self) {
-        let _ = self.order(Order::Close).await;
-        self.closed.store(true, Ordering::Release);
+        self.seats.close().await;
+        self.others.close().await;
     }
 }
 
-impl<S: SessionServer> Clone for Sessions<S> {
+impl<M: Mode> Clone for Sessions<M> {
     fn clone(&self) -> Self {
-        let (orders, closed) = (self.orders.clone(), Arc::clone(&self.closed));
-        Self { orders, closed, server: Arc::clone(&self.server) }
+        Self { seats: Arc::clone(&self.seats), others: Arc::clone(&self.others) }
     }
 }
 
-impl<S: SessionServer> fmt::Debug for Sessions<S> {
+impl<M: Mode> fmt::Debug for Sessions<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sessions").field(&self.server).finish()
+        f.debug_struct("Sessions").field("backend", &M::NAME).field("connections", &self.others).finish()
     }
 }
 
-/// A claim on a lock that a session keeps.
-pub struct SessionClaim<S: SessionServer> {
-    sessions: Sessions<S>,
+/// A claim on a lock that a connection keeps.
+pub struct SessionClaim<M: Mode> {
+    seats: Arc<Seats<M>>,
     request: ClaimRequest,
-    /// Something of ours may be there.
-    open: bool,
+    line: Arc<Line>,
+    /// Where something of ours may be.
+    seat: Option<Seat>,
 }
 
-impl<S: SessionServer> Claim for SessionClaim<S> {
+impl<M: Mode> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.open = true;
-        let request = self.request.clone();
-        match self.sessions.order(|answer| Order::Take { request, answer }).await? {
-            Some(fence) => {
-                let term = Term::Session(Some(self.request.lease));
-                Ok(Attempt::Granted(Grant::new(term).with_fence(fence)))
-            }
-            None => {
-                self.open = false;
-                Ok(Attempt::Busy(Busy::default()))
-            }
+        self.seats.check()?;
+        let seat = match &mut self.seat {
+            Some(seat) => seat,
+            // Less than the engine waits, so that nothing was sent when it is told of a lack of connections.
+            none => none.insert(self.seats.seat(self.request.request_timeout * 3 / 4).await?),
+        };
+        let (request, line) = (self.request.clone(), Arc::clone(&self.line));
+        let taken = seat.order(|answer| Order::Take { request, line, answer }).await;
+        if let Ok(Some(fence)) = taken {
+            let term = Term::Session(Some(self.request.lease.min(SILENCE)));
+            return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
         }
+        // Nothing of ours is there, and no order of ours is on its way.
+        self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
+        taken.map(|_| Attempt::Busy(Busy::default()))
     }
 
     fn granted(&mut self, signal: Signal) {
-        let ClaimRequest { key, token, .. } = &self.request;
-        let watch = Order::Watch { key: key.clone(), token: *token, signal };
-        if let Err(mpsc::error::SendError(Order::Watch { signal, .. })) = self.sessions.orders.send(watch) {
-            signal.lost("the session of the lock is over");
-        }
+        self.line.connect(signal);
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        // Sessions are not renewed.
+        // The connection is kept alive, not the lock.
         Ok(Renewed::Extended)
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
-        let ClaimRequest { key, token, request_timeout: limit, .. } = self.request.clone();
+        let Some(seat) = &self.seat else { return Ok(Withdrawn::Absent) };
+        let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.
-        let withdrawn = self.sessions.order(|answer| Order::Leave { key, token, limit, answer }).await?;
-        self.open = false;
-        Ok(withdrawn)
+        let left = seat.order(|answer| Order::Leave { key, token, answer: Some(answer) }).await;
+        // What could not be confirmed has ended with its connection.
+        self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
+        left
     }
 
     fn is_clean(&self) -> bool {
-        !self.open
+        self.seat.is_none()
     }
 }
 
-impl<S: SessionServer> fmt::Debug for SessionClaim<S> {
+impl<M: Mode> Drop for SessionClaim<M> {
+    fn drop(&mut self) {
+        if let Some(seat) = self.seat.take() {
+            let ClaimRequest { key, token, .. } = self.request.clone();
+            seat.send(Order::Leave { key, token, answer: None });
+        }
+    }
+}
+
+impl<M: Mode> fmt::Debug for SessionClaim<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionClaim").field("key", &self.request.key).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_and_key_has_a_name_and_rows_of_its_own() {
+        let name = |place: &str, key: &str| Name::of(place, &Key::new(key).unwrap());
+        let one = name("public.dlock", "a");
+        assert_eq!((&*one.row, &*one.fence), (&b"\xfea"[..], &b"\xffa"[..]));
+        assert_eq!(one.digest, name("public.dlock", "a").digest);
+        for other in [name("public.dlock", "b"), name("other.dlock", "a"), name("public.dlocka", "")] {
+            assert_ne!(one.digest, other.digest);
+        }
+        assert!(std::str::from_utf8(&one.row).is_err() && std::str::from_utf8(&one.fence).is_err());
     }
 }

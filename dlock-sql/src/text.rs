@@ -16,3 +16,13 @@ pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
+
+/// `bytes` in lower-case hexadecimal digits.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

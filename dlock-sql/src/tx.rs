@@ -140,6 +140,54 @@ pub async fn lock_row<D: Locking>(
     Ok(())
 }
 
+/// Locks the rows that the user's own `SELECT` finds, until the caller's transaction ends, and returns them.
+///
+/// `query` is everything before `FOR UPDATE`. With names or aliases of tables in `of` only their rows are locked
+/// (`FOR UPDATE OF stock`), for a query that joins others; PostgreSQL and MySQL 8 have that, MariaDB does not.
+///
+/// ```no_run
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_sql::{Patience, lock_query};
+/// use sqlx::{QueryBuilder, Row};
+///
+/// let mut transaction = pool.begin().await?;
+/// let mut query = QueryBuilder::new("SELECT stock.count FROM stock JOIN shops ON shops.id = stock.shop WHERE shops.name = ");
+/// query.push_bind("north");
+/// for row in lock_query(&mut transaction, query, &["stock"], Patience::No).await? {
+///     println!("{}", row.try_get::<i64, _>("count")?);
+/// }
+/// transaction.commit().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`lock_row`], except that finding no row is none. Where the database has no `OF`, or a name is wrong,
+/// [`ErrorKind::InvalidConfig`].
+///
+/// # Cancel safety
+///
+/// When dropped, roll the transaction back: dropping it does.
+pub async fn lock_query<D: Locking>(
+    on: &mut Transaction<'_, D>,
+    query: QueryBuilder<D>,
+    of: &[&str],
+    patience: Patience,
+) -> Result<Vec<D::Row>> {
+    let fail = |failure| refused::<D>(Operation::Acquire, failure);
+    let select = select_of(query, of).map_err(fail)?;
+    D::lock(on, select, patience).await.map_err(|error| fail(failure_under::<D>(error, patience)))
+}
+
+fn select_of<D: Locking>(mut query: QueryBuilder<D>, of: &[&str]) -> Result<Statement<D>, Failure> {
+    let of = of.iter().map(|name| quoted::<D>(name)).collect::<Result<Vec<_>, _>>()?;
+    query.push(" FOR UPDATE");
+    if !of.is_empty() {
+        query.push(format!(" OF {}", of.join(", ")));
+    }
+    Ok(Statement { query, selects: true })
+}
+
 fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<Statement<D>, Failure> {
     let mut query = QueryBuilder::new(format!("SELECT 1 FROM {} WHERE ", quoted::<D>(table)?));
     for (place, (column, push)) in key.0.into_iter().enumerate() {
@@ -147,8 +195,7 @@ fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<Statement<D>, Failu
         query.push(format!("{and}{} = ", quoted::<D>(&column)?));
         push(&mut query);
     }
-    query.push(" FOR UPDATE");
-    Ok(Statement { query, selects: true })
+    select_of(query, &[])
 }
 
 /// Named locks that belong to the caller's transaction: taken in it, and released by its commit or rollback.

@@ -1,6 +1,7 @@
 //! Where the database is.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Error, Failure, Operation, Result};
@@ -124,6 +125,18 @@ impl MysqlOptions {
     fn own(&self) -> MySqlConnectOptions {
         let own = self.driver.clone().pipes_as_concat(false).no_engine_substitution(false);
         own.timezone(None).set_names(false)
+    }
+
+    /// What locks that live as long as a connection need, whose table is made if the URL says so.
+    pub(super) async fn prepare(self) -> Result<(Arc<MysqlRows>, Settings)> {
+        let preparing = async {
+            self.settings.check()?;
+            if self.settings.makes {
+                self.make().await?;
+            }
+            Ok((MysqlRows::new(self.own(), &self.settings), self.settings.clone()))
+        };
+        preparing.await.map_err(refuse)
     }
 
     /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.

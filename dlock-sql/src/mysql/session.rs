@@ -1,38 +1,65 @@
-//! Session locks of MariaDB and MySQL.
+//! Locks of the sessions and transactions of MariaDB and MySQL.
 
-use dlock_core::{Fence, Holder, Result, Token};
+use std::time::Duration;
+
+use dlock_core::{Fence, Holder, Result};
+use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
+use super::failure::number;
 use super::options::MysqlOptions;
 use super::server::MysqlRows;
 use crate::rows::Server;
-use crate::session::{Asked, Name, SessionServer, Sessions};
+use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::text::hex;
+
+type Answer<T> = Result<T, sqlx::Error>;
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock_core::Error> {
 /// use dlock_core::Locks;
-/// use dlock_sql::MysqlSessions;
+/// use dlock_sql::{MysqlOptions, MysqlSessions};
 ///
-/// let sessions = MysqlSessions::connect("mysql://app:password@db.internal/shop").await?;
-/// let locks = Locks::new(sessions);
+/// let url = "mysql://app:password@db.internal/shop";
+/// MysqlOptions::from_url(url)?.migrate().await?; // once, at deployment
+/// let locks = Locks::new(MysqlSessions::connect(url).await?);
 /// locks.lock("room_7").run(async { /* one at a time */ }).await?;
 /// # Ok(()) }
 /// ```
 ///
-/// `GET_LOCK` is of one server: the nodes of a Galera cluster do not see each other's, so that all must connect to the same
-/// one.
-pub type MysqlSessions = Sessions<MysqlRows>;
+/// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see each
+/// other's, so that all must connect to the same one.
+pub type MysqlSessions = Sessions<ByName<MysqlRows>>;
+
+/// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
+/// (`SELECT ... FOR UPDATE`): see [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::MysqlRowLocks;
+///
+/// let url = "mysql://app:password@db.internal/shop?max_connections=20&table=dlock_rows";
+/// let locks = Locks::new(MysqlRowLocks::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
+/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune) waits for
+/// locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
+pub type MysqlRowLocks = Sessions<ByRow<MysqlRows>>;
 
 impl MysqlSessions {
     /// Connects to the server that `url` names, as [`Mysql::connect`](crate::Mysql::connect) does; the fences are counted in
-    /// the same table. Connections are not limited: there is one.
+    /// the same table.
     ///
     /// # Errors
     ///
     /// As [`MysqlOptions::from_url`] and [`MysqlOptions::connect`]; also
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions, as far as it can be told.
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
     ///
     /// # Cancel safety
     ///
@@ -41,7 +68,7 @@ impl MysqlSessions {
         Self::with_options(MysqlOptions::from_url(url)?).await
     }
 
-    /// The same with options.
+    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
     ///
     /// # Errors
     ///
@@ -51,100 +78,212 @@ impl MysqlSessions {
     ///
     /// Cancel-safe.
     pub async fn with_options(options: MysqlOptions) -> Result<Self> {
-        let (server, connect_timeout) = options.for_sessions().await?;
-        Self::start(server, connect_timeout).await
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+impl MysqlRowLocks {
+    /// Connects to the server that `url` names, as [`MysqlSessions::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`MysqlSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(MysqlOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`MysqlSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: MysqlOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
     }
 }
 
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
+/// The errors of a row that is locked: of MariaDB, and of MySQL.
+const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
 /// At most 64 characters, in lower case since these names ignore case.
 fn name_of(name: &Name) -> String {
-    use std::fmt::Write;
-    name.digest[..24].iter().fold("dlock:".to_owned(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("dlock:{}", hex(&name.digest[..MysqlRows::DIGEST]))
+}
+
+/// A session as the token of a row.
+fn token(session: i64) -> Vec<u8> {
+    i128::from(session).to_be_bytes().to_vec()
+}
+
+/// Counts a grant with a row that is there. The fence is the last insert id.
+fn counting(table: &str, wanted: &Wanted) -> String {
+    format!(
+        "UPDATE `{table}` SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
+            token = UNHEX(LPAD(HEX(@dlock_session), 32, '0')), holder = X'{}'
+        WHERE `key` = X'{}'",
+        hex(wanted.holder.as_bytes()),
+        hex(&wanted.name.fence)
+    )
+}
+
+/// Somebody has it; who, if the row with the fence says so.
+fn holder(row: &MySqlRow) -> Answer<Holder> {
+    let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
+    let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
+    holder.fence = row.try_get::<Option<i64>, _>(0)?.map(|fence| Fence::new(fence.unsigned_abs()));
+    Ok(holder)
+}
+
+impl MysqlRows {
+    /// Counts the first grant of a key.
+    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let table = self.table();
+        let insert = format!(
+            "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+            SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, ?
+            FROM `{table}` AS mark WHERE mark.`key` = ''"
+        );
+        let counted = sqlx::query(AssertSqlSafe(insert))
+            .bind(&wanted.name.fence)
+            .bind(token(session))
+            .bind(wanted.holder.as_bytes())
+            .execute(on)
+            .await?;
+        Ok(Fence::new(counted.last_insert_id()))
+    }
 }
 
 impl SessionServer for MysqlRows {
     const SESSIONS: &'static str = "mysql-session";
+    const LOCKED_ROWS: &'static str = "mysql-row";
+    const DIGEST: usize = 24;
 
-    async fn settle(&self, on: &mut MySqlConnection) -> Result<(i64, String), sqlx::Error> {
-        // An idle session lives.
-        sqlx::query("SET SESSION wait_timeout = GREATEST(@@SESSION.wait_timeout, 3600)")
-            .execute(&mut *on)
-            .await?;
-        let row = sqlx::query("SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(DATABASE() AS BINARY)");
-        let row = row.fetch_one(on).await?;
-        let database: Option<Vec<u8>> = row.try_get(1)?;
-        Ok((row.try_get(0)?, String::from_utf8_lossy(&database.unwrap_or_default()).into_owned()))
-    }
-
-    async fn ask(
-        &self,
-        on: &mut MySqlConnection,
-        name: &Name,
-        token: &Token,
-        holder: &str,
-    ) -> Result<Asked, sqlx::Error> {
-        let table = self.table();
-        let row =
-            sqlx::query("SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(GET_LOCK(?, 0) AS SIGNED)").bind(name_of(name));
-        let row = row.fetch_one(&mut *on).await?;
-        let session = row.try_get(0)?;
-        match row.try_get::<Option<i64>, _>(1)? {
-            Some(1) => {}
-            Some(_) => return Ok(Asked { session, fence: None }),
-            None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
-        }
-        let update = format!(
-            "UPDATE `{table}` SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})), token = ?, holder = ? WHERE `key` = ?"
+    async fn settle(&self, on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
+        // No statement waits while others need a sign of life.
+        let settings = format!(
+            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1",
+            silence.as_secs()
         );
-        let mut counted = sqlx::query(AssertSqlSafe(update))
-            .bind(token.as_bytes().as_slice())
-            .bind(holder.as_bytes())
-            .bind(&name.row)
-            .execute(&mut *on)
-            .await?;
-        if counted.rows_affected() == 0 {
-            let insert = format!(
-                "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
-                SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, ?
-                FROM `{table}` AS mark WHERE mark.`key` = ''"
-            );
-            counted = sqlx::query(AssertSqlSafe(insert))
-                .bind(&name.row)
-                .bind(token.as_bytes().as_slice())
-                .bind(holder.as_bytes())
-                .execute(on)
-                .await?;
-        }
-        Ok(Asked { session, fence: Some(Fence::new(counted.last_insert_id())) })
+        sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
     }
 
-    async fn leave(&self, on: &mut MySqlConnection, name: &Name) -> Result<i64, sqlx::Error> {
-        sqlx::query("SELECT CAST(CONNECTION_ID() AS SIGNED), RELEASE_LOCK(?)")
-            .bind(name_of(name))
-            .fetch_one(on)
-            .await?
-            .try_get(0)
+    async fn place(&self, on: &mut MySqlConnection) -> Answer<(i64, String)> {
+        let place = format!("SELECT {SESSION}, CAST(DATABASE() AS BINARY)");
+        let row = sqlx::query(AssertSqlSafe(place)).fetch_one(on).await?;
+        let database = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
+        // Some servers ignore the case of these names. Elsewhere two such tables only wait for each other.
+        let place = format!("`{}`.`{}`", String::from_utf8_lossy(&database), self.table());
+        Ok((row.try_get(0)?, place.to_lowercase()))
     }
 
-    async fn ping(&self, on: &mut MySqlConnection) -> Result<i64, sqlx::Error> {
-        sqlx::query("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
+    async fn ping(&self, on: &mut MySqlConnection) -> Answer<i64> {
+        sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
     }
 
-    async fn holder(&self, on: &mut MySqlConnection, name: &Name) -> Result<Option<Holder>, sqlx::Error> {
+    async fn take_name(&self, on: &mut MySqlConnection, wanted: &Wanted) -> Answer<Asked> {
+        // In one message, not prepared.
+        let statements = format!(
+            "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
+            {} AND @dlock = 1;
+            SELECT {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED), CAST(LAST_INSERT_ID() AS SIGNED)",
+            name_of(&wanted.name),
+            counting(&self.table(), wanted)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let session = row.try_get(0)?;
+        let fence = match row.try_get::<Option<i64>, _>(1)? {
+            Some(1) if row.try_get::<i64, _>(2)? > 0 => {
+                Some(Fence::new(row.try_get::<i64, _>(3)?.unsigned_abs()))
+            }
+            Some(1) => Some(self.count_first(on, wanted, session).await?),
+            Some(_) => None,
+            None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
+        };
+        Ok(Asked { session, fence })
+    }
+
+    async fn free_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
+        let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
+    }
+
+    async fn holder_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            "SELECT fence, holder FROM `{}` WHERE `key` = ? AND IS_USED_LOCK(?) IS NOT NULL",
+            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN `{}` AS held
+            ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
             self.table()
         );
-        let row = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(name_of(name));
-        let Some(row) = row.fetch_optional(on).await? else { return Ok(None) };
-        let text: Vec<u8> = row.try_get(1)?;
-        let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
-        holder.fence = Some(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs()));
-        Ok(Some(holder))
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(name_of(name)).bind(&name.fence);
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
+        let statements = format!(
+            "SET @dlock_session = CONNECTION_ID(); START TRANSACTION;
+            SELECT {SESSION} FROM `{}` WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            self.table(),
+            hex(&name.row)
+        );
+        let found = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
+            Ok(rows) => match rows.last() {
+                Some(row) => return Ok((row.try_get(0)?, Found::Free)),
+                // What was looked for would otherwise keep others from making it.
+                None => Found::Missing,
+            },
+            Err(error) if LOCKED.contains(&number(&error)) => Found::Locked,
+            Err(error) => return Err(error),
+        };
+        Ok((self.free_row(on).await?, found))
+    }
+
+    async fn free_row(&self, on: &mut MySqlConnection) -> Answer<i64> {
+        let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
+        free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    }
+
+    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            "INSERT IGNORE INTO `{}` (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, '')",
+            self.table()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let count = format!("SET @dlock_session = {session}; {}", counting(&self.table(), wanted));
+        let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
+        if counted.rows_affected() == 0 {
+            return self.count_first(on, wanted, session).await;
+        }
+        Ok(Fence::new(counted.last_insert_id()))
+    }
+
+    async fn holder_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+        let table = self.table();
+        let locked = format!("SELECT 1 FROM `{table}` WHERE `key` = ? FOR UPDATE NOWAIT");
+        match sqlx::query(AssertSqlSafe(locked)).bind(&name.row).fetch_optional(&mut *on).await {
+            Ok(_) => return Ok(None),
+            Err(error) if LOCKED.contains(&number(&error)) => {}
+            Err(error) => return Err(error),
+        }
+        let held = format!("SELECT fence, holder FROM `{table}` WHERE `key` = ?");
+        let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
+        Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
 }

@@ -116,7 +116,7 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
     [
         sql(format!(
             "CREATE TABLE IF NOT EXISTS `{table}` (
-                `key` VARBINARY(512) NOT NULL PRIMARY KEY,
+                `key` VARBINARY(513) NOT NULL PRIMARY KEY,
                 token BINARY(16),
                 fence BIGINT NOT NULL,
                 expires BIGINT NOT NULL,

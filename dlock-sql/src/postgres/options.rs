@@ -1,6 +1,7 @@
 //! Where the database is.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Error, Failure, Operation, Result};
@@ -148,6 +149,18 @@ impl PostgresOptions {
     fn own(&self) -> PgConnectOptions {
         let own = self.driver.clone().extra_float_digits(None);
         if own.get_application_name().is_some() { own } else { own.application_name("dlock") }
+    }
+
+    /// What locks that live as long as a connection need, whose table is made if the URL says so.
+    pub(super) async fn prepare(self) -> Result<(Arc<PostgresRows>, Settings)> {
+        let preparing = async {
+            self.settings.check()?;
+            if self.settings.makes {
+                self.make().await?;
+            }
+            Ok((PostgresRows::new(self.own(), &self.settings, false), self.settings.clone()))
+        };
+        preparing.await.map_err(refuse)
     }
 
     /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.

@@ -1,35 +1,64 @@
-//! Session locks of PostgreSQL.
+//! Locks of PostgreSQL's sessions and transactions.
 
-use dlock_core::{Fence, Holder, Result, Token};
+use std::time::Duration;
+
+use dlock_core::{Fence, Holder, Result};
+use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::options::PostgresOptions;
 use super::server::PostgresRows;
 use crate::rows::Server;
-use crate::session::{Asked, Name, SessionServer, Sessions};
+use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::text::hex;
+
+type Answer<T> = Result<T, sqlx::Error>;
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock_core::Error> {
 /// use dlock_core::Locks;
-/// use dlock_sql::PostgresSessions;
+/// use dlock_sql::{PostgresOptions, PostgresSessions};
 ///
-/// let sessions = PostgresSessions::connect("postgres://app:password@db.internal/shop").await?;
-/// let locks = Locks::new(sessions);
+/// let url = "postgres://app:password@db.internal/shop";
+/// PostgresOptions::from_url(url)?.migrate().await?; // once, at deployment
+/// let locks = Locks::new(PostgresSessions::connect(url).await?);
 /// locks.lock("room_7").run(async { /* one at a time */ }).await?;
 /// # Ok(()) }
 /// ```
-pub type PostgresSessions = Sessions<PostgresRows>;
+///
+/// All locks of a backend are on one connection. They take room in the server's shared table of locks, a few thousand by
+/// default (`max_locks_per_transaction`), and any user of the database can take any of them.
+pub type PostgresSessions = Sessions<ByName<PostgresRows>>;
+
+/// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR UPDATE`): see
+/// [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::PostgresRowLocks;
+///
+/// let url = "postgres://app:password@db.internal/shop?max_connections=20";
+/// let locks = Locks::new(PostgresRowLocks::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
+/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps the
+/// server from cleaning up what was deleted since: for short locks, or few.
+pub type PostgresRowLocks = Sessions<ByRow<PostgresRows>>;
 
 impl PostgresSessions {
     /// Connects to the server that `url` names, as [`Postgres::connect`](crate::Postgres::connect) does; the fences are
-    /// counted in the same table. Connections are not limited: there is one.
+    /// counted in the same table.
     ///
     /// # Errors
     ///
     /// As [`PostgresOptions::from_url`] and [`PostgresOptions::connect`]; also
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions, as far as it can be told.
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
     ///
     /// # Cancel safety
     ///
@@ -38,7 +67,7 @@ impl PostgresSessions {
         Self::with_options(PostgresOptions::from_url(url)?).await
     }
 
-    /// The same with options.
+    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
     ///
     /// # Errors
     ///
@@ -48,86 +77,191 @@ impl PostgresSessions {
     ///
     /// Cancel-safe.
     pub async fn with_options(options: PostgresOptions) -> Result<Self> {
-        let (server, connect_timeout) = options.for_sessions().await?;
-        Self::start(server, connect_timeout).await
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
     }
 }
 
-/// Where the server has them: it notices a client that is gone, and lets an idle session live.
+impl PostgresRowLocks {
+    /// Connects to the server that `url` names, as [`PostgresSessions::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(PostgresOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: PostgresOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+/// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a statement
+/// wait while others need a sign of life.
 const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
-    ('client_connection_check_interval', '1s'), ('idle_session_timeout', '0'), ('tcp_keepalives_idle', '10'), \
-    ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')) AS ours (name, value) USING (name)";
+    ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
+    ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
+    ('transaction_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed')) \
+    AS ours (name, value) USING (name)";
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+const SESSION: &str = "pg_backend_pid()::bigint";
 
 fn number(name: &Name) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = name.digest;
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
+/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
+fn counting(table: &str, from: &str) -> String {
+    format!(
+        r#"INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
+        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')), '-infinity', whose
+        FROM {from}
+        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
+            token = excluded.token, holder = excluded.holder
+        RETURNING fence"#
+    )
+}
+
+fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
+    Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
+}
+
+/// Somebody has it; who, if the row with the fence says so.
+fn holder(row: &PgRow) -> Answer<Holder> {
+    let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
+    holder.fence = fence(row, 0)?;
+    Ok(holder)
+}
+
 impl SessionServer for PostgresRows {
     const SESSIONS: &'static str = "postgres-session";
+    const LOCKED_ROWS: &'static str = "postgres-row";
+    const DIGEST: usize = 8;
 
-    async fn settle(&self, on: &mut PgConnection) -> Result<(i64, String), sqlx::Error> {
-        sqlx::query(SETTLE).fetch_all(&mut *on).await?;
-        let row = sqlx::query("SELECT pg_backend_pid()::bigint, coalesce(current_schema()::text, '')");
-        let row = row.fetch_one(on).await?;
-        Ok((row.try_get(0)?, row.try_get(1)?))
+    async fn settle(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
+        let silence = format!("{}ms", silence.as_millis());
+        sqlx::query(SETTLE).bind(silence).fetch_all(on).await.map(drop)
     }
 
-    async fn ask(
-        &self,
-        on: &mut PgConnection,
-        name: &Name,
-        token: &Token,
-        holder: &str,
-    ) -> Result<Asked, sqlx::Error> {
-        let table = self.table();
+    async fn place(&self, on: &mut PgConnection) -> Answer<(i64, String)> {
         let statement = format!(
-            r#"WITH asked AS MATERIALIZED (SELECT pg_try_advisory_lock($1) AS got), counted AS (
-                INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
-                SELECT $2, $3, greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')), '-infinity', $4
-                FROM asked WHERE got
-                ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
-                    token = excluded.token, holder = excluded.holder
-                RETURNING fence
-            ) SELECT pg_backend_pid()::bigint, (SELECT fence FROM counted)"#
+            r#"SELECT {SESSION}, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = $1::regclass"#
+        );
+        let table = format!(r#""{}""#, self.table());
+        let row = sqlx::query(AssertSqlSafe(statement)).bind(&table).fetch_one(on).await?;
+        Ok((row.try_get(0)?, format!("{}.{table}", row.try_get::<&str, _>(1)?)))
+    }
+
+    async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {
+        // Not prepared, so that it can also be told from proxies that do not know what was prepared.
+        sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<Asked> {
+        let counting = counting(&self.table(), "asked WHERE got");
+        let statement = format!(
+            "WITH asked AS MATERIALIZED (
+                SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
+            ), counted AS ({counting})
+            SELECT {SESSION}, (SELECT fence FROM counted)"
         );
         let row = sqlx::query(AssertSqlSafe(statement))
-            .bind(number(name))
-            .bind(&name.row)
-            .bind(token.as_bytes().as_slice())
-            .bind(holder)
+            .bind(number(&wanted.name))
+            .bind(&wanted.name.fence)
+            .bind(&wanted.holder)
             .fetch_all(on)
             .await?;
         let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
-        let fence: Option<i64> = row.try_get(1)?;
-        Ok(Asked { session: row.try_get(0)?, fence: fence.map(|fence| Fence::new(fence.unsigned_abs())) })
+        Ok(Asked { session: row.try_get(0)?, fence: fence(row, 1)? })
     }
 
-    async fn leave(&self, on: &mut PgConnection, name: &Name) -> Result<i64, sqlx::Error> {
-        sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)")
-            .bind(number(name))
-            .fetch_one(on)
-            .await?
-            .try_get(0)
+    async fn free_name(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
+        let row = free.fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
     }
 
-    async fn ping(&self, on: &mut PgConnection) -> Result<i64, sqlx::Error> {
-        sqlx::query("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
-    }
-
-    async fn holder(&self, on: &mut PgConnection, name: &Name) -> Result<Option<Holder>, sqlx::Error> {
-        let table = self.table();
+    async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            r#"SELECT fence, holder FROM "{table}" WHERE key = $1 AND EXISTS (
-                SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                AND classid::bigint = ($2 >> 32) & 4294967295 AND objid::bigint = $2 & 4294967295)"#
+            r#"SELECT held.fence, held.holder FROM (
+                SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                    AND classid::bigint = ($2 >> 32) & 4294967295 AND objid::bigint = $2 & 4294967295
+            ) AS locked LEFT JOIN "{}" AS held ON held.key = $1 AND held.token = int8send(locked.pid::bigint)"#,
+            self.table()
         );
-        let row = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(number(name));
-        let Some(row) = row.fetch_optional(on).await? else { return Ok(None) };
-        let mut holder = Holder::parse(row.try_get(1)?);
-        holder.fence = Some(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs()));
-        Ok(Some(holder))
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
+        let row = format!(r#""{}" WHERE key = decode('{}', 'hex')"#, self.table(), hex(&name.row));
+        // In one message, not prepared.
+        let statements = format!(
+            "BEGIN; SELECT {SESSION}, EXISTS (SELECT FROM {row}),
+                (SELECT true FROM (SELECT 1 FROM {row} FOR UPDATE SKIP LOCKED) AS locked)"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (session, is_there) = (row.try_get(0)?, row.try_get::<bool, _>(1)?);
+        if row.try_get::<Option<bool>, _>(2)? == Some(true) {
+            return Ok((session, Found::Free));
+        }
+        sqlx::raw_sql("ROLLBACK").execute(on).await?;
+        Ok((session, if is_there { Found::Locked } else { Found::Missing }))
+    }
+
+    async fn free_row(&self, on: &mut PgConnection) -> Answer<i64> {
+        let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
+        freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    }
+
+    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            r#"INSERT INTO "{}" (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
+            self.table()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
+        let row = sqlx::query(AssertSqlSafe(counting(&self.table(), ours)))
+            .bind(&wanted.name.fence)
+            .bind(session)
+            .bind(&wanted.holder)
+            .fetch_all(on)
+            .await?;
+        fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
+    }
+
+    async fn holder_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+        let statement = format!(
+            r#"WITH free AS MATERIALIZED (SELECT 1 FROM "{table}" WHERE key = $1 FOR UPDATE SKIP LOCKED)
+            SELECT held.fence, held.holder FROM "{table}" AS locked LEFT JOIN "{table}" AS held ON held.key = $2
+            WHERE locked.key = $1 AND NOT EXISTS (SELECT FROM free)"#,
+            table = self.table()
+        );
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 }

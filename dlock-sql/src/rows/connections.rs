@@ -57,7 +57,7 @@ impl Limits {
     }
 }
 
-pub(crate) struct Connections<S: Server> {
+pub struct Connections<S: Server> {
     server: Arc<S>,
     pool: Option<Pool<S::Database>>,
     connect_timeout: Duration,

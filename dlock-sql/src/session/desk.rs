@@ -1,82 +1,115 @@
-//! The task that drives the connection.
+//! The task that drives one connection.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Signal, Withdrawn};
-use dlock_core::{Clock, Failure, Fence, Holder, Key, Token};
+use dlock_core::backend::{ClaimRequest, Withdrawn};
+use dlock_core::{Clock, ErrorKind, Failure, Fence, Key, Timestamp, Token};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Name, SessionServer};
-use crate::failure::unchanged;
-use crate::rows::{Conn, verify};
+use super::line::Line;
+use super::mode::{Mode, Trouble};
+use super::{Name, SILENCE, SessionServer, Wanted};
+use crate::failure::{copy, unchanged};
+use crate::rows::{Conn, Fault, Server};
 
-type Told<T> = oneshot::Sender<Result<T, Failure>>;
+pub(super) type Told<T> = oneshot::Sender<Result<T, Failure>>;
 
-/// How long a statement may take at the least before the connection is given up with all its locks.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest pause between two signs of life.
+const BEAT: Duration = Duration::from_secs(5);
+/// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease within these
+/// bounds. Holds know by themselves, and earlier, that they cannot be relied on.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// A connection that has kept nothing for this long is closed.
+const IDLE: Duration = Duration::from_secs(30);
+/// For this long a failure to connect is the answer for all who need the connection.
+const GLOOM: Duration = Duration::from_millis(100);
 /// How often a statement is tried that another transaction was in the way of.
-const TRIES: u32 = 5;
+const TRIES: u32 = 3;
 
 /// What the desk is asked to do.
 pub(super) enum Order {
-    /// Open the connection.
-    Open(Told<()>),
+    /// Open the connection: its session.
+    Open(Told<i64>),
     /// Take a lock: the fence, or nothing when somebody else has it.
-    Take { request: ClaimRequest, answer: Told<Option<Fence>> },
-    /// Tell when this lock is lost.
-    Watch { key: Key, token: Token, signal: Signal },
+    Take { request: ClaimRequest, line: Arc<Line>, answer: Told<Option<Fence>> },
     /// Give back a lock.
-    Leave { key: Key, token: Token, limit: Duration, answer: Told<Withdrawn> },
-    /// Say who has a lock.
-    Read { key: Key, answer: Told<Option<Holder>> },
+    Leave { key: Key, token: Token, answer: Option<Told<Withdrawn>> },
     /// Close the connection.
     Close(Told<()>),
 }
 
-/// A lock that the session has.
+/// What the server tells locks apart by.
+type Id = [u8; 32];
+
+/// A lock that the connection keeps.
 struct Held {
+    key: Key,
     token: Token,
     fence: Fence,
-    name: Name,
-    signal: Option<Signal>,
+    lease: Duration,
+    line: Arc<Line>,
+    /// When the statement was sent that took it.
+    taken: Instant,
+    suspect: bool,
 }
 
-struct Session<S: SessionServer> {
+struct Session<S: Server> {
     connection: Conn<S>,
     id: i64,
     place: String,
 }
 
-/// The connection, and the locks on it.
-pub(super) struct Desk<S: SessionServer> {
-    server: Arc<S>,
-    connect_timeout: Duration,
-    session: Option<Session<S>>,
-    held: HashMap<Key, Held>,
-    /// The shortest lease of what is held, or was held with it.
-    shortest: Duration,
-    /// When the last statement was sent that this session has answered and all holds were told of.
-    proven: Instant,
+/// What is done on the connection.
+enum Act {
+    Ping,
+    Take(Wanted),
+    Leave(Name),
 }
 
-impl<S: SessionServer> Desk<S> {
-    pub(super) fn new(server: Arc<S>, connect_timeout: Duration) -> Self {
-        let (held, shortest) = (HashMap::new(), Duration::MAX);
-        Self { server, connect_timeout, session: None, held, shortest, proven: Instant::now() }
+/// What came of it.
+enum Done {
+    Alive,
+    Taken(Option<Fence>),
+    Left { was_held: bool },
+}
+
+/// One connection, and the locks on it.
+pub(super) struct Desk<M: Mode> {
+    mode: Arc<M>,
+    connect_timeout: Duration,
+    session: Option<Session<M::Server>>,
+    held: HashMap<Id, Held>,
+    /// The shortest lease of what is held, or was held with it.
+    shortest: Duration,
+    /// When the last statement was sent whose answer all holds were told of.
+    proven: Instant,
+    used: Instant,
+    /// Some holds are suspect.
+    doubted: bool,
+    failed: Option<(Instant, Failure)>,
+}
+
+impl<M: Mode> Desk<M> {
+    pub(super) fn new(mode: Arc<M>, connect_timeout: Duration) -> Self {
+        let (session, held, now) = (None, HashMap::new(), Instant::now());
+        let (shortest, doubted) = (Duration::MAX, false);
+        Self { mode, connect_timeout, session, held, shortest, proven: now, used: now, doubted, failed: None }
     }
 
     /// Carries out orders until nobody can give one any more.
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
         loop {
-            let watched = !self.held.is_empty();
-            let due = self.proven + if watched { self.shortest / 3 } else { Duration::ZERO };
+            let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.beat() };
             tokio::select! {
                 biased;
-                () = sleep_until(due), if watched => self.keep_alive().await,
+                () = sleep_until(due), if self.session.is_some() => match self.held.is_empty() {
+                    true => self.close().await,
+                    // A failure has told all holds already.
+                    false => drop(self.perform(&Act::Ping).await),
+                },
                 order = inbox.recv() => match order {
                     Some(order) => self.carry_out(order).await,
                     None => return self.close().await,
@@ -85,20 +118,25 @@ impl<S: SessionServer> Desk<S> {
         }
     }
 
+    fn beat(&self) -> Duration {
+        (self.shortest / 6).min(BEAT)
+    }
+
     async fn carry_out(&mut self, order: Order) {
+        self.used = Instant::now();
         match order {
-            Order::Open(answer) => drop(answer.send(self.open().await)),
+            Order::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
             // Who went away before anything was sent has nothing to withdraw.
             Order::Take { answer, .. } if answer.is_closed() => {}
-            Order::Take { request, answer } => drop(answer.send(self.take(&request).await)),
-            Order::Watch { key, token, signal } => match self.held.get_mut(&key) {
-                Some(held) if held.token == token => held.signal = Some(signal),
-                _ => signal.lost("the session of the lock ended"),
-            },
-            Order::Leave { key, token, limit, answer } => {
-                drop(answer.send(Ok(self.leave(key, &token, limit).await)));
+            Order::Take { request, line, answer } => {
+                drop(answer.send(self.take(&request, line).await));
             }
-            Order::Read { key, answer } => drop(answer.send(self.read(&key).await)),
+            Order::Leave { key, token, answer } => {
+                let left = self.leave(&key, &token).await;
+                if let Some(answer) = answer {
+                    drop(answer.send(left));
+                }
+            }
             Order::Close(answer) => {
                 self.close().await;
                 drop(answer.send(Ok(())));
@@ -106,185 +144,242 @@ impl<S: SessionServer> Desk<S> {
         }
     }
 
-    /// Opens the connection where there is none.
-    async fn open(&mut self) -> Result<(), Failure> {
-        if self.session.is_some() {
-            return Ok(());
+    /// Opens the connection where there is none: the session, and whether it is new.
+    async fn open(&mut self) -> Result<(i64, bool), Failure> {
+        if let Some(session) = &self.session {
+            return Ok((session.id, false));
         }
-        let server = Arc::clone(&self.server);
+        if let Some((at, failure)) = &self.failed
+            && at.elapsed() < GLOOM
+        {
+            return Err(copy(failure));
+        }
+        let (server, limit) = (&**self.mode.server(), self.connect_timeout);
         let opening = async {
-            let failed = |error| unchanged(server.classify(error).failure);
-            let mut connection = server.connect().await.map_err(failed)?;
-            verify(&*server, &mut connection).await?;
-            let (id, place) = server.settle(&mut connection).await.map_err(failed)?;
-            if server.ping(&mut connection).await.map_err(failed)? != id {
-                return Err(another_session());
-            }
+            let mut connection = server.connect().await?;
+            server.settle(&mut connection, SILENCE).await?;
+            let (id, place) = server.place(&mut connection).await?;
             Ok(Session { connection, id, place })
         };
-        let limit = self.connect_timeout;
-        let opened = timeout(limit, opening).await;
-        let late = |_| Failure::unavailable(format!("no connection within {limit:?}"));
-        self.session = Some(opened.map_err(late)??);
-        Ok(())
+        let opened = match timeout(limit, opening).await {
+            Ok(Ok(session)) => Ok(session),
+            Ok(Err(error)) => Err(unchanged(server.classify(error).failure)),
+            Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+        };
+        let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;
+        let id = session.id;
+        (self.session, self.failed, self.proven) = (Some(session), None, Instant::now());
+        Ok((id, true))
     }
 
-    fn name(&self, key: &Key) -> Name {
+    fn name(&self, key: &Key) -> (Id, Name) {
         let place = self.session.as_ref().map_or("", |session| &session.place);
-        Name::of(place, &self.server.table().to_string(), key)
+        let name = Name::of(place, key);
+        let mut id = Id::default();
+        let told = <M::Server as SessionServer>::DIGEST;
+        id[..told].copy_from_slice(&name.digest[..told]);
+        (id, name)
     }
 
-    async fn take(&mut self, request: &ClaimRequest) -> Result<Option<Fence>, Failure> {
-        let ClaimRequest { key, token, .. } = request;
-        let limit = request.request_timeout.max(PATIENCE);
-        match self.held.get(key) {
-            Some(held) if held.token != *token => return Ok(None),
-            Some(held) => {
-                let fence = held.fence;
-                self.ping(limit).await?;
-                return Ok(Some(fence));
-            }
-            None => {}
-        }
+    async fn take(&mut self, request: &ClaimRequest, line: Arc<Line>) -> Result<Option<Fence>, Failure> {
         let mut tries = TRIES;
         loop {
-            self.open().await.map_err(unchanged)?;
-            let name = self.name(key);
-            let asked = self.ask(request, &name, limit).await;
-            match asked {
-                Ok(fence) => {
-                    if let (Some(fence), Entry::Vacant(place)) = (fence, self.held.entry(key.clone())) {
-                        place.insert(Held { token: *token, fence, name, signal: None });
-                        self.shortest = self.shortest.min(request.lease);
-                    }
-                    return Ok(fence);
+            let (_, is_new) = self.open().await?;
+            let (id, name) = self.name(&request.key);
+            match self.held.get(&id) {
+                Some(held) if held.key != request.key => return Err(collision(&held.key)),
+                Some(held) if held.token != request.token => return Ok(None),
+                Some(_) => return self.adopt(&id).await,
+                None => {}
+            }
+            let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
+            match self.perform(&Act::Take(Wanted { name, holder, limit })).await {
+                Ok(Done::Taken(Some(fence))) => {
+                    line.open();
+                    self.shortest = self.shortest.min(request.lease.min(SILENCE));
+                    let held = Held {
+                        key: request.key.clone(),
+                        token: request.token,
+                        fence,
+                        lease: request.lease.min(SILENCE),
+                        line,
+                        taken: sent,
+                        suspect: false,
+                    };
+                    self.held.insert(id, held);
+                    return Ok(Some(fence));
                 }
-                // Another transaction was in the way; or an old connection is of no use any more, and its locks went with it.
-                Err(failure) if failure.is_transient() && tries > 0 => tries -= TRIES.div_ceil(3).min(tries),
-                Err(failure) => return Err(failure),
+                Ok(_) => return Ok(None),
+                // A connection that had been idle was of no use any more; it kept nothing of this claim.
+                Err(fault) if fault.broken && !is_new && tries > 1 => tries = 1,
+                Err(fault) if fault.again && tries > 1 => tries -= 1,
+                // What a closed connection may have taken goes with it.
+                Err(fault) => return Err(unchanged(fault.failure)),
             }
         }
     }
 
-    async fn ask(
-        &mut self,
-        request: &ClaimRequest,
-        name: &Name,
-        limit: Duration,
-    ) -> Result<Option<Fence>, Failure> {
-        let holder = request.describe();
-        let server = Arc::clone(&self.server);
-        let asked = self
-            .proven_by(limit, async |on| {
-                let asked = server.ask(on, name, &request.token, &holder).await;
-                if let Err(error) = &asked {
-                    // The server may have given the lock and failed with the fence.
-                    if matches!(error, sqlx::Error::Database(_)) {
-                        server.leave(on, name).await?;
-                    }
-                }
-                asked.map(|asked| (asked.session, asked.fence))
-            })
-            .await?;
-        Ok(asked)
-    }
-
-    async fn ping(&mut self, limit: Duration) -> Result<(), Failure> {
-        let server = Arc::clone(&self.server);
-        self.proven_by(limit, async |on| Ok((server.ping(on).await?, ()))).await
-    }
-
-    async fn keep_alive(&mut self) {
-        // A failure has told all holds already.
-        let _ = self.ping(self.shortest / 3).await;
-    }
-
-    async fn leave(&mut self, key: Key, token: &Token, limit: Duration) -> Withdrawn {
-        let Entry::Occupied(held) = self.held.entry(key) else { return Withdrawn::Absent };
-        if held.get().token != *token {
-            return Withdrawn::Absent;
+    /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
+    async fn adopt(&mut self, id: &Id) -> Result<Option<Fence>, Failure> {
+        if let Err(fault) = self.perform(&Act::Ping).await {
+            self.give_up("it could not be confirmed");
+            return Err(unchanged(fault.failure));
         }
-        let held = held.remove();
-        let server = Arc::clone(&self.server);
-        // When it fails, the connection is closed, and the lock goes with it.
-        let left = async |on: &mut Conn<S>| Ok((server.leave(on, &held.name).await?, ()));
-        if self.proven_by(limit.max(PATIENCE), left).await.is_err() {
-            self.give_up("it could not be given back");
+        Ok(self.held.get(id).map(|held| held.fence))
+    }
+
+    async fn leave(&mut self, key: &Key, token: &Token) -> Result<Withdrawn, Failure> {
+        let (id, name) = self.name(key);
+        if self.held.get(&id).is_none_or(|held| held.token != *token) {
+            return Ok(Withdrawn::Absent);
         }
+        let left = self.perform(&Act::Leave(name)).await;
+        self.held.remove(&id);
         if self.held.is_empty() {
             self.shortest = Duration::MAX;
         }
-        Withdrawn::Removed
+        match left {
+            Ok(Done::Left { was_held: false }) => {
+                self.give_up("the server had not kept a lock of this connection");
+                Ok(Withdrawn::Absent)
+            }
+            Ok(_) => Ok(Withdrawn::Removed),
+            Err(fault) => {
+                self.give_up("a lock could not be given back");
+                let unconfirmed = "the connection was closed; the lock is free as soon as the server notices";
+                Err(Failure::unknown(unconfirmed).with_source(fault.failure))
+            }
+        }
     }
 
-    async fn read(&mut self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.open().await?;
-        let (name, server) = (self.name(key), Arc::clone(&self.server));
-        self.proven_by(PATIENCE, async |on| Ok((server.ping(on).await?, server.holder(on, &name).await?))).await
+    /// How long the answer may take.
+    fn patience(&self, act: &Act) -> Duration {
+        if !self.held.is_empty() {
+            return (self.shortest / 3).clamp(PATIENCE.0, PATIENCE.1);
+        }
+        match act {
+            Act::Take(wanted) => wanted.limit.clamp(PATIENCE.0, PATIENCE.1),
+            Act::Ping | Act::Leave(_) => PATIENCE.0,
+        }
     }
 
-    /// Runs statements that tell which session they ran in: a sign of life for all holds. Any doubt closes the connection.
-    async fn proven_by<T>(
-        &mut self,
-        limit: Duration,
-        run: impl AsyncFnOnce(&mut Conn<S>) -> Result<(i64, T), sqlx::Error>,
-    ) -> Result<T, Failure> {
-        let Some(session) = &mut self.session else {
-            return Err(Failure::unavailable("the connection was closed"));
+    /// Does something whose answer tells which session it came from: a sign of life for all holds. Any doubt closes the
+    /// connection.
+    async fn perform(&mut self, act: &Act) -> Result<Done, Fault> {
+        let patience = self.patience(act);
+        let Self { mode, session, held, shortest, proven, doubted, .. } = self;
+        let Some(session) = session else {
+            let failure = Failure::unavailable("the connection was closed");
+            return Err(Fault { failure, again: false, broken: true });
         };
-        let (id, sent, sent_at) = (session.id, Clock::system().now(), Instant::now());
-        match timeout(limit, run(&mut session.connection)).await {
-            Ok(Ok((session, _))) if session != id => {
-                self.give_up("a proxy gives statements to different sessions");
-                Err(another_session())
-            }
-            Ok(Ok((_, done))) => {
-                // Not after each of many statements.
-                if sent_at >= self.proven + self.shortest / 6 {
-                    self.proven = sent_at;
-                    for held in self.held.values() {
-                        held.signal.iter().for_each(|signal| signal.trust(sent));
+        let (sent, sent_at) = (Clock::system().now(), Instant::now());
+        let end = sent_at + patience;
+        let answer = {
+            let answering = answer(&**mode, &mut session.connection, act);
+            tokio::pin!(answering);
+            let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut answering => break Some(answer),
+                    () = sleep_until(next.min(end)) => {}
+                }
+                let now = Instant::now();
+                if now >= end {
+                    break None;
+                }
+                next = end;
+                for held in held.values_mut().filter(|held| !held.suspect) {
+                    let suspect_at = held.taken.max(*proven) + held.lease / 3;
+                    if suspect_at <= now {
+                        (held.suspect, *doubted) = (true, true);
+                        held.line.suspect();
+                    } else {
+                        next = next.min(suspect_at);
                     }
-                } else if self.held.is_empty() {
-                    self.proven = sent_at;
                 }
-                Ok(done)
             }
-            Ok(Err(error)) => {
-                let fault = self.server.classify(error);
-                if fault.broken {
-                    self.give_up("the connection broke");
-                }
-                Err(fault.failure)
+        };
+        let late = answer.is_none();
+        let fault = match answer {
+            Some(Ok((id, done))) if id == session.id => {
+                self.prove(sent, sent_at);
+                return Ok(done);
             }
-            Err(_) => {
-                self.give_up("the server did not answer in time");
-                Err(Failure::unknown(format!("no answer within {limit:?}")))
+            Some(Ok(_)) => {
+                self.give_up("a proxy gives statements to different sessions");
+                return Err(Fault { failure: another_session(), again: false, broken: false });
+            }
+            Some(Err(Trouble::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
+            Some(Err(Trouble::Here(error))) => self.mode.server().classify(error),
+            Some(Err(Trouble::Doubt(error))) => Fault { broken: true, ..self.mode.server().classify(error) },
+            None => {
+                let failure = Failure::unknown(format!("no answer within {patience:?}"));
+                Fault { failure, again: false, broken: true }
+            }
+        };
+        if fault.broken {
+            self.give_up(if late { "the server did not answer in time" } else { "the connection broke" });
+        }
+        Err(fault)
+    }
+
+    /// The session has answered something that was sent then.
+    fn prove(&mut self, sent: Timestamp, sent_at: Instant) {
+        if self.held.is_empty() {
+            self.proven = sent_at;
+        } else if self.doubted || sent_at >= self.proven + self.beat() / 2 {
+            // Not after each of many statements.
+            (self.proven, self.doubted) = (sent_at, false);
+            for held in self.held.values_mut() {
+                held.suspect = false;
+                held.line.trust(sent);
             }
         }
     }
 
     /// Closes the connection without a word, and tells all holds.
     fn give_up(&mut self, cause: &'static str) {
-        self.session = None;
-        self.shortest = Duration::MAX;
+        (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
         for (_, held) in self.held.drain() {
-            held.signal.iter().for_each(|signal| {
-                signal.lost(format!("the session that kept it is over: {cause}"));
-            });
+            held.line.lost(&format!("the connection that kept it is closed: {cause}"));
         }
     }
 
     async fn close(&mut self) {
         let session = self.session.take();
-        self.give_up("it was closed");
+        self.give_up("this backend was closed");
         if let Some(session) = session {
-            let _ = timeout(PATIENCE, sqlx::Connection::close(session.connection)).await;
+            let _ = timeout(PATIENCE.0, sqlx::Connection::close(session.connection)).await;
         }
     }
 }
 
-fn another_session() -> Failure {
+async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Result<(i64, Done), Trouble> {
+    match act {
+        Act::Ping => {
+            let session = mode.server().ping(on).await.map_err(Trouble::Doubt)?;
+            Ok((session, Done::Alive))
+        }
+        Act::Take(wanted) => {
+            let asked = mode.take(on, wanted).await?;
+            Ok((asked.session, Done::Taken(asked.fence)))
+        }
+        Act::Leave(name) => {
+            let (session, was_held) = mode.leave(on, name).await.map_err(Trouble::Doubt)?;
+            Ok((session, Done::Left { was_held }))
+        }
+    }
+}
+
+fn collision(other: &Key) -> Failure {
+    Failure::new(
+        ErrorKind::InvalidKey,
+        format!("the server cannot tell it from {other}, which this process holds; rename one of them"),
+    )
+}
+
+pub(super) fn another_session() -> Failure {
     Failure::invalid_config(
         "a proxy gives the statements of one connection to different sessions, which cannot keep locks; connect to the \
          server itself or by a proxy that pools sessions, or use lease rows",
