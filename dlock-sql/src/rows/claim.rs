@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
-use dlock_core::{Failure, keeper};
+use dlock_core::{Failure, Fence, keeper};
 
 use super::connections::{Kind, Limits, gone};
 use super::progress::Progress;
@@ -25,11 +25,23 @@ pub struct RowClaim<S: Server> {
     /// Somebody had the lock at the last attempt.
     contended: bool,
     listener: Option<Listener>,
+    /// The grant that somebody else had at the last attempt, and the one whose release is known to be told.
+    seen: Option<Fence>,
+    noted: Option<Fence>,
 }
 
 impl<S: Server> RowClaim<S> {
     pub(super) fn new(rows: Arc<Rows<S>>, request: ClaimRequest) -> Self {
-        Self { rows, request, unanswered: Vec::new(), held: false, contended: false, listener: None }
+        Self {
+            rows,
+            request,
+            unanswered: Vec::new(),
+            held: false,
+            contended: false,
+            listener: None,
+            seen: None,
+            noted: None,
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -91,6 +103,7 @@ impl<S: Server> Claim for RowClaim<S> {
             }
             Taken::Busy(holder) => {
                 self.contended = true;
+                self.seen = holder.as_ref().and_then(|holder| holder.fence);
                 let mut busy = Busy::default();
                 busy.retry_after = holder.as_ref().and_then(|holder| holder.expires_in);
                 busy.holder = holder;
@@ -107,13 +120,14 @@ impl<S: Server> Claim for RowClaim<S> {
                 None => return std::future::pending().await,
             },
         };
-        if listener.is_quiet() {
-            // Releases are told of where somebody is known to wait.
+        // Releases are told of where somebody is known to wait; that is noted once for each grant.
+        if listener.is_quiet() && (self.seen.is_none() || self.seen != self.noted) {
             let step = AwaitRelease(self.request.key.clone());
             let limit = self.request.request_timeout;
             if !self.rows.connections.within(Kind::Ordinary, step, limit).await? {
                 return Ok(());
             }
+            self.noted = self.seen;
         }
         listener.changed().await
     }
