@@ -18,7 +18,7 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Oper
 
 use crate::digest::digest;
 use crate::failure::unchanged;
-use crate::rows::{Conn, Connections, QUESTION, Server, Settings};
+use crate::rows::{Conn, Connections, QUESTION, Server, Settings, Taken};
 use act::{Inspect, WhoAmI};
 use desk::{Order, another_session};
 use line::Line;
@@ -66,17 +66,16 @@ pub struct Wanted {
 pub struct Asked {
     /// The session that answered.
     pub(crate) session: i64,
-    /// If the lock is ours.
-    pub(crate) fence: Option<Fence>,
+    pub(crate) taken: Taken,
 }
 
 /// How a row was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Found {
     /// It is locked now, in a transaction that has begun.
     Free,
-    /// Somebody else has it.
-    Locked,
+    /// Somebody else has it, if it is known who.
+    Locked(Option<Box<Holder>>),
     /// There is no such row.
     Missing,
 }
@@ -257,13 +256,17 @@ impl<M: Mode> Claim for SessionClaim<M> {
         };
         let (request, line) = (self.request.clone(), Arc::clone(&self.line));
         let taken = seat.order(|answer| Order::Take { request, line, answer }).await;
-        if let Ok(Some(fence)) = taken {
+        if let Ok(Taken::Granted(fence)) = taken {
             let term = Term::Session(Some(self.request.lease.min(SILENCE)));
             return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
         }
         // Nothing of ours is there, and no order of ours is on its way.
         self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
-        taken.map(|_| Attempt::Busy(Busy::default()))
+        let mut busy = Busy::default();
+        if let Taken::Busy(holder) = taken? {
+            busy.holder = holder;
+        }
+        Ok(Attempt::Busy(busy))
     }
 
     fn granted(&mut self, signal: Signal) {

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use super::failure::number;
 use super::options::MysqlOptions;
 use super::server::MysqlRows;
-use crate::rows::Server;
+use crate::rows::{Server, Taken};
 use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
 use crate::text::hex;
 
@@ -197,22 +197,26 @@ impl SessionServer for MysqlRows {
         let statements = format!(
             "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
             {} AND @dlock = 1;
-            SELECT {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED), CAST(LAST_INSERT_ID() AS SIGNED)",
+            SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
+                CAST(LAST_INSERT_ID() AS SIGNED)
+            FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}' AND @dlock = 0",
             name_of(&wanted.name),
-            counting(&self.table(), wanted)
+            counting(&self.table(), wanted),
+            self.table(),
+            hex(&wanted.name.fence)
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
         let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
-        let session = row.try_get(0)?;
-        let fence = match row.try_get::<Option<i64>, _>(1)? {
-            Some(1) if row.try_get::<i64, _>(2)? > 0 => {
-                Some(Fence::new(row.try_get::<i64, _>(3)?.unsigned_abs()))
+        let session = row.try_get(2)?;
+        let taken = match row.try_get::<Option<i64>, _>(3)? {
+            Some(1) if row.try_get::<i64, _>(4)? > 0 => {
+                Taken::Granted(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs()))
             }
-            Some(1) => Some(self.count_first(on, wanted, session).await?),
-            Some(_) => None,
+            Some(1) => Taken::Granted(self.count_first(on, wanted, session).await?),
+            Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
             None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
         };
-        Ok(Asked { session, fence })
+        Ok(Asked { session, taken })
     }
 
     async fn free_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
@@ -238,16 +242,25 @@ impl SessionServer for MysqlRows {
             self.table(),
             hex(&name.row)
         );
-        let found = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
+        let is_there = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
             Ok(rows) => match rows.last() {
                 Some(row) => return Ok((row.try_get(0)?, Found::Free)),
-                // What was looked for would otherwise keep others from making it.
-                None => Found::Missing,
+                None => false,
             },
-            Err(error) if LOCKED.contains(&number(&error)) => Found::Locked,
+            Err(error) if LOCKED.contains(&number(&error)) => true,
             Err(error) => return Err(error),
         };
-        Ok((self.free_row(on).await?, found))
+        // Also a row that was looked for and is missing is locked: nobody else could make it.
+        let statements = format!(
+            "COMMIT; SELECT held.fence, held.holder, {SESSION}
+            FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}'",
+            self.table(),
+            hex(&name.fence)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
+        Ok((row.try_get(2)?, found))
     }
 
     async fn free_row(&self, on: &mut MySqlConnection) -> Answer<i64> {

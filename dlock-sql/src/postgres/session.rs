@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::options::PostgresOptions;
 use super::server::PostgresRows;
-use crate::rows::Server;
+use crate::rows::{Server, Taken};
 use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
 use crate::text::hex;
 
@@ -180,7 +180,10 @@ impl SessionServer for PostgresRows {
             "WITH asked AS MATERIALIZED (
                 SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
             ), counted AS ({counting})
-            SELECT {SESSION}, (SELECT fence FROM counted)"
+            SELECT fence, NULL::text, {SESSION} FROM counted
+            UNION ALL
+            SELECT fence, holder, {SESSION} FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got",
+            self.table()
         );
         let row = sqlx::query(AssertSqlSafe(statement))
             .bind(number(&wanted.name))
@@ -189,7 +192,11 @@ impl SessionServer for PostgresRows {
             .fetch_all(on)
             .await?;
         let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(Asked { session: row.try_get(0)?, fence: fence(row, 1)? })
+        let taken = match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
+            (None, Some(fence)) => Taken::Granted(fence),
+            _ => Taken::Busy(Some(Box::new(holder(row)?))),
+        };
+        Ok(Asked { session: row.try_get(2)?, taken })
     }
 
     async fn free_name(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
@@ -212,20 +219,24 @@ impl SessionServer for PostgresRows {
     }
 
     async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
-        let row = format!(r#""{}" WHERE key = decode('{}', 'hex')"#, self.table(), hex(&name.row));
+        let table = self.table();
+        let of = |row: &[u8]| format!(r#""{table}" WHERE key = decode('{}', 'hex')"#, hex(row));
+        let (locked, counted) = (of(&name.row), of(&name.fence));
         // In one message, not prepared.
         let statements = format!(
-            "BEGIN; SELECT {SESSION}, EXISTS (SELECT FROM {row}),
-                (SELECT true FROM (SELECT 1 FROM {row} FOR UPDATE SKIP LOCKED) AS locked)"
+            "BEGIN; SELECT (SELECT fence FROM {counted}), (SELECT holder FROM {counted}), {SESSION},
+                EXISTS (SELECT FROM {locked}),
+                (SELECT true FROM (SELECT 1 FROM {locked} FOR UPDATE SKIP LOCKED) AS locked)"
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let (session, is_there) = (row.try_get(0)?, row.try_get::<bool, _>(1)?);
-        if row.try_get::<Option<bool>, _>(2)? == Some(true) {
+        let (session, is_there) = (row.try_get(2)?, row.try_get::<bool, _>(3)?);
+        if row.try_get::<Option<bool>, _>(4)? == Some(true) {
             return Ok((session, Found::Free));
         }
+        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
         sqlx::raw_sql("ROLLBACK").execute(on).await?;
-        Ok((session, if is_there { Found::Locked } else { Found::Missing }))
+        Ok((session, found))
     }
 
     async fn free_row(&self, on: &mut PgConnection) -> Answer<i64> {

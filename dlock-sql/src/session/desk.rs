@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, Withdrawn};
-use dlock_core::{Clock, ErrorKind, Failure, Fence, Key, Timestamp, Token};
+use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -13,7 +13,7 @@ use super::line::Line;
 use super::mode::{Mode, Trouble};
 use super::{Name, SILENCE, SessionServer, Wanted};
 use crate::failure::{copy, unchanged};
-use crate::rows::{Conn, Fault, Server};
+use crate::rows::{Conn, Fault, Server, Taken};
 
 pub(super) type Told<T> = oneshot::Sender<Result<T, Failure>>;
 
@@ -33,8 +33,8 @@ const TRIES: u32 = 3;
 pub(super) enum Order {
     /// Open the connection: its session.
     Open(Told<i64>),
-    /// Take a lock: the fence, or nothing when somebody else has it.
-    Take { request: ClaimRequest, line: Arc<Line>, answer: Told<Option<Fence>> },
+    /// Take a lock.
+    Take { request: ClaimRequest, line: Arc<Line>, answer: Told<Taken> },
     /// Give back a lock.
     Leave { key: Key, token: Token, answer: Option<Told<Withdrawn>> },
     /// Close the connection.
@@ -49,11 +49,21 @@ struct Held {
     key: Key,
     token: Token,
     fence: Fence,
+    /// Who holds it, in words.
+    holder: String,
     lease: Duration,
     line: Arc<Line>,
     /// When the statement was sent that took it.
     taken: Instant,
     suspect: bool,
+}
+
+impl Held {
+    fn holder(&self) -> Holder {
+        let mut holder = Holder::parse(&self.holder);
+        holder.fence = Some(self.fence);
+        holder
+    }
 }
 
 struct Session<S: Server> {
@@ -72,7 +82,7 @@ enum Act {
 /// What came of it.
 enum Done {
     Alive,
-    Taken(Option<Fence>),
+    Taken(Taken),
     Left { was_held: bool },
 }
 
@@ -181,35 +191,38 @@ impl<M: Mode> Desk<M> {
         (id, name)
     }
 
-    async fn take(&mut self, request: &ClaimRequest, line: Arc<Line>) -> Result<Option<Fence>, Failure> {
+    async fn take(&mut self, request: &ClaimRequest, line: Arc<Line>) -> Result<Taken, Failure> {
         let mut tries = TRIES;
         loop {
             let (_, is_new) = self.open().await?;
             let (id, name) = self.name(&request.key);
             match self.held.get(&id) {
                 Some(held) if held.key != request.key => return Err(collision(&held.key)),
-                Some(held) if held.token != request.token => return Ok(None),
+                Some(held) if held.token != request.token => return Ok(Taken::Busy(Some(Box::new(held.holder())))),
                 Some(_) => return self.adopt(&id).await,
                 None => {}
             }
             let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
-            match self.perform(&Act::Take(Wanted { name, holder, limit })).await {
-                Ok(Done::Taken(Some(fence))) => {
+            let wanted = Wanted { name, holder: holder.clone(), limit };
+            match self.perform(&Act::Take(wanted)).await {
+                Ok(Done::Taken(Taken::Granted(fence))) => {
                     line.open();
                     self.shortest = self.shortest.min(request.lease.min(SILENCE));
                     let held = Held {
                         key: request.key.clone(),
                         token: request.token,
                         fence,
+                        holder,
                         lease: request.lease.min(SILENCE),
                         line,
                         taken: sent,
                         suspect: false,
                     };
                     self.held.insert(id, held);
-                    return Ok(Some(fence));
+                    return Ok(Taken::Granted(fence));
                 }
-                Ok(_) => return Ok(None),
+                Ok(Done::Taken(busy)) => return Ok(busy),
+                Ok(_) => return Ok(Taken::Busy(None)),
                 // A connection that had been idle was of no use any more; it kept nothing of this claim.
                 Err(fault) if fault.broken && !is_new && tries > 1 => tries = 1,
                 Err(fault) if fault.again && tries > 1 => tries -= 1,
@@ -220,12 +233,12 @@ impl<M: Mode> Desk<M> {
     }
 
     /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
-    async fn adopt(&mut self, id: &Id) -> Result<Option<Fence>, Failure> {
+    async fn adopt(&mut self, id: &Id) -> Result<Taken, Failure> {
         if let Err(fault) = self.perform(&Act::Ping).await {
             self.give_up("it could not be confirmed");
             return Err(unchanged(fault.failure));
         }
-        Ok(self.held.get(id).map(|held| held.fence))
+        Ok(self.held.get(id).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
     }
 
     async fn leave(&mut self, key: &Key, token: &Token) -> Result<Withdrawn, Failure> {
@@ -363,7 +376,7 @@ async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Resul
         }
         Act::Take(wanted) => {
             let asked = mode.take(on, wanted).await?;
-            Ok((asked.session, Done::Taken(asked.fence)))
+            Ok((asked.session, Done::Taken(asked.taken)))
         }
         Act::Leave(name) => {
             let (session, was_held) = mode.leave(on, name).await.map_err(Trouble::Doubt)?;

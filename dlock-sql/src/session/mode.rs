@@ -8,7 +8,7 @@ use dlock_core::{Failure, Holder};
 use super::act::{Count, MakeRow};
 use super::{Answer, Asked, Found, Name, SessionServer, Wanted};
 use crate::failure::unchanged;
-use crate::rows::{Conn, Connections};
+use crate::rows::{Conn, Connections, Taken};
 
 /// Why a lock could not be asked for.
 #[derive(Debug)]
@@ -120,17 +120,19 @@ impl<S: SessionServer> Mode for ByRow<S> {
     async fn take(&self, on: &mut Conn<S>, wanted: &Wanted) -> Result<Asked, Trouble> {
         let limit = wanted.limit;
         let mut found = self.server.lock_row(on, &wanted.name).await.map_err(Trouble::Doubt)?;
-        if found.1 == Found::Missing {
+        if matches!(found.1, Found::Missing) {
             let made = self.others.ask(MakeRow(wanted.name.clone()), limit).await;
             made.map_err(|failure| Trouble::Elsewhere(unchanged(failure)))?;
             found = self.server.lock_row(on, &wanted.name).await.map_err(Trouble::Doubt)?;
         }
         let (session, found) = found;
-        if found != Found::Free {
-            return Ok(Asked { session, fence: None });
+        match found {
+            Found::Free => {}
+            Found::Locked(holder) => return Ok(Asked { session, taken: Taken::Busy(holder) }),
+            Found::Missing => return Ok(Asked { session, taken: Taken::Busy(None) }),
         }
         match self.others.ask(Count(wanted.clone(), session), limit).await {
-            Ok(fence) => Ok(Asked { session, fence: Some(fence) }),
+            Ok(fence) => Ok(Asked { session, taken: Taken::Granted(fence) }),
             Err(failure) => {
                 self.server.free_row(on).await.map_err(Trouble::Doubt)?;
                 Err(Trouble::Elsewhere(unchanged(failure)))
