@@ -7,23 +7,53 @@ use dlock_bench_common::measure::Pairs;
 use dlock_sql::sqlx::mysql::MySqlConnectOptions;
 use dlock_sql::sqlx::postgres::PgConnectOptions;
 use dlock_sql::sqlx::{self, ConnectOptions, MySqlConnection, PgConnection, Row};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::statements::Statements;
 
 /// The lease of every client.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 /// As long as what dlock writes into its rows.
-const HOLDER: &str = r#"{"host":"host.example","pid":12345,"label":"","since":1234567890123456}"#;
+pub(crate) const HOLDER: &str = r#"{"host":"host.example","pid":12345,"label":"","since":1234567890123456}"#;
 
-/// One connection for each task.
+/// Some connections: one for each task, or one for all of them.
 pub(crate) struct Each<C>(Vec<Mutex<C>>);
 
+/// One for each task, or one for all of them.
+pub(crate) type Pg = Each<PgConnection>;
+/// One for each task, or one for all of them.
+pub(crate) type My = Each<MySqlConnection>;
+
+impl Pg {
+    pub(crate) async fn connect(url: &str, count: usize) -> Result<Self> {
+        let options = url.parse::<PgConnectOptions>()?.disable_statement_logging();
+        let mut all = Vec::new();
+        for _ in 0..count {
+            all.push(Mutex::new(options.connect().await?));
+        }
+        Ok(Self(all))
+    }
+}
+
+impl My {
+    pub(crate) async fn connect(url: &str, count: usize) -> Result<Self> {
+        let options = url.parse::<MySqlConnectOptions>()?.disable_statement_logging();
+        let mut all = Vec::new();
+        for _ in 0..count {
+            all.push(Mutex::new(options.connect().await?));
+        }
+        Ok(Self(all))
+    }
+}
+
+/// The number of the task that locks `key`.
+pub(crate) fn task(key: &str) -> usize {
+    key.rsplit('_').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
 impl<C> Each<C> {
-    /// The connection of the task that locks `key`, which ends with its number.
-    async fn of(&self, key: &str) -> Result<tokio::sync::MutexGuard<'_, C>> {
-        let number = key.rsplit('_').next().and_then(|number| number.parse::<usize>().ok());
-        let place = number.and_then(|number| self.0.get(number)).context("a connection for this task")?;
+    pub(crate) async fn of(&self, key: &str) -> Result<MutexGuard<'_, C>> {
+        let place = self.0.get(task(key) % self.0.len().max(1)).context("no connection")?;
         Ok(place.lock().await)
     }
 }
@@ -36,22 +66,13 @@ fn token() -> [u8; 16] {
     fastrand::u128(..).to_ne_bytes()
 }
 
-/// PostgreSQL.
+/// Lease rows on PostgreSQL.
 pub(crate) struct BarePostgres {
-    connections: Each<PgConnection>,
-    statements: Statements,
+    pub(crate) connections: Pg,
+    pub(crate) statements: Statements,
 }
 
 impl BarePostgres {
-    pub(crate) async fn connect(url: &str, tasks: usize, statements: Statements) -> Result<Self> {
-        let options = url.parse::<PgConnectOptions>()?.disable_statement_logging();
-        let mut connections = Vec::new();
-        for _ in 0..tasks {
-            connections.push(Mutex::new(options.connect().await?));
-        }
-        Ok(Self { connections: Each(connections), statements })
-    }
-
     pub(crate) async fn take(&self, on: &mut PgConnection, key: &str, token: &[u8]) -> Result<()> {
         let take = sqlx::query(self.statements.take.clone());
         let rows = take.bind(key.as_bytes()).bind(token).bind(lease()).bind(HOLDER).fetch_all(on).await?;
@@ -81,21 +102,10 @@ impl Pairs for BarePostgres {
     }
 }
 
-/// MariaDB.
+/// Lease rows on MariaDB.
 pub(crate) struct BareMysql {
-    connections: Each<MySqlConnection>,
-    statements: Statements,
-}
-
-impl BareMysql {
-    pub(crate) async fn connect(url: &str, tasks: usize, statements: Statements) -> Result<Self> {
-        let options = url.parse::<MySqlConnectOptions>()?.disable_statement_logging();
-        let mut connections = Vec::new();
-        for _ in 0..tasks {
-            connections.push(Mutex::new(options.connect().await?));
-        }
-        Ok(Self { connections: Each(connections), statements })
-    }
+    pub(crate) connections: My,
+    pub(crate) statements: Statements,
 }
 
 impl Pairs for BareMysql {

@@ -1,34 +1,36 @@
 //! The clients that are measured beside each other.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_bench_common::measure::{Pace, drive};
+use dlock_bench_common::measure::{Pace, Pairs, drive};
 use dlock_core::{Backend, Locks, Wait};
 
-use crate::bare::{BareMysql, BarePostgres, LEASE};
+use crate::bare::LEASE;
+
+type Driving = Pin<Box<dyn Future<Output = Result<Pace>>>>;
 
 /// A client, and what it is called.
 pub(crate) struct Client {
     pub(crate) name: &'static str,
-    pub(crate) way: Way,
-}
-
-/// How a client takes its locks.
-pub(crate) enum Way {
-    Dlock(Arc<Locks>),
-    Postgres(Arc<BarePostgres>),
-    Mysql(Arc<BareMysql>),
+    drive: Box<dyn Fn(usize, Duration) -> Driving>,
 }
 
 impl Client {
+    pub(crate) fn new(name: &'static str, pairs: impl Pairs) -> Self {
+        let pairs = Arc::new(pairs);
+        let drive = move |tasks, slice| -> Driving {
+            let pairs = Arc::clone(&pairs);
+            Box::pin(async move { drive(&pairs, tasks, slice).await })
+        };
+        Self { name, drive: Box::new(drive) }
+    }
+
     pub(crate) async fn drive(&self, tasks: usize, slice: Duration) -> Result<Pace> {
-        match &self.way {
-            Way::Dlock(locks) => drive(locks, tasks, slice).await,
-            Way::Postgres(bare) => drive(bare, tasks, slice).await,
-            Way::Mysql(bare) => drive(bare, tasks, slice).await,
-        }
+        (self.drive)(tasks, slice).await
     }
 }
 

@@ -12,7 +12,7 @@ use dlock_sql::{Postgres, PostgresOptions};
 use dlock_testkit::servers::postgres::PostgresServer;
 
 use crate::Bench;
-use crate::bare::BarePostgres;
+use crate::bare::{BarePostgres, Pg};
 use crate::clients;
 use crate::statements;
 
@@ -34,7 +34,8 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     // As two processes would.
     let ours =
         [clients::dlock(Postgres::connect(&url).await?)?, clients::dlock(Postgres::connect(&url).await?)?];
-    let bare = BarePostgres::connect(&url, 0, statements::of_postgres(&server, &ours[0]).await?).await?;
+    let statements = statements::of_postgres(&server, &ours[0]).await?;
+    let bare = BarePostgres { connections: Pg::connect(&url, 0).await?, statements };
     let [mut told, mut handed, mut ratio] = [const { Vec::new() }; 3];
     for _ in 0..bench.rounds / 6 | 1 {
         let bare = p50(by_hand(&server, &bare).await?);

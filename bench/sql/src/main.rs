@@ -17,6 +17,7 @@ mod bare;
 mod clients;
 mod hand_over;
 mod pairs;
+mod sessions;
 mod statements;
 
 use std::process::ExitCode;

@@ -18,10 +18,12 @@ fn sql(text: &str) -> Result<SqlStr> {
     Ok(AssertSqlSafe(text.to_owned()).into_sql_str())
 }
 
-/// The latest statement of an idle connection is shown with the connection.
+/// What a pair of PostgreSQL's connections was asked last: after the acquire, and after the release. The latest statement of
+/// an idle connection is shown with the connection.
 pub(crate) async fn of_postgres(server: &PostgresServer, locks: &Locks) -> Result<Statements> {
-    let latest = "SELECT query FROM pg_stat_activity WHERE application_name = 'dlock' AND query LIKE 'WITH%' \
-                  ORDER BY query_start DESC LIMIT 1";
+    let latest = "SELECT query FROM pg_stat_activity WHERE application_name = 'dlock' ORDER BY query_start DESC LIMIT 1";
+    // The first time makes the row.
+    locks.lock("recorded").acquire().await?.release().await?;
     let guard = locks.lock("recorded").acquire().await?;
     let take = sql(&server.query(latest))?;
     guard.release().await?;
