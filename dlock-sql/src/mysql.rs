@@ -15,8 +15,8 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use sqlx::MySqlPool;
 
 pub use options::MysqlOptions;
-pub use session::{MysqlRowLocks, MysqlSessions};
 use server::MysqlRows;
+pub use session::{MysqlRowLocks, MysqlSessions};
 
 use crate::rows::{RowClaim, Rows, Server};
 

@@ -16,8 +16,8 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use sqlx::PgPool;
 
 pub use options::PostgresOptions;
-pub use session::{PostgresRowLocks, PostgresSessions};
 use server::PostgresRows;
+pub use session::{PostgresRowLocks, PostgresSessions};
 
 use crate::rows::{RowClaim, Rows, Server};
 

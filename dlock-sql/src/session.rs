@@ -89,18 +89,16 @@ pub trait SessionServer: Server {
     /// How many bytes of the digest the server is told.
     const DIGEST: usize;
 
-    /// Prepares a new connection: the server ends its session after this silence.
+    /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
     fn settle<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         silence: Duration,
     ) -> impl Future<Output = Answer<()>> + Send + 'c;
-    /// The session, and where its lock table is.
-    fn place<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-    ) -> impl Future<Output = Answer<(i64, String)>> + Send + 'c;
-    /// The session.
+    /// The session, and where its lock table is. Leaves no prepared statement.
+    fn place<'c>(&'c self, on: &'c mut Conn<Self>)
+    -> impl Future<Output = Answer<(i64, String)>> + Send + 'c;
+    /// The session. Leaves no prepared statement.
     fn ping<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
     /// Takes the named lock if nobody has it, with a fence.
     fn take_name<'c>(
@@ -182,19 +180,20 @@ impl<M: Mode> Sessions<M> {
     pub(crate) async fn start(server: Arc<M::Server>, settings: &Settings) -> Result<Self> {
         let starting = async {
             let others = Connections::start(Arc::clone(&server), None, settings)?;
-            others.verify().await?;
+            // Two connections that are open have two sessions. Nothing is prepared until that is known.
+            others.ask(WhoAmI, QUESTION).await?;
             let mode = Arc::new(M::new(server, Arc::clone(&others)));
             let seats = Arc::new(Seats::new(mode, settings));
             let seat = seats.seat(settings.connect_timeout).await?;
             let kept = seat.order(Order::Open).await?;
-            // Two connections that are open have two sessions.
-            let other = others.ask(WhoAmI, QUESTION).await?;
+            if kept == others.ask(WhoAmI, QUESTION).await? {
+                return Err(another_session());
+            }
             seats.put_back(seat);
-            if kept == other { Err(another_session()) } else { Ok(Self { seats, others }) }
+            others.verify().await?;
+            Ok(Self { seats, others })
         };
-        starting
-            .await
-            .map_err(|failure| Error::new(Operation::Configure, unchanged(failure)).on(M::NAME))
+        starting.await.map_err(|failure| Error::new(Operation::Configure, unchanged(failure)).on(M::NAME))
     }
 }
 

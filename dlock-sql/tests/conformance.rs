@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dlock_core::{Backend, Result};
 use dlock_sql::{
-    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks, PostgresSessions,
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    PostgresSessions,
 };
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use dlock_testkit::servers::ServerError;
@@ -200,7 +201,8 @@ fn main() -> std::result::Result<(), ServerError> {
     tests.extend(suite("mysql-row", MysqlRow, mysql.url()));
     // Over a pool the statements are the same: different keys need not be tried out again. And so many rows as that would take
     // are not locked at once, since each needs a connection.
-    let many_keys = ["-pool::generated_keys_are_all_different_locks", "-row::generated_keys_are_all_different_locks"];
+    let many_keys =
+        ["-pool::generated_keys_are_all_different_locks", "-row::generated_keys_are_all_different_locks"];
     tests.retain(|test| !many_keys.iter().any(|case| test.name().ends_with(case)));
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.

@@ -181,7 +181,7 @@ impl SessionServer for MysqlRows {
 
     async fn place(&self, on: &mut MySqlConnection) -> Answer<(i64, String)> {
         let place = format!("SELECT {SESSION}, CAST(DATABASE() AS BINARY)");
-        let row = sqlx::query(AssertSqlSafe(place)).fetch_one(on).await?;
+        let row = sqlx::raw_sql(AssertSqlSafe(place)).fetch_one(on).await?;
         let database = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
         // Some servers ignore the case of these names. Elsewhere two such tables only wait for each other.
         let place = format!("`{}`.`{}`", String::from_utf8_lossy(&database), self.table());

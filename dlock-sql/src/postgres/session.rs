@@ -155,22 +155,21 @@ impl SessionServer for PostgresRows {
     const DIGEST: usize = 8;
 
     async fn settle(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
-        let silence = format!("{}ms", silence.as_millis());
-        sqlx::query(SETTLE).bind(silence).fetch_all(on).await.map(drop)
+        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
+        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
     }
 
     async fn place(&self, on: &mut PgConnection) -> Answer<(i64, String)> {
-        let statement = format!(
-            r#"SELECT {SESSION}, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-            WHERE pg_class.oid = $1::regclass"#
-        );
         let table = format!(r#""{}""#, self.table());
-        let row = sqlx::query(AssertSqlSafe(statement)).bind(&table).fetch_one(on).await?;
+        let statement = format!(
+            "SELECT {SESSION}, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = '{table}'::regclass"
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
         Ok((row.try_get(0)?, format!("{}.{table}", row.try_get::<&str, _>(1)?)))
     }
 
     async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {
-        // Not prepared, so that it can also be told from proxies that do not know what was prepared.
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
     }
 

@@ -198,7 +198,9 @@ impl<M: Mode> Desk<M> {
             let (id, name) = self.name(&request.key);
             match self.held.get(&id) {
                 Some(held) if held.key != request.key => return Err(collision(&held.key)),
-                Some(held) if held.token != request.token => return Ok(Taken::Busy(Some(Box::new(held.holder())))),
+                Some(held) if held.token != request.token => {
+                    return Ok(Taken::Busy(Some(Box::new(held.holder()))));
+                }
                 Some(_) => return self.adopt(&id).await,
                 None => {}
             }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_sql::{Patience, RowKey, TransactionLocks, lock_row};
+use dlock_sql::{Patience, RowKey, TransactionLocks, lock_query, lock_row};
+use sqlx::Row;
 
 use crate::support::{is_waiting, on_each};
 
@@ -39,6 +40,27 @@ on_each! { [postgres Postgres, mysql MySql] {
         let amount: i64 = sqlx::query_scalar("SELECT amount FROM stock WHERE article = 'shirt'")
             .fetch_one(&mut *second).await.unwrap();
         assert_eq!(amount, 9);
+    }
+
+    async fn the_rows_of_a_query_are_returned_and_locked(db) {
+        db.run(TABLE).await;
+        let query = |article: &'static str| {
+            let mut query = sqlx::QueryBuilder::new("SELECT amount FROM stock WHERE article = ");
+            query.push_bind(article);
+            query
+        };
+        let mut first = db.pool.begin().await.unwrap();
+        let rows = lock_query(&mut first, query("shirt"), &[], Patience::No).await.unwrap();
+        assert_eq!(rows.iter().map(|row| row.get::<i64, _>(0)).collect::<Vec<_>>(), [10]);
+        assert!(lock_query(&mut first, query("sock"), &[], Patience::No).await.unwrap().is_empty());
+        let mut second = db.pool.begin().await.unwrap();
+        let error = lock_query(&mut second, query("shirt"), &[], Patience::No).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        let short = Patience::AtMost(Duration::from_millis(50));
+        let error = lock_query(&mut second, query("shirt"), &[], short).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let error = lock_query(&mut second, query("hat"), &["st;ock"], Patience::No).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     }
 
     async fn a_missing_row_locks_nothing_and_says_so(db) {
@@ -114,6 +136,30 @@ on_each! { [postgres Postgres, mysql MySql] {
         assert!(failed[0].is_retryable());
     }
 }}
+
+#[tokio::test]
+async fn of_the_tables_of_a_query_only_those_that_are_named_are_locked_where_the_database_can() {
+    let tables = "CREATE TABLE shops (id bigint PRIMARY KEY); INSERT INTO shops VALUES (7)";
+    let join = "SELECT amount FROM stock JOIN shops ON shops.id = stock.shop WHERE article = 'hat'";
+    let db = crate::support::postgres().await;
+    db.run(TABLE).await;
+    db.run(tables).await;
+    let mut first = db.pool.begin().await.unwrap();
+    lock_query(&mut first, sqlx::QueryBuilder::new(join), &["stock"], Patience::No).await.unwrap();
+    let mut second = db.pool.begin().await.unwrap();
+    lock_row(&mut second, "shops", RowKey::new("id", 7_i64), Patience::No).await.unwrap();
+    let hat = RowKey::new("shop", 7_i64).and("article", "hat");
+    let error = lock_row(&mut second, "stock", hat, Patience::No).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+
+    let db = crate::support::mysql().await;
+    db.run(TABLE).await;
+    db.run(tables).await;
+    let mut first = db.pool.begin().await.unwrap();
+    let query = sqlx::QueryBuilder::new(join);
+    let error = lock_query(&mut first, query, &["stock"], Patience::No).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "MariaDB has no OF: {error}");
+}
 
 #[tokio::test]
 async fn no_setting_of_the_users_session_is_left_changed() {
