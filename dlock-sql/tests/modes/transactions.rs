@@ -34,7 +34,7 @@ on_each! { [postgres Postgres, mysql MySql] {
         // The transaction goes on, and another row is free.
         let hat = RowKey::new("shop", 7_i64).and("article", "hat");
         lock_row(&mut second, "stock", hat, Patience::No).await.unwrap();
-        sqlx::query("UPDATE stock SET amount = 9 WHERE article = 'shirt'").execute(&mut *first).await.unwrap();
+        sqlx::query("UPDATE stock SET amount = 9 WHERE shop = 7 AND article = 'shirt'").execute(&mut *first).await.unwrap();
         first.commit().await.unwrap();
         lock_row(&mut second, "stock", shirt(), Patience::No).await.unwrap();
         let amount: i64 = sqlx::query_scalar("SELECT amount FROM stock WHERE article = 'shirt'")
