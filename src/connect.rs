@@ -148,7 +148,11 @@ fn divide(url: &str) -> Result<(String, Mode)> {
         [] | ["mode=lease"] => Mode::Lease,
         ["mode=session"] => Mode::Session,
         ["mode=row"] => Mode::Row,
-        _ => return Err(invalid("the mode in the URL is none; write mode=lease, mode=session or mode=row".into())),
+        _ => {
+            return Err(invalid(
+                "the mode in the URL is none; write mode=lease, mode=session or mode=row".into(),
+            ));
+        }
     };
     let url = if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) };
     Ok((url, mode))

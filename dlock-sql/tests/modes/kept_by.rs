@@ -121,7 +121,7 @@ async fn tables_and_schemas_have_locks_of_their_own() {
     let mut guards = Vec::new();
     for url in [url.clone(), of_schema, format!("{url}&table=more")] {
         let locks = Locks::new(PostgresSessions::connect(&url).await.unwrap());
-        guards.push(locks.lock("a").with_wait(Wait::No).acquire().await.unwrap());
+        guards.push(locks.lock("a").acquire().await.unwrap());
     }
     // The same table by another way is the same lock.
     let far = format!("{}&options=-csearch_path%3Dnothing,public", server.url());
@@ -140,7 +140,7 @@ async fn keys_that_differ_in_case_and_spaces_are_different_names() {
     let locks = Locks::new(MysqlSessions::connect(&url).await.unwrap());
     let mut guards = Vec::new();
     for key in ["a", "A", "a ", "á", "🔒", &"x".repeat(512)] {
-        guards.push(locks.lock(key).with_wait(Wait::No).acquire().await.unwrap());
+        guards.push(locks.lock(key).acquire().await.unwrap());
     }
     for guard in guards {
         guard.release().await.unwrap();
