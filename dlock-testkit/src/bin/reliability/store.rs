@@ -26,6 +26,15 @@ pub(crate) enum Kind {
     Zk,
     Postgres,
     Mysql,
+    PostgresSession,
+    MysqlSession,
+}
+
+impl Kind {
+    /// Whether a lock lives as long as a connection, and not by a lease.
+    pub(crate) const fn is_session(self) -> bool {
+        matches!(self, Self::PostgresSession | Self::MysqlSession)
+    }
 }
 
 /// A server that keeps locks.
@@ -56,10 +65,12 @@ impl Server {
             // With `everysec` it answers before it has written while its disk is busy.
             Kind::Redis => Self::Redis(RedisServer::options().append_only("always").start()?),
             Kind::Zk => Self::ZooKeeper(ZooKeeperServer::start()?),
-            Kind::Postgres => {
+            Kind::Postgres | Kind::PostgresSession => {
                 Self::Postgres(PostgresServer::options().setting("max_connections", "500").start()?)
             }
-            Kind::Mysql => Self::Mysql(MysqlServer::options().setting("max-connections", "500").start()?),
+            Kind::Mysql | Kind::MysqlSession => {
+                Self::Mysql(MysqlServer::options().setting("max-connections", "500").start()?)
+            }
             Kind::Memory | Kind::Sqlite => return Ok(None),
         }))
     }
@@ -146,6 +157,8 @@ impl Store {
             Kind::Zk => "ZooKeeper",
             Kind::Postgres => "PostgreSQL",
             Kind::Mysql => "MariaDB",
+            Kind::PostgresSession => "PostgreSQL, sessions",
+            Kind::MysqlSession => "MariaDB, sessions",
         }
     }
 
@@ -155,7 +168,10 @@ impl Store {
 
     pub(crate) fn url(&self, lease: Duration) -> String {
         match self.server() {
-            Some(server) => server.url_through(server.address(), lease),
+            Some(server) => {
+                let mode = if self.kind.is_session() { "&mode=session" } else { "" };
+                server.url_through(server.address(), lease) + mode
+            }
             None => format!("sqlite://{}", self.directory.path().join("locks.db").display()),
         }
     }
