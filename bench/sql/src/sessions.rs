@@ -37,10 +37,9 @@ impl Pairs for PostgresSession {
             let mut on = self.connections.of(key).await?;
             let take = sqlx::query(self.statements.take.clone()).bind(number(key)).bind(name.as_bytes());
             let rows = take.bind(HOLDER).fetch_all(&mut *on).await?;
-            ensure!(
-                rows.first().context("no answer")?.try_get::<Option<i64>, _>(1)?.is_some(),
-                "it was taken"
-            );
+            let row = rows.first().context("no answer")?;
+            let holder = row.try_get::<Option<&str>, _>(1)?;
+            ensure!(holder.is_none() && row.try_get::<Option<i64>, _>(0)?.is_some(), "it was taken");
         }
         let mut on = self.connections.of(key).await?;
         let release = sqlx::query(self.statements.release.clone()).bind(number(key));
