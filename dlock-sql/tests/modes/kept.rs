@@ -293,15 +293,15 @@ on_each_kind! {
 
     async fn a_server_that_ends_idle_sessions_early_is_told_not_to<K: Kind>() {
         let settings: &[_] = if K::ROLE.starts_with("postgres") {
-            &[("idle_session_timeout", "1s"), ("idle_in_transaction_session_timeout", "1s")]
+            &[("idle_session_timeout", "3s"), ("idle_in_transaction_session_timeout", "3s")]
         } else {
-            &[("wait_timeout", "1")]
+            &[("wait_timeout", "3")]
         };
         let server = K::start(settings);
         let locks = locks::<K>(&server, LONG).await;
         let guard = take(&locks, "a").await;
         // Less than the pause between two signs of life.
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        tokio::time::sleep(Duration::from_millis(4_500)).await;
         until("the lock is there", || K::held(&server) == 1).await;
         guard.check().unwrap();
         guard.release().await.unwrap();
