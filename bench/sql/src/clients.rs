@@ -11,12 +11,12 @@ use dlock_core::{Backend, Locks, Wait};
 
 use crate::bare::LEASE;
 
-type Driving = Pin<Box<dyn Future<Output = Result<Pace>>>>;
+type Driving = Pin<Box<dyn Future<Output = Result<Pace>> + Send>>;
 
 /// A client, and what it is called.
 pub(crate) struct Client {
     pub(crate) name: &'static str,
-    drive: Box<dyn Fn(usize, Duration) -> Driving>,
+    drive: Box<dyn Fn(usize, Duration) -> Driving + Send + Sync>,
 }
 
 impl Client {

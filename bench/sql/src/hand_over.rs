@@ -37,7 +37,7 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let statements = statements::of_postgres(&server, &ours[0]).await?;
     let bare = BarePostgres { connections: Pg::connect(&url, 0).await?, statements };
     let [mut told, mut handed, mut ratio] = [const { Vec::new() }; 3];
-    for _ in 0..bench.rounds / 6 | 1 {
+    for _ in 0..(bench.rounds / 6) | 1 {
         let bare = p50(by_hand(&server, &bare).await?);
         let dlock = p50(by_dlock(&server, &ours).await?);
         told.push(bare);
