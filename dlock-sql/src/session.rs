@@ -20,7 +20,7 @@ use crate::digest::digest;
 use crate::failure::unchanged;
 use crate::rows::{Conn, Connections, QUESTION, Server, Settings, Taken};
 use act::{Inspect, WhoAmI};
-use desk::{Order, another_session};
+use desk::{Leave, Order, Take, another_session};
 use line::Line;
 pub(crate) use mode::{ByName, ByRow, Mode};
 use seats::{Seat, Seats};
@@ -112,6 +112,18 @@ pub trait SessionServer: Server {
         on: &'c mut Conn<Self>,
         name: &'c Name,
     ) -> impl Future<Output = Answer<(i64, bool)>> + Send + 'c;
+    /// Takes several named locks, each as [`take_name`](Self::take_name) does, in one round trip.
+    fn take_names<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        wanted: &'c [Wanted],
+    ) -> impl Future<Output = Answer<(i64, Vec<Taken>)>> + Send + 'c;
+    /// Gives several named locks back, and says which this session had.
+    fn free_names<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        names: &'c [Name],
+    ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
     /// Who has the named lock.
     fn holder_of_name<'c>(
         &'c self,
@@ -254,7 +266,7 @@ impl<M: Mode> Claim for SessionClaim<M> {
             none => none.insert(self.seats.seat(self.request.request_timeout * 3 / 4).await?),
         };
         let (request, line) = (self.request.clone(), Arc::clone(&self.line));
-        let taken = seat.order(|answer| Order::Take { request, line, answer }).await;
+        let taken = seat.order(|answer| Order::Take(Take { request, line, answer })).await;
         if let Ok(Taken::Granted(fence)) = taken {
             let term = Term::Session(Some(self.request.lease.min(SILENCE)));
             return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
@@ -281,7 +293,7 @@ impl<M: Mode> Claim for SessionClaim<M> {
         let Some(seat) = &self.seat else { return Ok(Withdrawn::Absent) };
         let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.
-        let left = seat.order(|answer| Order::Leave { key, token, answer: Some(answer) }).await;
+        let left = seat.order(|answer| Order::Leave(Leave { key, token, answer: Some(answer) })).await;
         // What could not be confirmed has ended with its connection.
         self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
         left
@@ -296,7 +308,7 @@ impl<M: Mode> Drop for SessionClaim<M> {
     fn drop(&mut self) {
         if let Some(seat) = self.seat.take() {
             let ClaimRequest { key, token, .. } = self.request.clone();
-            seat.send(Order::Leave { key, token, answer: None });
+            seat.send(Order::Leave(Leave { key, token, answer: None }));
         }
     }
 }

@@ -138,6 +138,20 @@ fn counting(table: &str, wanted: &Wanted) -> String {
     )
 }
 
+/// Takes a named lock, and counts the grant where its row is there.
+fn taking(table: &str, wanted: &Wanted) -> String {
+    format!(
+        "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
+        {} AND @dlock = 1;
+        SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
+            CAST(LAST_INSERT_ID() AS SIGNED)
+        FROM (SELECT 1) AS one LEFT JOIN `{table}` AS held ON held.`key` = X'{}' AND @dlock = 0",
+        name_of(&wanted.name),
+        counting(table, wanted),
+        hex(&wanted.name.fence)
+    )
+}
+
 /// Somebody has it; who, if the row with the fence says so.
 fn holder(row: &MySqlRow) -> Answer<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
@@ -193,30 +207,39 @@ impl SessionServer for MysqlRows {
     }
 
     async fn take_name(&self, on: &mut MySqlConnection, wanted: &Wanted) -> Answer<Asked> {
-        // In one message, not prepared.
-        let statements = format!(
-            "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
-            {} AND @dlock = 1;
-            SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
-                CAST(LAST_INSERT_ID() AS SIGNED)
-            FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}' AND @dlock = 0",
-            name_of(&wanted.name),
-            counting(&self.table(), wanted),
-            self.table(),
-            hex(&wanted.name.fence)
-        );
-        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
-        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
-        let session = row.try_get(2)?;
-        let taken = match row.try_get::<Option<i64>, _>(3)? {
-            Some(1) if row.try_get::<i64, _>(4)? > 0 => {
-                Taken::Granted(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs()))
-            }
-            Some(1) => Taken::Granted(self.count_first(on, wanted, session).await?),
-            Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
-            None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
-        };
-        Ok(Asked { session, taken })
+        let (session, mut taken) = self.take_names(on, std::slice::from_ref(wanted)).await?;
+        Ok(Asked { session, taken: taken.pop().ok_or(sqlx::Error::RowNotFound)? })
+    }
+
+    async fn take_names(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        // In one message, not prepared: a row for each.
+        let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.table(), wanted)).collect();
+        let rows = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_all(&mut *on).await?;
+        if rows.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?;
+        let mut all = Vec::new();
+        for (row, wanted) in rows.iter().zip(wanted) {
+            all.push(match row.try_get::<Option<i64>, _>(3)? {
+                Some(1) if row.try_get::<i64, _>(4)? > 0 => {
+                    Taken::Granted(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs()))
+                }
+                Some(1) => Taken::Granted(self.count_first(on, wanted, session).await?),
+                Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
+                None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
+            });
+        }
+        Ok((session, all))
+    }
+
+    async fn free_names(&self, on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        let free = |name| format!(", CAST(RELEASE_LOCK('{}') AS SIGNED)", name_of(name));
+        let free: String =
+            std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
+        let row = sqlx::raw_sql(AssertSqlSafe(free)).fetch_one(on).await?;
+        let freed = |place| Ok(row.try_get::<Option<i64>, _>(place)? == Some(1));
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<Answer<_>>()?))
     }
 
     async fn free_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {

@@ -144,6 +144,14 @@ fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
 }
 
+/// With the fence, or somebody has it.
+fn taken(row: &PgRow) -> Answer<Taken> {
+    Ok(match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
+        (None, Some(fence)) => Taken::Granted(fence),
+        _ => Taken::Busy(Some(Box::new(holder(row)?))),
+    })
+}
+
 /// Somebody has it; who, if the row with the fence says so.
 fn holder(row: &PgRow) -> Answer<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
@@ -183,7 +191,7 @@ impl SessionServer for PostgresRows {
             ), counted AS ({counting})
             SELECT fence, NULL::text, {SESSION} FROM counted
             UNION ALL
-            SELECT fence, holder, {SESSION} FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got",
+            SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got",
             self.table()
         );
         let row = sqlx::query(AssertSqlSafe(statement))
@@ -193,17 +201,48 @@ impl SessionServer for PostgresRows {
             .fetch_all(on)
             .await?;
         let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
-        let taken = match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
-            (None, Some(fence)) => Taken::Granted(fence),
-            _ => Taken::Busy(Some(Box::new(holder(row)?))),
-        };
-        Ok(Asked { session: row.try_get(2)?, taken })
+        Ok(Asked { session: row.try_get(2)?, taken: taken(row)? })
     }
 
     async fn free_name(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
         let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
         let row = free.fetch_one(on).await?;
         Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+
+    async fn take_names(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        let counting = counting(&self.table(), "asked WHERE got");
+        let statement = format!(
+            "WITH asked AS MATERIALIZED (
+                SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+                FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                    AS listed (number, name, whose, place)
+            ), counted AS ({counting}, key)
+            SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
+            UNION ALL
+            SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got
+            ORDER BY place",
+            self.table()
+        );
+        let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
+        let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
+        let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(numbers).bind(names).bind(holders);
+        let rows = query.fetch_all(on).await?;
+        if rows.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        let taken = rows.iter().map(taken).collect::<Answer<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
+    }
+
+    async fn free_names(&self, on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        let free =
+            "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
+        let numbers: Vec<i64> = names.iter().map(number).collect();
+        let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
+        let freed = rows.iter().map(|row| row.try_get(1)).collect::<Answer<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
     async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {

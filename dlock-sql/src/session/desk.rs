@@ -29,16 +29,31 @@ const GLOOM: Duration = Duration::from_millis(100);
 /// How often a statement is tried that another transaction was in the way of.
 const TRIES: u32 = 3;
 
+/// How many orders are carried out together.
+const AT_ONCE: usize = 64;
+
 /// What the desk is asked to do.
 pub(super) enum Order {
     /// Open the connection: its session.
     Open(Told<i64>),
     /// Take a lock.
-    Take { request: ClaimRequest, line: Arc<Line>, answer: Told<Taken> },
+    Take(Take),
     /// Give back a lock.
-    Leave { key: Key, token: Token, answer: Option<Told<Withdrawn>> },
+    Leave(Leave),
     /// Close the connection.
     Close(Told<()>),
+}
+
+pub(super) struct Take {
+    pub(super) request: ClaimRequest,
+    pub(super) line: Arc<Line>,
+    pub(super) answer: Told<Taken>,
+}
+
+pub(super) struct Leave {
+    pub(super) key: Key,
+    pub(super) token: Token,
+    pub(super) answer: Option<Told<Withdrawn>>,
 }
 
 /// What the server tells locks apart by.
@@ -75,15 +90,15 @@ struct Session<S: Server> {
 /// What is done on the connection.
 enum Act {
     Ping,
-    Take(Wanted),
-    Leave(Name),
+    Take(Vec<Wanted>),
+    Leave(Vec<Name>),
 }
 
 /// What came of it.
 enum Done {
     Alive,
-    Taken(Taken),
-    Left { was_held: bool },
+    Taken(Vec<Taken>),
+    Left { all_were_held: bool },
 }
 
 /// One connection, and the locks on it.
@@ -111,6 +126,7 @@ impl<M: Mode> Desk<M> {
 
     /// Carries out orders until nobody can give one any more.
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+        let mut orders = Vec::new();
         loop {
             let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.beat() };
             tokio::select! {
@@ -120,9 +136,9 @@ impl<M: Mode> Desk<M> {
                     // A failure has told all holds already.
                     false => drop(self.perform(&Act::Ping).await),
                 },
-                order = inbox.recv() => match order {
-                    Some(order) => self.carry_out(order).await,
-                    None => return self.close().await,
+                some = inbox.recv_many(&mut orders, AT_ONCE) => match some {
+                    0 => return self.close().await,
+                    _ => self.carry_out(&mut orders).await,
                 },
             }
         }
@@ -132,24 +148,34 @@ impl<M: Mode> Desk<M> {
         (self.shortest / 6).min(BEAT)
     }
 
-    async fn carry_out(&mut self, order: Order) {
+    /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what gives back can
+    /// go first, and an order to take that nobody waits for is none: nothing of it is on the server.
+    async fn carry_out(&mut self, orders: &mut Vec<Order>) {
         self.used = Instant::now();
-        match order {
-            Order::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
-            // Who went away before anything was sent has nothing to withdraw.
-            Order::Take { answer, .. } if answer.is_closed() => {}
-            Order::Take { request, line, answer } => {
-                drop(answer.send(self.take(&request, line).await));
+        let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for order in orders.drain(..) {
+            match order {
+                Order::Take(take) => takes.push(take),
+                Order::Leave(leave) => leaves.push(leave),
+                other => others.push(other),
             }
-            Order::Leave { key, token, answer } => {
-                let left = self.leave(&key, &token).await;
-                if let Some(answer) = answer {
-                    drop(answer.send(left));
+        }
+        if !leaves.is_empty() {
+            self.leave(leaves).await;
+        }
+        takes.retain(|take| !take.answer.is_closed());
+        for take in self.take_together(takes).await {
+            let taken = self.take(&take.request, &take.line).await;
+            drop(take.answer.send(taken));
+        }
+        for other in others {
+            match other {
+                Order::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
+                Order::Close(answer) => {
+                    self.close().await;
+                    drop(answer.send(Ok(())));
                 }
-            }
-            Order::Close(answer) => {
-                self.close().await;
-                drop(answer.send(Ok(())));
+                Order::Take(_) | Order::Leave(_) => {}
             }
         }
     }
@@ -191,7 +217,57 @@ impl<M: Mode> Desk<M> {
         (id, name)
     }
 
-    async fn take(&mut self, request: &ClaimRequest, line: Arc<Line>) -> Result<Taken, Failure> {
+    /// Takes what can be taken in one round trip. What is left has to be taken by itself.
+    async fn take_together(&mut self, takes: Vec<Take>) -> Vec<Take> {
+        if takes.len() < 2 || self.open().await.is_err() {
+            return takes;
+        }
+        let (mut some, mut ids, mut wanted, mut rest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for take in takes {
+            let (id, name) = self.name(&take.request.key);
+            if self.held.contains_key(&id) || ids.contains(&id) {
+                rest.push(take);
+                continue;
+            }
+            let (holder, limit) = (take.request.describe(), take.request.request_timeout);
+            wanted.push(Wanted { name, holder, limit });
+            ids.push(id);
+            some.push(take);
+        }
+        let sent = Instant::now();
+        let act = Act::Take(wanted);
+        let done = self.perform(&act).await;
+        let (Ok(Done::Taken(answers)), Act::Take(wanted)) = (done, act) else {
+            // Each finds out by itself.
+            some.append(&mut rest);
+            return some;
+        };
+        for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
+            if let Taken::Granted(fence) = taken {
+                self.hold(id, &take.request, &take.line, wanted.holder, fence, sent);
+            }
+            drop(take.answer.send(Ok(taken)));
+        }
+        rest
+    }
+
+    fn hold(
+        &mut self,
+        id: Id,
+        request: &ClaimRequest,
+        line: &Arc<Line>,
+        holder: String,
+        fence: Fence,
+        taken: Instant,
+    ) {
+        line.open();
+        let lease = request.lease.min(SILENCE);
+        self.shortest = self.shortest.min(lease);
+        let (key, token, line) = (request.key.clone(), request.token, Arc::clone(line));
+        self.held.insert(id, Held { key, token, fence, holder, lease, line, taken, suspect: false });
+    }
+
+    async fn take(&mut self, request: &ClaimRequest, line: &Arc<Line>) -> Result<Taken, Failure> {
         let mut tries = TRIES;
         loop {
             let (_, is_new) = self.open().await?;
@@ -206,24 +282,14 @@ impl<M: Mode> Desk<M> {
             }
             let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
             let wanted = Wanted { name, holder: holder.clone(), limit };
-            match self.perform(&Act::Take(wanted)).await {
-                Ok(Done::Taken(Taken::Granted(fence))) => {
-                    line.open();
-                    self.shortest = self.shortest.min(request.lease.min(SILENCE));
-                    let held = Held {
-                        key: request.key.clone(),
-                        token: request.token,
-                        fence,
-                        holder,
-                        lease: request.lease.min(SILENCE),
-                        line,
-                        taken: sent,
-                        suspect: false,
-                    };
-                    self.held.insert(id, held);
-                    return Ok(Taken::Granted(fence));
+            match self.perform(&Act::Take(vec![wanted])).await {
+                Ok(Done::Taken(mut answers)) => {
+                    let taken = answers.pop().unwrap_or(Taken::Busy(None));
+                    if let Taken::Granted(fence) = taken {
+                        self.hold(id, request, line, holder, fence, sent);
+                    }
+                    return Ok(taken);
                 }
-                Ok(Done::Taken(busy)) => return Ok(busy),
                 Ok(_) => return Ok(Taken::Busy(None)),
                 // A connection that had been idle was of no use any more; it kept nothing of this claim.
                 Err(fault) if fault.broken && !is_new && tries > 1 => tries = 1,
@@ -243,27 +309,46 @@ impl<M: Mode> Desk<M> {
         Ok(self.held.get(id).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
     }
 
-    async fn leave(&mut self, key: &Key, token: &Token) -> Result<Withdrawn, Failure> {
-        let (id, name) = self.name(key);
-        if self.held.get(&id).is_none_or(|held| held.token != *token) {
-            return Ok(Withdrawn::Absent);
+    async fn leave(&mut self, leaves: Vec<Leave>) {
+        let (mut ours, mut ids, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for leave in leaves {
+            let (id, name) = self.name(&leave.key);
+            if !ids.contains(&id) && self.held.get(&id).is_some_and(|held| held.token == leave.token) {
+                ours.extend(leave.answer);
+                ids.push(id);
+                names.push(name);
+            } else if let Some(answer) = leave.answer {
+                drop(answer.send(Ok(Withdrawn::Absent)));
+            }
         }
-        let left = self.perform(&Act::Leave(name)).await;
-        self.held.remove(&id);
+        if ids.is_empty() {
+            return;
+        }
+        let left = self.perform(&Act::Leave(names)).await;
+        for id in &ids {
+            self.held.remove(id);
+        }
         if self.held.is_empty() {
             self.shortest = Duration::MAX;
         }
-        match left {
-            Ok(Done::Left { was_held: false }) => {
+        let fault = match left {
+            Ok(Done::Left { all_were_held: true }) => None,
+            Ok(_) => {
                 self.give_up("the server had not kept a lock of this connection");
-                Ok(Withdrawn::Absent)
+                Some("the server had not kept it".to_owned())
             }
-            Ok(_) => Ok(Withdrawn::Removed),
             Err(fault) => {
                 self.give_up("a lock could not be given back");
-                let unconfirmed = "the connection was closed; the lock is free as soon as the server notices";
-                Err(Failure::unknown(unconfirmed).with_source(fault.failure))
+                Some(fault.failure.to_string())
             }
+        };
+        for answer in ours {
+            drop(answer.send(match &fault {
+                None => Ok(Withdrawn::Removed),
+                Some(fault) => Err(Failure::unknown(format!(
+                    "the connection was closed; the lock is free as soon as the server notices ({fault})"
+                ))),
+            }));
         }
     }
 
@@ -273,7 +358,10 @@ impl<M: Mode> Desk<M> {
             return (self.shortest / 3).clamp(PATIENCE.0, PATIENCE.1);
         }
         match act {
-            Act::Take(wanted) => wanted.limit.clamp(PATIENCE.0, PATIENCE.1),
+            Act::Take(wanted) => {
+                let limit = wanted.iter().map(|wanted| wanted.limit).max().unwrap_or_default();
+                limit.clamp(PATIENCE.0, PATIENCE.1)
+            }
             Act::Ping | Act::Leave(_) => PATIENCE.0,
         }
     }
@@ -377,12 +465,12 @@ async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Resul
             Ok((session, Done::Alive))
         }
         Act::Take(wanted) => {
-            let asked = mode.take(on, wanted).await?;
-            Ok((asked.session, Done::Taken(asked.taken)))
+            let (session, taken) = mode.take(on, wanted).await?;
+            Ok((session, Done::Taken(taken)))
         }
-        Act::Leave(name) => {
-            let (session, was_held) = mode.leave(on, name).await.map_err(Trouble::Doubt)?;
-            Ok((session, Done::Left { was_held }))
+        Act::Leave(names) => {
+            let (session, held) = mode.leave(on, names).await.map_err(Trouble::Doubt)?;
+            Ok((session, Done::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dlock_core::{Failure, Holder};
 
 use super::act::{Count, MakeRow};
-use super::{Answer, Asked, Found, Name, SessionServer, Wanted};
+use super::{Answer, Found, Name, SessionServer, Wanted};
 use crate::failure::unchanged;
 use crate::rows::{Conn, Connections, Taken};
 
@@ -34,20 +34,21 @@ pub trait Mode: fmt::Debug + Send + Sync + Sized + 'static {
     fn new(server: Arc<Self::Server>, others: Arc<Connections<Self::Server>>) -> Self;
     #[doc(hidden)]
     fn server(&self) -> &Arc<Self::Server>;
-    /// Takes the lock if nobody has it, with a fence.
+    /// Takes the locks that nobody has, with a fence each: the session, and what became of each. One lock at a time unless
+    /// the connection is shared.
     #[doc(hidden)]
     fn take<'c>(
         &'c self,
         on: &'c mut Conn<Self::Server>,
-        wanted: &'c Wanted,
-    ) -> impl Future<Output = Result<Asked, Trouble>> + Send + 'c;
-    /// Gives it back: the session, and whether it had the lock.
+        wanted: &'c [Wanted],
+    ) -> impl Future<Output = Result<(i64, Vec<Taken>), Trouble>> + Send + 'c;
+    /// Gives them back: the session, and whether it had each.
     #[doc(hidden)]
     fn leave<'c>(
         &'c self,
         on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<(i64, bool)>> + Send + 'c;
+        names: &'c [Name],
+    ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
     /// Who has it.
     #[doc(hidden)]
     fn holder<'c>(
@@ -75,26 +76,38 @@ impl<S: SessionServer> Mode for ByName<S> {
         &self.0
     }
 
-    async fn take(&self, on: &mut Conn<S>, wanted: &Wanted) -> Result<Asked, Trouble> {
-        match self.0.take_name(on, wanted).await {
+    async fn take(&self, on: &mut Conn<S>, wanted: &[Wanted]) -> Result<(i64, Vec<Taken>), Trouble> {
+        let asked = match wanted {
+            [one] => self.0.take_name(on, one).await.map(|asked| (asked.session, vec![asked.taken])),
+            many => self.0.take_names(on, many).await,
+        };
+        match asked {
             Ok(asked) => Ok(asked),
-            // The server may have given the lock, and failed with the fence.
-            Err(error @ sqlx::Error::Database(_)) => match self.0.free_name(on, &wanted.name).await {
-                Ok(_) => Err(Trouble::Here(error)),
-                Err(_) => Err(Trouble::Doubt(error)),
-            },
+            // The server may have given some locks, and failed with a fence.
+            Err(error @ sqlx::Error::Database(_)) => {
+                let names: Vec<_> = wanted.iter().map(|wanted| wanted.name.clone()).collect();
+                match self.0.free_names(on, &names).await {
+                    Ok(_) => Err(Trouble::Here(error)),
+                    Err(_) => Err(Trouble::Doubt(error)),
+                }
+            }
             Err(error) => Err(Trouble::Doubt(error)),
         }
     }
 
-    async fn leave(&self, on: &mut Conn<S>, name: &Name) -> Answer<(i64, bool)> {
-        self.0.free_name(on, name).await
+    async fn leave(&self, on: &mut Conn<S>, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        match names {
+            [one] => self.0.free_name(on, one).await.map(|(session, was_held)| (session, vec![was_held])),
+            many => self.0.free_names(on, many).await,
+        }
     }
 
     async fn holder(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Option<Holder>> {
         server.holder_of_name(on, name).await
     }
 }
+
+const ONE: &str = "a connection locks one row at a time";
 
 /// Rows that are locked in a transaction, each on a connection of its own.
 pub struct ByRow<S: SessionServer> {
@@ -117,7 +130,8 @@ impl<S: SessionServer> Mode for ByRow<S> {
         &self.server
     }
 
-    async fn take(&self, on: &mut Conn<S>, wanted: &Wanted) -> Result<Asked, Trouble> {
+    async fn take(&self, on: &mut Conn<S>, wanted: &[Wanted]) -> Result<(i64, Vec<Taken>), Trouble> {
+        let [wanted] = wanted else { return Err(Trouble::Elsewhere(Failure::invalid_config(ONE))) };
         let limit = wanted.limit;
         let mut found = self.server.lock_row(on, &wanted.name).await.map_err(Trouble::Doubt)?;
         if matches!(found.1, Found::Missing) {
@@ -128,11 +142,11 @@ impl<S: SessionServer> Mode for ByRow<S> {
         let (session, found) = found;
         match found {
             Found::Free => {}
-            Found::Locked(holder) => return Ok(Asked { session, taken: Taken::Busy(holder) }),
-            Found::Missing => return Ok(Asked { session, taken: Taken::Busy(None) }),
+            Found::Locked(holder) => return Ok((session, vec![Taken::Busy(holder)])),
+            Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
         }
         match self.others.ask(Count(wanted.clone(), session), limit).await {
-            Ok(fence) => Ok(Asked { session, taken: Taken::Granted(fence) }),
+            Ok(fence) => Ok((session, vec![Taken::Granted(fence)])),
             Err(failure) => {
                 self.server.free_row(on).await.map_err(Trouble::Doubt)?;
                 Err(Trouble::Elsewhere(unchanged(failure)))
@@ -140,8 +154,8 @@ impl<S: SessionServer> Mode for ByRow<S> {
         }
     }
 
-    async fn leave(&self, on: &mut Conn<S>, _: &Name) -> Answer<(i64, bool)> {
-        Ok((self.server.free_row(on).await?, true))
+    async fn leave(&self, on: &mut Conn<S>, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        Ok((self.server.free_row(on).await?, vec![true; names.len()]))
     }
 
     async fn holder(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Option<Holder>> {

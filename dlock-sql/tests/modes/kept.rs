@@ -1,6 +1,7 @@
 //! Locks that live as long as a connection.
 
 use std::future::Future;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Locks, Result, Wait};
@@ -10,6 +11,8 @@ use dlock_sql::{
 use dlock_testkit::proxy::{Direction, Flow, Proxy};
 use dlock_testkit::servers::mysql::MysqlServer;
 use dlock_testkit::servers::postgres::PostgresServer;
+
+use tokio::task::JoinSet;
 
 use crate::support::Child;
 
@@ -82,6 +85,7 @@ macro_rules! kind {
             async fn connect(url: &str) -> Result<$backend> {
                 // A machine that is busy with other tests is no failure.
                 let options = $options::from_url(url)?.with_connect_timeout(Duration::from_secs(20));
+                let options = options.with_max_connections(30);
                 $backend::with_options(options).await
             }
         }
@@ -289,6 +293,34 @@ on_each_kind! {
         until("every lock is free", || K::held(&server) == 0).await;
         assert_eq!(locks.stats().lost, 0);
         take(&locks, "k0").await.release().await.unwrap();
+    }
+
+    async fn many_tasks_at_once_exclude_each_other_and_see_growing_fences<K: Kind>() {
+        let server = K::start(&[]);
+        let both = [locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await];
+        let rooms: Arc<[Mutex<u64>; 5]> = Arc::default();
+        let mut tasks = JoinSet::new();
+        for task in 0..24_usize {
+            let (locks, rooms) = (both[task % 2].clone(), Arc::clone(&rooms));
+            tasks.spawn(async move {
+                for round in 0..10_usize {
+                    let own = take(&locks, &format!("own_{task}")).await;
+                    let room = (task + round) % rooms.len();
+                    let guard = take(&locks, &format!("room_{room}")).await;
+                    {
+                        let mut last = rooms[room].try_lock().expect("nobody else is in the room");
+                        let fence = guard.fence().unwrap().get();
+                        assert!(fence > *last, "{fence} after {last}");
+                        *last = fence;
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                    guard.release().await.unwrap();
+                    own.release().await.unwrap();
+                }
+            });
+        }
+        soon("the end", tasks.join_all()).await;
+        until("every lock is free", || K::held(&server) == 0).await;
     }
 
     async fn a_server_that_ends_idle_sessions_early_is_told_not_to<K: Kind>() {
