@@ -29,6 +29,10 @@
 //! | feature | default | what it gives |
 //! |---|---|---|
 //! | `macros` | yes | the attribute |
+//! | `mysql` | no | locks in a MariaDB or MySQL database |
+//! | `mysql-tls` | no | the same over TLS |
+//! | `postgres` | no | locks in a PostgreSQL database |
+//! | `postgres-tls` | no | the same over TLS |
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
@@ -54,7 +58,7 @@ pub use dlock_core::{
 pub use dlock_macros::distributed_lock;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use dlock_sql as sql;
 #[cfg(feature = "zk")]
 pub use dlock_zk as zk;
@@ -70,6 +74,10 @@ struct Readme;
 #[doc = include_str!("../docs/backends/redis.md")]
 struct RedisPage;
 
+/// And of the page on SQL databases.
+#[cfg(all(doctest, feature = "mysql", feature = "postgres"))]
+#[doc = include_str!("../docs/backends/sql.md")]
+struct SqlPage;
 /// And those of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]
 #[doc = include_str!("../docs/backends/zookeeper.md")]

@@ -244,7 +244,9 @@ macro_rules! __zk_missing {
 #[macro_export]
 macro_rules! __postgres_missing {
     () => {
-        ::core::compile_error!("`backend = \"postgres\"` needs the `postgres` feature of `dlock`, which this version does not have");
+        ::core::compile_error!(
+            "`backend = \"postgres\"` needs the `postgres` feature of `dlock`: dlock = { features = [\"postgres\"] }"
+        );
     };
 }
 
@@ -253,18 +255,24 @@ macro_rules! __postgres_missing {
 macro_rules! __mysql_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"mysql\"` needs the `mysql` feature of `dlock`, which this version does not have"
+            "`backend = \"mysql\"` needs the `mysql` feature of `dlock`: dlock = { features = [\"mysql\"] }"
         );
     };
 }
 
+#[cfg(not(feature = "mysql"))]
 pub use crate::__mysql_missing as require_mysql;
+#[cfg(feature = "mysql")]
+pub use crate::__nothing_required as require_mysql;
+#[cfg(feature = "postgres")]
+pub use crate::__nothing_required as require_postgres;
 #[cfg(feature = "redis")]
 pub use crate::__nothing_required as require_redis;
 #[cfg(feature = "sqlite")]
 pub use crate::__nothing_required as require_sqlite;
 #[cfg(feature = "zk")]
 pub use crate::__nothing_required as require_zk;
+#[cfg(not(feature = "postgres"))]
 pub use crate::__postgres_missing as require_postgres;
 #[cfg(not(feature = "redis"))]
 pub use crate::__redis_missing as require_redis;

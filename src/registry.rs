@@ -8,8 +8,8 @@ use dlock_core::{Error, ErrorKind, Failure, Locks, Operation, Result};
 /// The backends dlock knows by name, and whether this build has them.
 const KNOWN: &[(&str, bool)] = &[
     ("memory", true),
-    ("mysql", false),
-    ("postgres", false),
+    ("mysql", cfg!(feature = "mysql")),
+    ("postgres", cfg!(feature = "postgres")),
     ("redis", cfg!(feature = "redis")),
     ("sqlite", cfg!(feature = "sqlite")),
     ("zk", cfg!(feature = "zk")),

@@ -61,6 +61,11 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_millis(600)
     }
 
+    /// How long one case may take. The longest makes about fifty thousand requests, one after the other. Default 2 minutes.
+    fn limit(&self) -> Duration {
+        Duration::from_secs(120)
+    }
+
     /// The cases that the backend cannot run, by name. Default none.
     fn left_out(&self) -> &'static [&'static str] {
         &[]
@@ -176,9 +181,6 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     cases::ALL.iter().copied().flatten()
 }
 
-/// How long one case may take.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not claim
 /// are left out; a further test fails unless [`Harness::left_out`] names exactly those.
 pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
@@ -188,8 +190,11 @@ pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 
     let mut trials = Vec::new();
     for case in cases().filter(|case| missing(case).is_none()) {
         let harness = Arc::clone(&harness);
-        trials
-            .push(Trial::test(format!("{backend}::{}", case.name), move || Ok(case.run(harness(), LIMIT)?)));
+        trials.push(Trial::test(format!("{backend}::{}", case.name), move || {
+            let harness = harness();
+            let limit = harness.limit();
+            Ok(case.run(harness, limit)?)
+        }));
     }
     trials.push(Trial::test(format!("{backend}::no_case_is_left_out_unnoticed"), move || {
         Ok(account_for(&capabilities?, harness().left_out())?)

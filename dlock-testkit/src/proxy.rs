@@ -21,6 +21,8 @@
 mod connection;
 mod fate;
 mod jute;
+mod mysql;
+mod postgres;
 mod resp;
 
 use std::collections::BTreeMap;
@@ -36,6 +38,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 pub use jute::Jute;
+pub use mysql::Mysql;
+pub use postgres::Pgwire;
 pub use resp::Resp;
 
 use fate::Fates;
@@ -86,7 +90,8 @@ pub enum Loss {
 
 /// Cuts a stream of bytes into messages, so that the proxy can count requests and find their replies.
 ///
-/// One value for each connection. See [`Resp`] for Redis and [`Jute`] for ZooKeeper.
+/// One value for each connection. See [`Resp`] for Redis, [`Jute`] for ZooKeeper, [`Pgwire`] for PostgreSQL and
+/// [`Mysql`] for MariaDB and MySQL.
 pub trait Protocol: Clone + Send + 'static {
     /// The first message in these bytes from the client.
     fn request(&mut self, bytes: &[u8]) -> Message;

@@ -5,15 +5,25 @@
 //!
 //! [`Process`] and [`Ports`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
 
+#[cfg(any(feature = "mysql-server", feature = "postgres-server"))]
+mod account;
 mod clock;
 mod error;
+#[cfg(feature = "mysql-server")]
+pub mod mysql;
 mod ports;
+#[cfg(feature = "postgres-server")]
+pub mod postgres;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
+#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+mod tls;
 pub mod zookeeper;
 
 pub use clock::SteppedClock;
 pub use error::ServerError;
 pub use ports::Ports;
 pub use process::{Process, Program};
+#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+pub use tls::Certificates;

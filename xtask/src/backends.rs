@@ -17,7 +17,8 @@ const DRIVERS: &[(&str, &[&str])] = &[
 const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
 /// Features that are no backend.
-const OTHER_FEATURES: &[&str] = &["default", "macros", "otel", "redis-tls", "zk-tls"];
+const OTHER_FEATURES: &[&str] =
+    &["default", "macros", "mysql-tls", "otel", "postgres-tls", "redis-tls", "zk-tls"];
 
 /// The backends that `dlock` has now.
 pub(crate) fn features() -> Result<Vec<String>> {

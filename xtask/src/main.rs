@@ -36,8 +36,8 @@ enum Command {
     Interop,
     /// Everything that a change has to pass: lint, test and interop
     Ci,
-    /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis` and `bench zk`
-    /// compare with the bare client and other libraries, and install a JDK and Maven
+    /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
+    /// `bench sql` compare with the bare client and other libraries, and install what these need
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -72,8 +72,8 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Interop => one_after_the_other(test::interop()),
         Command::Bench { arguments } => {
             let (package, arguments) = match arguments.split_first() {
-                Some((backend, rest)) if backend == "redis" || backend == "zk" => {
-                    needs::install(needs::INTEROP)?;
+                Some((backend, rest)) if matches!(&**backend, "redis" | "zk" | "sql") => {
+                    needs::install(if backend == "sql" { needs::SQL } else { needs::INTEROP })?;
                     (&*format!("dlock-bench-{backend}"), rest)
                 }
                 _ => ("dlock-bench", &*arguments),

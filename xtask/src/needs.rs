@@ -34,11 +34,30 @@ pub(crate) const TEST: &[Need] = &[
     REDIS,
     Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") },
     ZOOKEEPER,
+    POSTGRES,
+    PSQL,
+    MARIADB,
+    MARIADB_CLIENT,
 ];
 
 const ZOOKEEPER: Need =
     Need { probe: &["test", "-f", "/usr/share/java/zookeeper.jar"], source: Source::Apt("zookeeper") };
 const REDIS: Need = Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") };
+
+// Debian keeps the server itself out of `PATH`.
+const POSTGRES: Need = Need {
+    probe: &["sh", "-c", "command -v postgres || ls /usr/lib/postgresql/*/bin/postgres"],
+    source: Source::Apt("postgresql"),
+};
+const PSQL: Need = Need { probe: &["psql", "--version"], source: Source::Apt("postgresql-client") };
+const MARIADB: Need = Need {
+    probe: &["sh", "-c", "PATH=$PATH:/usr/sbin; command -v mariadbd"],
+    source: Source::Apt("mariadb-server"),
+};
+const MARIADB_CLIENT: Need = Need { probe: &["mariadb", "--version"], source: Source::Apt("mariadb-client") };
+
+/// For the benches of the database servers.
+pub(crate) const SQL: &[Need] = &[C_COMPILER, POSTGRES, PSQL, MARIADB, MARIADB_CLIENT];
 
 /// For `interop` and the benches that compare with Java libraries.
 pub(crate) const INTEROP: &[Need] = &[

@@ -8,14 +8,13 @@ use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Signal, T
 use dlock_core::{Claim, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
-use tokio::sync::oneshot;
 
 use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, Place};
-use super::failure::{classify, closed, unchanged};
-use super::renewals::Renewal;
+use super::failure::classify;
 use super::time;
+use crate::failure::unchanged;
 
 /// A claim on a lock of [`Sqlite`](crate::Sqlite).
 pub struct SqliteClaim {
@@ -148,12 +147,7 @@ impl Claim for SqliteClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let Some(database) = &self.database else { return Ok(Renewed::Gone) };
-        let (answer, told) = oneshot::channel();
-        let ClaimRequest { key, token, lease, .. } = &self.request;
-        let renewal = Renewal { key: key.clone(), token: *token, lease: *lease, answer };
-        // The worker lives as long as the database and the keeper's thread.
-        database.renewals.send(renewal).map_err(|_| closed())?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+        database.renewals.extend(&self.request).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
@@ -216,7 +210,7 @@ pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result
         .map_err(|error| unchanged(classify(error, database.connections.path())))
 }
 
-fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
+pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
     let (token, boot): (Option<&[u8]>, &[u8]) = (row.try_get(0)?, row.try_get(2)?);
     let expires: i64 = row.try_get(3)?;
     if token.is_none() || boot != this_boot || expires <= now {

@@ -19,9 +19,10 @@ use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, Sqli
 use sqlx::{ConnectOptions, Connection, Either, Executor};
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::failure::{classify, closed, is_busy, unchanged};
+use super::failure::{classify, is_busy};
 use super::file::{Files, Found, Identity};
 use super::time;
+use crate::failure::{closed, unchanged};
 
 /// The first of each kind and the spare ones.
 const WRITERS: usize = 4;

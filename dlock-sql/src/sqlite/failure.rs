@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::Failure;
 use sqlx::error::DatabaseError;
 
 /// The primary result code, and the extended one it comes from.
@@ -82,33 +82,10 @@ pub(super) fn of_file(error: std::io::Error, doing: &str, path: &Path) -> Failur
     failure.with_source(error)
 }
 
-/// The same failure for one more of those who share a request.
-pub(super) fn copy(failure: &Failure) -> Failure {
-    let message = failure.message();
-    Failure::new(
-        failure.kind(),
-        match std::error::Error::source(failure) {
-            Some(source) => format!("{message}: {source}"),
-            None => message.to_owned(),
-        },
-    )
-}
-
-/// The failure of a step that changes nothing, however it fails.
-pub(super) fn unchanged(failure: Failure) -> Failure {
-    match failure.kind() {
-        ErrorKind::Unknown => Failure::new(ErrorKind::Unavailable, copy(&failure).message().to_owned()),
-        _ => failure,
-    }
-}
-
-pub(super) fn closed() -> Failure {
-    Failure::new(ErrorKind::Closed, "this SQLite backend was closed")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dlock_core::ErrorKind;
     use sqlx::ConnectOptions;
     use sqlx::sqlite::SqliteConnectOptions;
 

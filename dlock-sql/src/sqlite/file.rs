@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use dlock_core::Failure;
 
 use super::failure::of_file;
+use crate::text::number;
 
 /// Makes an empty file that only its owner may use. SQLite gives its other files the same rights.
 ///
@@ -136,13 +137,6 @@ impl Files {
 
 fn inode(found: &Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
-}
-
-/// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
-pub(super) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

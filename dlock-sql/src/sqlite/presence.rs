@@ -33,7 +33,7 @@ impl Presence {
         use std::os::unix::ffi::OsStrExt;
 
         let directory = std::fs::File::open(path.parent()?).ok()?;
-        let name = super::file::number(path.file_name()?.as_bytes().iter().copied());
+        let name = crate::text::number(path.file_name()?.as_bytes().iter().copied());
         let within = |number: u64, limit: i64| i64::try_from(number % limit.unsigned_abs()).unwrap_or(0);
         let first = within(name, 1 << 32) * PER_NAME;
         let own = first + within(identity.number(), PER_NAME);

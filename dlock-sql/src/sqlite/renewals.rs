@@ -1,77 +1,31 @@
-//! Many renewals in one statement.
-//!
-//! The keeper asks for the renewal of every lock that is due at about the same time. Whatever has come in when the
-//! connection is free goes out together, so that ten thousand locks cost a handful of statements.
+//! Renewing leases in the database file.
 
-use std::collections::HashSet;
 use std::fmt::Write;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::Renewed;
-use dlock_core::{Failure, Key, Token};
+use dlock_core::Failure;
 use sqlx::{Row, SqlStr};
-use tokio::sync::{mpsc, oneshot};
 
 use super::connections::Until;
 use super::database::{Database, Place};
-use super::failure::{classify, copy};
+use super::failure::classify;
 use super::time;
+use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
 
-/// How many rows one statement changes, so that it does not keep other processes waiting.
-const AT_ONCE: usize = 1_000;
-/// How long a statement is tried again while other processes are in the way.
+/// How long a statement is tried again while other processes are in the way, at the most.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// A lease that is to be extended.
-#[derive(Debug)]
-pub(super) struct Renewal {
-    pub(super) key: Key,
-    pub(super) token: Token,
-    pub(super) lease: Duration,
-    pub(super) answer: oneshot::Sender<Result<Renewed, Failure>>,
-}
+impl Renew for Database {
+    const AT_ONCE: usize = 1_000;
 
-/// Carries out renewals until the database is dropped.
-pub(super) fn look_after(
-    database: &Arc<Database>,
-    inbox: mpsc::UnboundedReceiver<Renewal>,
-) -> Result<(), Failure> {
-    dlock_core::keeper::runtime()?.spawn(work(Arc::downgrade(database), inbox));
-    Ok(())
-}
-
-async fn work(database: Weak<Database>, mut inbox: mpsc::UnboundedReceiver<Renewal>) {
-    let mut renewals = Vec::new();
-    while inbox.recv_many(&mut renewals, AT_ONCE).await > 0 {
-        // Those who went away have no use for it any more.
-        renewals.retain(|renewal| !renewal.answer.is_closed());
-        let Some(database) = database.upgrade() else { return };
-        if renewals.is_empty() {
-            continue;
-        }
-        let answer = renew(&database, &renewals).await;
-        for (n, renewal) in renewals.drain(..).enumerate() {
-            let answer = match &answer {
-                Ok(Extended::All) => Ok(Renewed::Extended),
-                Ok(Extended::Some(places)) if places.contains(&n) => Ok(Renewed::Extended),
-                Ok(_) => Ok(Renewed::Gone),
-                Err(failure) => Err(copy(failure)),
-            };
-            let _ = renewal.answer.send(answer);
-        }
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
+        renew(self, renewals).await
     }
-}
-
-/// Which of a list were extended.
-enum Extended {
-    All,
-    Some(HashSet<usize>),
 }
 
 async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Failure> {
     if database.place()? != Place::Same {
-        return Ok(Extended::Some(HashSet::new()));
+        return Ok(Extended::Some(std::collections::HashSet::new()));
     }
     let list = list(renewals);
     let statements = &database.statements;
@@ -79,7 +33,7 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
     let asking = |statement: &SqlStr, now: i64| {
         sqlx::query(statement.clone()).bind(now).bind(list.clone()).bind(database.boot.clone())
     };
-    let until = Until::after(LIMIT);
+    let until = Until::after(LIMIT.min(shortest_limit(renewals)));
     let mut connection = database.connections.renewer(until).await?;
     let extended = connection.run(until, |now| asking(&statements.renew, now)).await.map_err(failed)?;
     if extended.changed == renewals.len() as u64 {

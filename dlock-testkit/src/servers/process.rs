@@ -184,8 +184,17 @@ impl Process {
 
     /// Asks it to end in an orderly way (`SIGTERM`) and waits for that; after `limit` it is killed.
     pub fn terminate(&mut self, limit: Duration) {
+        self.end_by(Signal::TERM, limit);
+    }
+
+    /// Asks it to end at once (`SIGQUIT`) and waits for that; after `limit` it is killed.
+    pub fn quit(&mut self, limit: Duration) {
+        self.end_by(Signal::QUIT, limit);
+    }
+
+    fn end_by(&mut self, signal: Signal, limit: Duration) {
         if !self.gone {
-            self.signal(Signal::TERM);
+            self.signal(signal);
             let end = Instant::now() + limit;
             while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
                 thread::sleep(Duration::from_millis(2));

@@ -14,7 +14,6 @@ mod cluster;
 mod options;
 mod pair;
 mod sentinel;
-mod tls;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,13 +24,12 @@ use std::time::Duration;
 use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
 use tempfile::TempDir;
 
-use super::{Ports, Process, Program, ServerError, SteppedClock};
+use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock};
 
 pub use cluster::RedisCluster;
 pub use options::RedisOptions;
 pub use pair::RedisPair;
 pub use sentinel::RedisSentinel;
-pub use tls::Certificates;
 
 const REDIS: Program = Program { name: "redis-server", package: "redis-server" };
 

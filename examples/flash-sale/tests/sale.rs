@@ -12,9 +12,9 @@ fn flash_sale(options: &[&str]) -> Output {
 }
 
 /// A sale of 60 vouchers by 2 workers to 160 customers.
-fn small_sale() -> (Output, Vec<Value>) {
+fn small_sale(more: &[&str]) -> (Output, Vec<Value>) {
     let options = ["--json", "--stock", "60", "--customers", "160", "--workers", "2", "--lease", "1000"];
-    let output = flash_sale(&options);
+    let output = flash_sale(&[&options[..], more].concat());
     let text = String::from_utf8_lossy(&output.stdout);
     let document: Value = match serde_json::from_str(&text) {
         Ok(document) => document,
@@ -27,7 +27,28 @@ fn small_sale() -> (Output, Vec<Value>) {
 
 #[test]
 fn a_locked_sale_is_exact_although_workers_die_and_freeze_and_an_unlocked_one_loses_updates() {
-    let (output, rounds) = small_sale();
+    is_exact(&[]);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_sale_with_locks_in_postgres_is_exact() {
+    let server =
+        dlock_testkit::servers::postgres::PostgresServer::start().unwrap_or_else(|error| panic!("{error}"));
+    is_exact(&["--locks", &format!("{}&migrate=true", server.url())]);
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn a_sale_with_locks_in_mariadb_is_exact() {
+    let server =
+        dlock_testkit::servers::mysql::MysqlServer::start().unwrap_or_else(|error| panic!("{error}"));
+    is_exact(&["--locks", &format!("{}?migrate=true", server.url())]);
+}
+
+/// The sale with these options loses updates without locks, and none with them.
+fn is_exact(options: &[&str]) {
+    let (output, rounds) = small_sale(options);
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{:?}\n{log}", output.status);
 

@@ -25,12 +25,12 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
             let guard = locks.lock(&key).acquire().await?;
             // Anywhere between two renewals, the first of which is to come.
             let after = LEASE.mul_f64(random.f64());
-            let mut admin = store.server().ok_or("there is no server")?.admin();
+            let mut admin = store.admin().await?;
             let bar = Arc::clone(&bar);
             lanes.spawn(async move {
                 tokio::time::sleep(after).await;
                 let deleted = Instant::now();
-                admin.delete(&key)?;
+                admin.delete(&key).await?;
                 guard.lost().await;
                 bar.inc(1);
                 Ok::<_, Failed>(deleted.elapsed())

@@ -260,6 +260,7 @@ impl Arena {
             proxy,
             requests: match store.kind() {
                 Kind::Zk => &["CREATE", "GETCHILDREN", "DELETE", "SYNC"],
+                Kind::Postgres | Kind::Mysql => &["EXECUTE"],
                 _ => &["EVALSHA"],
             },
             locks: store.locks(LEASE).await?,

@@ -21,12 +21,14 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     let bar = Arc::new(progress("killed holders", store.name(), total));
     let store = &Arc::new(store);
     let mut times = Vec::new();
-    let locks = store.locks(LEASE).await?;
+    // What a session keeps does not wait for the end of a lease; a longer one leaves a busy machine more time to answer.
+    let lease = if store.kind().is_session() { LEASE * 6 } else { LEASE };
+    let locks = store.locks(lease).await?;
     let mut random = fastrand::Rng::with_seed(volume.seed ^ 1);
     for _ in 0..rounds {
         let mut lane = JoinSet::new();
         for _ in 0..LANES {
-            let (mut holder, key) = (store.worker(LEASE).await?, store.key());
+            let (mut holder, key) = (store.worker(lease).await?, store.key());
             let lock = locks.lock(&key).with_wait(LEASE * 10);
             // Anywhere between two renewals.
             let after = LEASE.mul_f64(random.f64());
@@ -51,6 +53,13 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     }
     bar.finish_and_clear();
     let spread = Spread::of(times);
+    if store.kind().is_session() {
+        let what = format!("{total} holders killed: time to the takeover");
+        // The server sees the connection end; waiters ask now and then.
+        let promise = Duration::from_millis(300);
+        report.add(store.name(), what, &spread, format!("{promise:?} at the most"), spread.max <= promise);
+        return Ok(());
+    }
     let kept = spread.max <= LEASE * 2;
     report.add(
         store.name(),

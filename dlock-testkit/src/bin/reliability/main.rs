@@ -1,6 +1,7 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--backend memory|sqlite|redis|zk] [--seed N]`
+//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--seed N]
+//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]`
 //!
 //! The exit code is 1 when a promise was broken.
 
@@ -117,9 +118,7 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
     let started = Instant::now();
     let mut report = Report::default();
-    let kinds = arguments
-        .backend
-        .map_or_else(|| vec![Kind::Memory, Kind::Sqlite, Kind::Redis, Kind::Zk], |kind| vec![kind]);
+    let kinds = arguments.backend.map_or_else(|| Kind::value_variants().to_vec(), |kind| vec![kind]);
     for kind in kinds {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
@@ -133,17 +132,17 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             runtime.block_on(blocked::measure(&store, volume, &mut report))?;
         }
         if kind != Kind::Memory {
-            if wanted(Measurement::Frozen) {
+            if !kind.is_session() && wanted(Measurement::Frozen) {
                 runtime.block_on(frozen::measure(&store, volume, &mut report))?;
             }
             if wanted(Measurement::Killed) {
                 runtime.block_on(killed::measure(&store, volume, &mut report))?;
             }
-            if wanted(Measurement::Faults) {
+            if !kind.is_session() && wanted(Measurement::Faults) {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;
             }
         }
-        if matches!(kind, Kind::Redis | Kind::Zk) {
+        if !kind.is_session() && !matches!(kind, Kind::Memory | Kind::Sqlite) {
             if wanted(Measurement::Thawed) {
                 runtime.block_on(thawed::measure(&store, volume, &mut report))?;
             }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use dlock::{Guard, Lock, Locks, Memory};
-use dlock_testkit::proxy::{Jute, Proxy, Resp};
+use dlock_testkit::proxy::{self, Jute, Pgwire, Proxy, Resp};
+use dlock_testkit::servers::mysql::MysqlServer;
+use dlock_testkit::servers::postgres::PostgresServer;
 use dlock_testkit::servers::redis::RedisServer;
 use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_testkit::worker::Worker;
@@ -22,6 +24,17 @@ pub(crate) enum Kind {
     Sqlite,
     Redis,
     Zk,
+    Postgres,
+    Mysql,
+    PostgresSession,
+    MysqlSession,
+}
+
+impl Kind {
+    /// Whether a lock lives as long as a connection, and not by a lease.
+    pub(crate) const fn is_session(self) -> bool {
+        matches!(self, Self::PostgresSession | Self::MysqlSession)
+    }
 }
 
 /// A server that keeps locks.
@@ -29,36 +42,54 @@ pub(crate) enum Kind {
 pub(crate) enum Server {
     Redis(RedisServer),
     ZooKeeper(ZooKeeperServer),
+    Postgres(PostgresServer),
+    Mysql(MysqlServer),
+}
+
+/// The same call on whichever server it is.
+macro_rules! whichever {
+    ($server:expr, $it:ident => $call:expr) => {
+        match $server {
+            Server::Redis($it) => $call,
+            Server::ZooKeeper($it) => $call,
+            Server::Postgres($it) => $call,
+            Server::Mysql($it) => $call,
+        }
+    };
 }
 
 impl Server {
+    /// A server that keeps its data when it is killed, and lets in all processes of an arena at once.
+    fn start(kind: Kind) -> Result<Option<Self>, Failed> {
+        Ok(Some(match kind {
+            // With `everysec` it answers before it has written while its disk is busy.
+            Kind::Redis => Self::Redis(RedisServer::options().append_only("always").start()?),
+            Kind::Zk => Self::ZooKeeper(ZooKeeperServer::start()?),
+            Kind::Postgres | Kind::PostgresSession => {
+                Self::Postgres(PostgresServer::options().setting("max_connections", "500").start()?)
+            }
+            Kind::Mysql | Kind::MysqlSession => {
+                Self::Mysql(MysqlServer::options().setting("max-connections", "500").start()?)
+            }
+            Kind::Memory | Kind::Sqlite => return Ok(None),
+        }))
+    }
+
     pub(crate) fn pause(&self) {
-        match self {
-            Self::Redis(server) => server.pause(),
-            Self::ZooKeeper(server) => server.pause(),
-        }
+        whichever!(self, server => server.pause());
     }
 
     pub(crate) fn resume(&self) {
-        match self {
-            Self::Redis(server) => server.resume(),
-            Self::ZooKeeper(server) => server.resume(),
-        }
+        whichever!(self, server => server.resume());
     }
 
     /// Kills it and starts it again, with what it has on disk.
     pub(crate) fn restart(&mut self) -> Result<(), Failed> {
-        match self {
-            Self::Redis(server) => Ok(server.restart()?),
-            Self::ZooKeeper(server) => Ok(server.restart()?),
-        }
+        Ok(whichever!(self, server => server.restart())?)
     }
 
     fn address(&self) -> SocketAddr {
-        match self {
-            Self::Redis(server) => server.address(),
-            Self::ZooKeeper(server) => server.address(),
-        }
+        whichever!(self, server => server.address())
     }
 
     /// The URL that leads to it by way of `address`. The session of ZooKeeper, which is given there, is the lease.
@@ -66,27 +97,23 @@ impl Server {
         match self {
             Self::Redis(server) => server.url_through(address),
             Self::ZooKeeper(_) => format!("zk://{address}?session_timeout={}ms", lease.as_millis()),
-        }
-    }
-
-    /// Who can delete locks, by way of a connection that is there already.
-    pub(crate) fn admin(&self) -> Admin {
-        match self {
-            Self::Redis(server) => Admin::Redis(Box::new(server.admin())),
-            Self::ZooKeeper(server) => Admin::ZooKeeper(server.admin()),
+            Self::Postgres(server) => format!("{}&migrate=true", server.url_through(address)),
+            Self::Mysql(server) => format!("{}?migrate=true", server.url_through(address)),
         }
     }
 }
 
-/// Somebody who deletes locks.
+/// Somebody who takes locks away, by way of a connection that is there already.
 pub(crate) enum Admin {
     Redis(Box<redis::Connection>),
     ZooKeeper(Administrator),
+    Postgres(dlock::sql::Postgres),
+    Mysql(dlock::sql::Mysql),
 }
 
 impl Admin {
     /// Takes a lock away from its holder.
-    pub(crate) fn delete(&mut self, key: &str) -> Result<(), Failed> {
+    pub(crate) async fn delete(&mut self, key: &str) -> Result<(), Failed> {
         let there = match self {
             Self::Redis(connection) => {
                 redis::cmd("DEL").arg(format!("dlock:{key}")).query::<u32>(connection)? == 1
@@ -96,6 +123,8 @@ impl Admin {
                 places.iter().for_each(|place| admin.delete(&format!("/dlock/{key}/{place}")));
                 !places.is_empty()
             }
+            Self::Postgres(postgres) => postgres.force_release(key).await?,
+            Self::Mysql(mysql) => mysql.force_release(key).await?,
         };
         there.then_some(()).ok_or_else(|| "there was nothing to delete".into())
     }
@@ -116,14 +145,7 @@ impl Store {
         let memory = Memory::new();
         // Gives what is cancelled an await point on the way there and one on the way back.
         memory.faults().set_stepping(true);
-        // The server has to keep its data when it is killed. With `everysec` it answers before it has written while its
-        // disk is busy.
-        let server = match kind {
-            Kind::Redis => Some(Server::Redis(RedisServer::options().append_only("always").start()?)),
-            Kind::Zk => Some(Server::ZooKeeper(ZooKeeperServer::start()?)),
-            Kind::Memory | Kind::Sqlite => None,
-        };
-        let server = server.map(Mutex::new);
+        let server = Server::start(kind)?.map(Mutex::new);
         Ok(Self { kind, memory, server, directory: tempfile::tempdir()?, keys: AtomicU64::new(0) })
     }
 
@@ -133,6 +155,10 @@ impl Store {
             Kind::Sqlite => "SQLite",
             Kind::Redis => "Redis",
             Kind::Zk => "ZooKeeper",
+            Kind::Postgres => "PostgreSQL",
+            Kind::Mysql => "MariaDB",
+            Kind::PostgresSession => "PostgreSQL, sessions",
+            Kind::MysqlSession => "MariaDB, sessions",
         }
     }
 
@@ -142,7 +168,10 @@ impl Store {
 
     pub(crate) fn url(&self, lease: Duration) -> String {
         match self.server() {
-            Some(server) => server.url_through(server.address(), lease),
+            Some(server) => {
+                let mode = if self.kind.is_session() { "&mode=session" } else { "" };
+                server.url_through(server.address(), lease) + mode
+            }
             None => format!("sqlite://{}", self.directory.path().join("locks.db").display()),
         }
     }
@@ -153,12 +182,29 @@ impl Store {
         Some(server.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Who can take locks away, where there is a server.
+    pub(crate) async fn admin(&self) -> Result<Admin, Failed> {
+        let url = self.url(Duration::from_secs(1));
+        match self.server().as_deref() {
+            Some(Server::Redis(server)) => return Ok(Admin::Redis(Box::new(server.admin()))),
+            Some(Server::ZooKeeper(server)) => return Ok(Admin::ZooKeeper(server.admin())),
+            Some(Server::Postgres(_) | Server::Mysql(_)) => {}
+            None => return Err("there is no server".into()),
+        }
+        Ok(match self.kind {
+            Kind::Mysql => Admin::Mysql(dlock::sql::Mysql::connect(&url).await?),
+            _ => Admin::Postgres(dlock::sql::Postgres::connect(&url).await?),
+        })
+    }
+
     /// A way to the server that can be made to fail, where there is a server, and the URL that leads over it.
     pub(crate) fn proxy(&self, lease: Duration) -> Result<Option<(Proxy, String)>, Failed> {
         let Some(server) = self.server() else { return Ok(None) };
         let proxy = match *server {
             Server::Redis(_) => Proxy::speaking(Resp, server.address())?,
             Server::ZooKeeper(_) => Proxy::speaking(Jute::default(), server.address())?,
+            Server::Postgres(_) => Proxy::speaking(Pgwire::default(), server.address())?,
+            Server::Mysql(_) => Proxy::speaking(proxy::Mysql, server.address())?,
         };
         let url = server.url_through(proxy.address(), lease);
         Ok(Some((proxy, url)))
@@ -168,7 +214,7 @@ impl Store {
     pub(crate) async fn locks(&self, lease: Duration) -> Result<Locks, Failed> {
         let builder = match self.kind {
             Kind::Memory => Locks::builder(self.memory.clone()),
-            Kind::Sqlite | Kind::Redis | Kind::Zk => dlock::from_url(&self.url(lease)).await?,
+            _ => dlock::from_url(&self.url(lease)).await?,
         };
         Ok(builder.with_lease(lease).build()?)
     }

@@ -48,12 +48,20 @@ async fn options_out_of_bounds_are_refused_without_a_request(stage: Stage) {
 async fn the_shortest_and_the_longest_lease_work(stage: Stage) {
     let (process, key) = (stage.process().await, stage.key());
     for lease in [MIN_LEASE, MAX_LEASE] {
-        let lock = process.locks.lock(&key).with_lease(lease).with_wait(MAX_WAIT);
+        let limit = (lease / 2).min(Duration::from_secs(30));
+        let lock = process.locks.lock(&key).with_lease(lease).with_wait(MAX_WAIT).with_request_timeout(limit);
         // The shortest may be too short for a busy machine; the lock is then lost, and not in disorder.
-        let guard = lock.acquire().await.expect("it is free");
+        let guard = loop {
+            match lock.acquire().await {
+                Ok(guard) => break guard,
+                Err(error) => assert!(lease == MIN_LEASE && error.is_retryable(), "{error}"),
+            }
+        };
         assert!(guard.remaining().is_some_and(|remaining| remaining <= lease));
         if let Err(error) = guard.release().await {
-            assert!(lease == MIN_LEASE && error.kind() == ErrorKind::NotHeld, "{error}");
+            let late =
+                matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Unknown | ErrorKind::Unavailable);
+            assert!(lease == MIN_LEASE && late, "{error}");
         }
     }
 }

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{RedisServer, ServerError, tls};
+use super::super::tls;
+use super::{RedisServer, ServerError};
 
 pub(super) const UNIX_SOCKET: &str = "redis.sock";
 const USERS: &str = "users.acl";

@@ -1,6 +1,7 @@
 //! Certificates for one server.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -34,6 +35,10 @@ impl Certificates {
         for (name, text) in [(AUTHORITY, &authority), (CERTIFICATE, &server), (KEY, &key)] {
             fs::write(directory.join(name), text).map_err(|error| ServerError::because(name, &error))?;
         }
+        let key = directory.join(KEY);
+        // Servers refuse a key that others can read.
+        fs::set_permissions(key, fs::Permissions::from_mode(0o600))
+            .map_err(|error| ServerError::because(KEY, &error))?;
         Ok(Self { authority: directory.join(AUTHORITY) })
     }
 

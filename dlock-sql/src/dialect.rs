@@ -1,0 +1,224 @@
+//! What the helpers for the user's own tables and transactions need to know of each database.
+
+use dlock_core::{Error, ErrorKind, Failure, Operation};
+use sqlx::{Database, QueryBuilder};
+
+use crate::table::TableName;
+
+mod sealed {
+    /// Only this crate knows the databases.
+    pub trait Sealed {}
+}
+
+/// A database of which this crate knows how it quotes names, compares and answers: sqlx's `Postgres`, `MySql` (also for
+/// MariaDB) and `Sqlite`, as far as their features are on.
+pub trait Dialect: Database + sealed::Sealed {
+    #[doc(hidden)]
+    const BACKEND: &'static str;
+    #[doc(hidden)]
+    const QUOTE: char;
+    #[doc(hidden)]
+    const INTEGER: &'static str;
+    /// How a table is made that has a name of up to 512 bytes as its key, and a number.
+    #[doc(hidden)]
+    const NAMED_NUMBERS: &'static str;
+
+    #[doc(hidden)]
+    fn bind_number(query: &mut QueryBuilder<Self>, number: i64);
+    #[doc(hidden)]
+    fn bind_bytes(query: &mut QueryBuilder<Self>, bytes: Vec<u8>);
+    /// Runs a statement to its end, and says how many rows it changed.
+    #[doc(hidden)]
+    fn execute<'c>(
+        on: &'c mut Self::Connection,
+        query: &'c mut QueryBuilder<Self>,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send + 'c;
+    #[doc(hidden)]
+    fn fetch<'c>(
+        on: &'c mut Self::Connection,
+        query: &'c mut QueryBuilder<Self>,
+    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send + 'c;
+    /// The number in the column of this name.
+    #[doc(hidden)]
+    fn number(row: &Self::Row, column: &str) -> Result<i64, sqlx::Error>;
+    /// What an error of the server means; other errors are the same for all.
+    #[doc(hidden)]
+    fn meaning(error: &dyn sqlx::error::DatabaseError) -> Meaning;
+}
+
+/// What an error of a server means for a statement on the user's own table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Meaning {
+    /// Somebody else has the row locked, for as long as one was willing to wait.
+    Locked,
+    /// A deadlock, or a conflict with a transaction at the same time: nothing was changed.
+    Conflict,
+    /// A right is missing.
+    Denied,
+    /// The statement does not fit the tables.
+    Wrong,
+    /// The server cannot be written now.
+    Unavailable,
+    /// Nobody can tell what was carried out.
+    Unknown,
+}
+
+pub(crate) fn meaning_of<D: Dialect>(error: &sqlx::Error) -> Meaning {
+    match error {
+        sqlx::Error::Database(error) => D::meaning(&**error),
+        sqlx::Error::Configuration(_)
+        | sqlx::Error::Encode(_)
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::ColumnDecode { .. } => Meaning::Wrong,
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => Meaning::Unavailable,
+        _ => Meaning::Unknown,
+    }
+}
+
+/// The failure of a statement within the caller's transaction.
+pub(crate) fn failure_of<D: Dialect>(error: sqlx::Error) -> Failure {
+    let failure = match meaning_of::<D>(&error) {
+        Meaning::Locked => Failure::new(ErrorKind::Busy, "another transaction has it locked"),
+        Meaning::Conflict => Failure::unavailable(
+            "another transaction was in the way; roll this one back and run it again from its start",
+        ),
+        Meaning::Denied => Failure::denied("the user has too few rights on the table"),
+        Meaning::Wrong => Failure::invalid_config(
+            "the statement does not fit the table or the transaction; check the names and types, and that no statement \
+             of this transaction has failed before",
+        ),
+        Meaning::Unavailable => Failure::unavailable("the database cannot be written now"),
+        Meaning::Unknown => Failure::unknown("the request broke off; roll the transaction back"),
+    };
+    failure.with_source(error)
+}
+
+pub(crate) fn refused<D: Dialect>(operation: Operation, failure: Failure) -> Error {
+    Error::new(operation, failure).on(D::BACKEND)
+}
+
+/// A name, or two with a dot between them, quoted for a statement.
+pub(crate) fn quoted<D: Dialect>(name: &str) -> Result<String, Failure> {
+    let quote = D::QUOTE;
+    let parts: Vec<_> = name.split('.').collect();
+    if parts.len() > 2 {
+        return Err(Failure::invalid_config(format!("the name {name:?} has more than one dot")));
+    }
+    let parts = parts
+        .into_iter()
+        .map(|part| TableName::new(part).map(|part| format!("{quote}{part}{quote}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(parts.join("."))
+}
+
+macro_rules! dialect {
+    ($database:ty, $connection:ty, $backend:literal, $quote:literal, $integer:literal, $table:literal, $meaning:path) => {
+        impl sealed::Sealed for $database {}
+
+        impl Dialect for $database {
+            const BACKEND: &'static str = $backend;
+            const QUOTE: char = $quote;
+            const INTEGER: &'static str = $integer;
+            const NAMED_NUMBERS: &'static str = $table;
+
+            fn bind_number(query: &mut QueryBuilder<Self>, number: i64) {
+                query.push_bind(number);
+            }
+
+            fn bind_bytes(query: &mut QueryBuilder<Self>, bytes: Vec<u8>) {
+                query.push_bind(bytes);
+            }
+
+            async fn execute(
+                on: &mut $connection,
+                query: &mut QueryBuilder<Self>,
+            ) -> Result<u64, sqlx::Error> {
+                Ok(query.build().execute(on).await?.rows_affected())
+            }
+
+            async fn fetch(
+                on: &mut $connection,
+                query: &mut QueryBuilder<Self>,
+            ) -> Result<Vec<Self::Row>, sqlx::Error> {
+                query.build().fetch_all(on).await
+            }
+
+            fn number(row: &Self::Row, column: &str) -> Result<i64, sqlx::Error> {
+                sqlx::Row::try_get(row, column)
+            }
+
+            fn meaning(error: &dyn sqlx::error::DatabaseError) -> Meaning {
+                $meaning(error)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "postgres")]
+dialect!(
+    sqlx::Postgres,
+    sqlx::PgConnection,
+    "postgres",
+    '"',
+    "bigint",
+    "(name bytea NOT NULL PRIMARY KEY, number bigint NOT NULL)",
+    postgres
+);
+#[cfg(feature = "mysql")]
+dialect!(
+    sqlx::MySql,
+    sqlx::MySqlConnection,
+    "mysql",
+    '`',
+    "signed",
+    "(name VARBINARY(512) NOT NULL PRIMARY KEY, number BIGINT NOT NULL) ENGINE = InnoDB",
+    mysql
+);
+#[cfg(feature = "sqlite")]
+dialect!(
+    sqlx::Sqlite,
+    sqlx::SqliteConnection,
+    "sqlite",
+    '"',
+    "integer",
+    "(name BLOB NOT NULL PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
+    sqlite
+);
+
+#[cfg(feature = "postgres")]
+fn postgres(error: &dyn sqlx::error::DatabaseError) -> Meaning {
+    match error.code().as_deref().unwrap_or_default() {
+        "55P03" => Meaning::Locked,
+        "40001" | "40P01" => Meaning::Conflict,
+        "42501" => Meaning::Denied,
+        "25006" => Meaning::Unavailable,
+        code if matches!(code.get(..2), Some("22" | "23" | "25" | "42" | "3F")) => Meaning::Wrong,
+        _ => Meaning::Unknown,
+    }
+}
+
+#[cfg(feature = "mysql")]
+fn mysql(error: &dyn sqlx::error::DatabaseError) -> Meaning {
+    match error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().map_or(0, |error| error.number()) {
+        1205 | 3572 => Meaning::Locked,
+        1213 | 1020 => Meaning::Conflict,
+        1044 | 1142 | 1143 | 1227 => Meaning::Denied,
+        1290 | 1792 | 1836 => Meaning::Unavailable,
+        1046 | 1048 | 1049 | 1054 | 1062 | 1064 | 1136 | 1146 | 1264 | 1364 | 1366 | 1406 | 1452 | 4025 => {
+            Meaning::Wrong
+        }
+        _ => Meaning::Unknown,
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite(error: &dyn sqlx::error::DatabaseError) -> Meaning {
+    match error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff {
+        5 | 6 => Meaning::Conflict,
+        3 | 8 | 23 => Meaning::Denied,
+        1 | 19 | 20 => Meaning::Wrong,
+        13 => Meaning::Unavailable,
+        _ => Meaning::Unknown,
+    }
+}

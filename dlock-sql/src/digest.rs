@@ -1,0 +1,38 @@
+//! Names of locks where the server wants a number or a short name.
+
+use sha2::{Digest, Sha256};
+
+/// A digest of `parts`, each with its length so that no two lists are the same text.
+pub(crate) fn digest(kind: &str, parts: &[&str]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in std::iter::once(&kind).chain(parts) {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().into()
+}
+
+/// 64 bits of the digest.
+#[cfg(feature = "postgres")]
+pub(crate) fn number(kind: &str, parts: &[&str]) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = digest(kind, parts);
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_one_part_ends_and_the_next_begins_counts() {
+        assert_eq!(digest("a", &["b", "c"]), digest("a", &["b", "c"]));
+        for other in [
+            digest("a", &["bc"]),
+            digest("ab", &["c"]),
+            digest("a", &["c", "b"]),
+            digest("a", &["b", "c", ""]),
+        ] {
+            assert_ne!(digest("a", &["b", "c"]), other);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Lease rows in MariaDB and MySQL.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::{Failure, Fence, Holder, Key, Token};
+use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{ConnectOptions, MySql, MySqlConnection, Row};
+
+use super::failure::{classify, number};
+use super::statements::{Statements, schema};
+use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
+use crate::table::TableName;
+
+type Answer<T> = Result<T, sqlx::Error>;
+
+/// The error of a row that is there already.
+const DUPLICATE: u16 = 1062;
+/// The error of a table that is not there.
+const MISSING: u16 = 1146;
+
+/// How to get to a server, and the table there.
+pub struct MysqlRows {
+    connect: MySqlConnectOptions,
+    table: TableName,
+    statements: Statements,
+}
+
+impl MysqlRows {
+    pub(super) fn new(connect: MySqlConnectOptions, settings: &Settings) -> Arc<Self> {
+        let connect = connect.disable_statement_logging();
+        let (table, statements) = (settings.table.clone(), Statements::of(&settings.table));
+        Arc::new(Self { connect, table, statements })
+    }
+
+    /// What the row of a key says.
+    async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> Answer<Standing> {
+        let rows = all(on, sqlx::query(self.statements.look.clone()).bind(token).bind(bytes(key))).await?;
+        let Some(row) = rows.first() else { return Ok(Standing::Missing) };
+        if row.try_get::<Option<i64>, _>(0)? != Some(1) {
+            return Ok(Standing::Free);
+        }
+        Ok(Standing::Held(Box::new(holder(row, 1)?)))
+    }
+
+    /// Takes the lock with a row that is there.
+    async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Option<Fence>> {
+        let token = ask.token.as_bytes().as_slice();
+        let done = sqlx::query(self.statements.take.clone())
+            .bind(token)
+            .bind(token)
+            .bind(micros(ask.lease))
+            .bind(ask.holder.as_bytes())
+            .bind(bytes(&ask.key))
+            .bind(token)
+            .execute(on)
+            .await?;
+        Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
+    }
+
+    /// Takes the lock with a new row. Fails when there is one.
+    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Fence> {
+        let done = sqlx::query(self.statements.insert.clone())
+            .bind(bytes(&ask.key))
+            .bind(ask.token.as_bytes().as_slice())
+            .bind(micros(ask.lease))
+            .bind(ask.holder.as_bytes())
+            .execute(on)
+            .await?;
+        Ok(Fence::new(done.last_insert_id()))
+    }
+}
+
+/// What a row says of its lock.
+enum Standing {
+    Missing,
+    Free,
+    Held(Box<Holder>),
+}
+
+async fn all(on: &mut MySqlConnection, query: Query<'_, MySql, MySqlArguments>) -> Answer<Vec<MySqlRow>> {
+    query.fetch_all(on).await
+}
+
+fn micros(length: Duration) -> i64 {
+    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// The holder by fence, remaining time and description from this column on.
+fn holder(row: &MySqlRow, from: usize) -> Answer<Holder> {
+    let mut holder = Holder::parse(&String::from_utf8_lossy(row.try_get(from + 2)?));
+    holder.fence = Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()));
+    let left = row.try_get::<i64, _>(from + 1)?;
+    holder.expires_in = Some(Duration::from_micros(left.max(0).unsigned_abs()));
+    Ok(holder)
+}
+
+fn bytes(key: &Key) -> &[u8] {
+    key.as_str().as_bytes()
+}
+
+impl Server for MysqlRows {
+    type Database = MySql;
+
+    const NAME: &'static str = "mysql";
+    const RENEWED_AT_ONCE: usize = 256;
+
+    async fn connect(&self) -> Answer<MySqlConnection> {
+        self.connect.connect().await
+    }
+
+    async fn mark(&self, on: &mut MySqlConnection) -> Answer<Option<String>> {
+        let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
+        for statement in &self.statements.rights {
+            sqlx::query(statement.clone()).execute(&mut *on).await?;
+        }
+        let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
+        Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
+    }
+
+    async fn make(&self, on: &mut MySqlConnection) -> Answer<()> {
+        let [create, mark] = schema(&self.table);
+        sqlx::query(create).execute(&mut *on).await?;
+        match sqlx::query(mark).execute(on).await {
+            // Another process makes the table too.
+            Err(error) if number(&error) == Some(DUPLICATE) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    fn is_missing(&self, error: &sqlx::Error) -> bool {
+        number(error) == Some(MISSING)
+    }
+
+    fn table(&self) -> String {
+        self.table.to_string()
+    }
+
+    async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> Answer<Taken> {
+        let token = ask.token.as_bytes().as_slice();
+        let mut standing = if contended { Some(self.look(on, &ask.key, token).await?) } else { None };
+        // Writing first costs one statement when the lock is free; looking first disturbs nobody when it is not.
+        for _ in 0..3 {
+            match standing {
+                Some(Standing::Held(holder)) => return Ok(Taken::Busy(Some(holder))),
+                Some(Standing::Missing) => match self.insert(on, ask).await {
+                    Err(error) if number(&error) == Some(DUPLICATE) => {}
+                    other => return other.map(Taken::Granted),
+                },
+                Some(Standing::Free) | None => {
+                    if let Some(fence) = self.update(on, ask).await? {
+                        return Ok(Taken::Granted(fence));
+                    }
+                }
+            }
+            standing = Some(self.look(on, &ask.key, token).await?);
+        }
+        Ok(Taken::Busy(None))
+    }
+
+    async fn release(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> Answer<Option<bool>> {
+        let done = sqlx::query(self.statements.release.clone())
+            .bind(bytes(key))
+            .bind(token.as_bytes().as_slice())
+            .execute(on)
+            .await?;
+        Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
+    }
+
+    async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
+        let mut by_length: HashMap<Duration, Vec<&Lease>> = HashMap::new();
+        for lease in leases {
+            by_length.entry(lease.length).or_default().push(lease);
+        }
+        let mut extended = 0;
+        for (length, mut some) in by_length {
+            // A few lengths of lists, so that the server knows the statements already.
+            let count = some.len().next_power_of_two();
+            let first = some[0];
+            some.resize(count, first);
+            let query = sqlx::query(self.statements.renew(count)).bind(micros(length));
+            extended += listed(query, &some).execute(&mut *on).await?.rows_affected();
+        }
+        if extended == leases.len() as u64 {
+            return Ok(None);
+        }
+        // What was extended runs on; what was not has ended, or is not ours any more.
+        let mut all_of_them: Vec<&Lease> = leases.iter().collect();
+        let count = leases.len().next_power_of_two();
+        all_of_them.resize(count, &leases[0]);
+        let rows = all(on, listed(sqlx::query(self.statements.ours(count)), &all_of_them)).await?;
+        let tokens = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<Answer<Vec<_>>>()?;
+        let is_ours = |lease: &Lease| tokens.iter().any(|token| token == lease.token.as_bytes());
+        Ok(Some(leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect()))
+    }
+
+    async fn read(&self, on: &mut MySqlConnection, key: &Key) -> Answer<Option<Holder>> {
+        Ok(match self.look(on, key, &[]).await? {
+            Standing::Held(holder) => Some(*holder),
+            Standing::Missing | Standing::Free => None,
+        })
+    }
+
+    async fn list(&self, on: &mut MySqlConnection, after: &[u8]) -> Answer<Vec<(Vec<u8>, Holder)>> {
+        let rows = all(on, sqlx::query(self.statements.list.clone()).bind(after)).await?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
+    }
+
+    async fn force(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {
+        let done = sqlx::query(self.statements.force.clone()).bind(bytes(key)).execute(on).await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn prune(&self, on: &mut MySqlConnection, unused: Duration) -> Answer<u64> {
+        let unused = micros(unused);
+        let rows = all(on, sqlx::query(self.statements.highest.clone()).bind(unused).bind(unused)).await?;
+        let highest = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0))?;
+        if highest == 0 {
+            return Ok(0);
+        }
+        // First the mark, where the next row of any key starts: what is deleted afterwards is not above it.
+        sqlx::query(self.statements.keep.clone()).bind(highest).execute(&mut *on).await?;
+        let prune = sqlx::query(self.statements.prune.clone()).bind(highest).bind(unused).bind(unused);
+        Ok(prune.execute(on).await?.rows_affected())
+    }
+
+    fn classify(&self, error: sqlx::Error) -> Fault {
+        classify(error, &self.table)
+    }
+
+    fn listen(&self, _: &Key) -> Result<Option<Listener>, Failure> {
+        Ok(None)
+    }
+
+    fn join(&self, _: &Key) -> Option<Listener> {
+        None
+    }
+
+    async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {
+        Ok(self.read(on, key).await?.is_some())
+    }
+
+    fn close(&self) {}
+}
+
+/// Binds the keys, then the tokens.
+fn listed<'q>(
+    query: Query<'q, MySql, MySqlArguments>,
+    leases: &[&'q Lease],
+) -> Query<'q, MySql, MySqlArguments> {
+    let query = leases.iter().fold(query, |query, lease| query.bind(bytes(&lease.key)));
+    leases.iter().fold(query, |query, lease| query.bind(lease.token.as_bytes().as_slice()))
+}
+
+impl std::fmt::Debug for MysqlRows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The options contain the password.
+        f.debug_struct("MysqlRows").field("table", &self.table).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,325 @@
+//! Locks of the sessions and transactions of MariaDB and MySQL.
+
+use std::time::Duration;
+
+use dlock_core::{Fence, Holder, Result};
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::failure::number;
+use super::options::MysqlOptions;
+use super::server::MysqlRows;
+use crate::rows::{Server, Taken};
+use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::text::hex;
+
+type Answer<T> = Result<T, sqlx::Error>;
+
+/// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::{MysqlOptions, MysqlSessions};
+///
+/// let url = "mysql://app:password@db.internal/shop";
+/// MysqlOptions::from_url(url)?.migrate().await?; // once, at deployment
+/// let locks = Locks::new(MysqlSessions::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see each
+/// other's, so that all must connect to the same one.
+pub type MysqlSessions = Sessions<ByName<MysqlRows>>;
+
+/// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
+/// (`SELECT ... FOR UPDATE`): see [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::MysqlRowLocks;
+///
+/// let url = "mysql://app:password@db.internal/shop?max_connections=20&table=dlock_rows";
+/// let locks = Locks::new(MysqlRowLocks::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
+/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune) waits for
+/// locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
+pub type MysqlRowLocks = Sessions<ByRow<MysqlRows>>;
+
+impl MysqlSessions {
+    /// Connects to the server that `url` names, as [`Mysql::connect`](crate::Mysql::connect) does; the fences are counted in
+    /// the same table.
+    ///
+    /// # Errors
+    ///
+    /// As [`MysqlOptions::from_url`] and [`MysqlOptions::connect`]; also
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(MysqlOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: MysqlOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+impl MysqlRowLocks {
+    /// Connects to the server that `url` names, as [`MysqlSessions::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`MysqlSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(MysqlOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`MysqlSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: MysqlOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
+/// The errors of a row that is locked: of MariaDB, and of MySQL.
+const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
+
+/// At most 64 characters, in lower case since these names ignore case.
+fn name_of(name: &Name) -> String {
+    format!("dlock:{}", hex(&name.digest[..MysqlRows::DIGEST]))
+}
+
+/// A session as the token of a row.
+fn token(session: i64) -> Vec<u8> {
+    i128::from(session).to_be_bytes().to_vec()
+}
+
+/// Counts a grant with a row that is there. The fence is the last insert id.
+fn counting(table: &str, wanted: &Wanted) -> String {
+    format!(
+        "UPDATE `{table}` SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
+            token = UNHEX(LPAD(HEX(@dlock_session), 32, '0')), holder = X'{}'
+        WHERE `key` = X'{}'",
+        hex(wanted.holder.as_bytes()),
+        hex(&wanted.name.fence)
+    )
+}
+
+/// Takes a named lock, and counts the grant where its row is there.
+fn taking(table: &str, wanted: &Wanted) -> String {
+    format!(
+        "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
+        {} AND @dlock = 1;
+        SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
+            CAST(LAST_INSERT_ID() AS SIGNED)
+        FROM (SELECT 1) AS one LEFT JOIN `{table}` AS held ON held.`key` = X'{}' AND @dlock = 0",
+        name_of(&wanted.name),
+        counting(table, wanted),
+        hex(&wanted.name.fence)
+    )
+}
+
+/// Somebody has it; who, if the row with the fence says so.
+fn holder(row: &MySqlRow) -> Answer<Holder> {
+    let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
+    let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
+    holder.fence = row.try_get::<Option<i64>, _>(0)?.map(|fence| Fence::new(fence.unsigned_abs()));
+    Ok(holder)
+}
+
+impl MysqlRows {
+    /// Counts the first grant of a key.
+    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let table = self.table();
+        let insert = format!(
+            "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+            SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, ?
+            FROM `{table}` AS mark WHERE mark.`key` = ''"
+        );
+        let counted = sqlx::query(AssertSqlSafe(insert))
+            .bind(&wanted.name.fence)
+            .bind(token(session))
+            .bind(wanted.holder.as_bytes())
+            .execute(on)
+            .await?;
+        Ok(Fence::new(counted.last_insert_id()))
+    }
+}
+
+impl SessionServer for MysqlRows {
+    const SESSIONS: &'static str = "mysql-session";
+    const LOCKED_ROWS: &'static str = "mysql-row";
+    const DIGEST: usize = 24;
+
+    async fn settle(&self, on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
+        // No statement waits while others need a sign of life.
+        let settings = format!(
+            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1",
+            silence.as_secs()
+        );
+        sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
+    }
+
+    async fn place(&self, on: &mut MySqlConnection) -> Answer<(i64, String)> {
+        let place = format!("SELECT {SESSION}, CAST(DATABASE() AS BINARY)");
+        let row = sqlx::raw_sql(AssertSqlSafe(place)).fetch_one(on).await?;
+        let database = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
+        // Some servers ignore the case of these names. Elsewhere two such tables only wait for each other.
+        let place = format!("`{}`.`{}`", String::from_utf8_lossy(&database), self.table());
+        Ok((row.try_get(0)?, place.to_lowercase()))
+    }
+
+    async fn ping(&self, on: &mut MySqlConnection) -> Answer<i64> {
+        sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn take_name(&self, on: &mut MySqlConnection, wanted: &Wanted) -> Answer<Asked> {
+        let (session, mut taken) = self.take_names(on, std::slice::from_ref(wanted)).await?;
+        Ok(Asked { session, taken: taken.pop().ok_or(sqlx::Error::RowNotFound)? })
+    }
+
+    async fn take_names(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        // In one message, not prepared: a row for each.
+        let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.table(), wanted)).collect();
+        let rows = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_all(&mut *on).await?;
+        if rows.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?;
+        let mut all = Vec::new();
+        for (row, wanted) in rows.iter().zip(wanted) {
+            all.push(match row.try_get::<Option<i64>, _>(3)? {
+                Some(1) if row.try_get::<i64, _>(4)? > 0 => {
+                    Taken::Granted(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs()))
+                }
+                Some(1) => Taken::Granted(self.count_first(on, wanted, session).await?),
+                Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
+                None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
+            });
+        }
+        Ok((session, all))
+    }
+
+    async fn free_names(&self, on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        let free = |name| format!(", CAST(RELEASE_LOCK('{}') AS SIGNED)", name_of(name));
+        let free: String =
+            std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
+        let row = sqlx::raw_sql(AssertSqlSafe(free)).fetch_one(on).await?;
+        let freed = |place| Ok(row.try_get::<Option<i64>, _>(place)? == Some(1));
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<Answer<_>>()?))
+    }
+
+    async fn free_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
+        let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
+    }
+
+    async fn holder_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+        let statement = format!(
+            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN `{}` AS held
+            ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
+            self.table()
+        );
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(name_of(name)).bind(&name.fence);
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
+        let statements = format!(
+            "SET @dlock_session = CONNECTION_ID(); START TRANSACTION;
+            SELECT {SESSION} FROM `{}` WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            self.table(),
+            hex(&name.row)
+        );
+        let is_there = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
+            Ok(rows) => match rows.last() {
+                Some(row) => return Ok((row.try_get(0)?, Found::Free)),
+                None => false,
+            },
+            Err(error) if LOCKED.contains(&number(&error)) => true,
+            Err(error) => return Err(error),
+        };
+        // Also a row that was looked for and is missing is locked: nobody else could make it.
+        let statements = format!(
+            "COMMIT; SELECT held.fence, held.holder, {SESSION}
+            FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}'",
+            self.table(),
+            hex(&name.fence)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
+        Ok((row.try_get(2)?, found))
+    }
+
+    async fn free_row(&self, on: &mut MySqlConnection) -> Answer<i64> {
+        let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
+        free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    }
+
+    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            "INSERT IGNORE INTO `{}` (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, '')",
+            self.table()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let count = format!("SET @dlock_session = {session}; {}", counting(&self.table(), wanted));
+        let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
+        if counted.rows_affected() == 0 {
+            return self.count_first(on, wanted, session).await;
+        }
+        Ok(Fence::new(counted.last_insert_id()))
+    }
+
+    async fn holder_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+        let table = self.table();
+        let locked = format!("SELECT 1 FROM `{table}` WHERE `key` = ? FOR UPDATE NOWAIT");
+        match sqlx::query(AssertSqlSafe(locked)).bind(&name.row).fetch_optional(&mut *on).await {
+            Ok(_) => return Ok(None),
+            Err(error) if LOCKED.contains(&number(&error)) => {}
+            Err(error) => return Err(error),
+        }
+        let held = format!("SELECT fence, holder FROM `{table}` WHERE `key` = ?");
+        let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
+        Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
+    }
+}

@@ -1,0 +1,130 @@
+//! The statements, with the table's name in them.
+//!
+//! Times are microseconds of the server's clock in UTC, of the start of the statement, whatever the session's time zone. There
+//! is no conditional upsert with an answer: the fence comes back as `LAST_INSERT_ID`.
+
+use sqlx::SqlStr;
+
+use crate::rows::{AT_ONCE, MARK};
+use crate::table::TableName;
+use crate::text::sql;
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    /// token, token, lease, holder, key, token: takes a row that is there; the fence is the last insert id.
+    pub(super) take: SqlStr,
+    /// key, token, lease, holder: makes the row of a key that has none; the fence is the last insert id.
+    pub(super) insert: SqlStr,
+    /// token, key: whether somebody else has it, fence, remaining us, holder.
+    pub(super) look: SqlStr,
+    /// key, token: the last insert id is whether the lease was still running.
+    pub(super) release: SqlStr,
+    /// after key: key, fence, remaining us, holder of some.
+    pub(super) list: SqlStr,
+    /// key: frees it.
+    pub(super) force: SqlStr,
+    /// unused for us, twice: the highest fence of free rows.
+    pub(super) highest: SqlStr,
+    /// fence: keeps it in the mark.
+    pub(super) keep: SqlStr,
+    /// fence, unused for us, twice: deletes free rows.
+    pub(super) prune: SqlStr,
+    /// The mark.
+    pub(super) mark: SqlStr,
+    /// Change nothing, and fail without the right to change.
+    pub(super) rights: [SqlStr; 2],
+    table: TableName,
+}
+
+/// The server's time in microseconds.
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+impl Statements {
+    pub(super) fn of(table: &TableName) -> Self {
+        let is_held = format!("token IS NOT NULL AND expires > {NOW}");
+        let is_old =
+            format!("`key` <> '' AND NOT ({is_held}) AND expires <= {NOW} - ? AND fence <= {NOW} - ?");
+        Self {
+            // Assignments are made from left to right.
+            take: sql(format!(
+                "UPDATE `{table}` SET
+                    fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + 1, {NOW}))),
+                    token = ?, expires = {NOW} + ?, holder = ?
+                WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW})"
+            )),
+            insert: sql(format!(
+                "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+                SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), {NOW} + ?, ?
+                FROM `{table}` AS mark WHERE mark.`key` = ''"
+            )),
+            look: sql(format!(
+                "SELECT CAST({is_held} AND token <> ? AS SIGNED), fence, CAST(expires - {NOW} AS SIGNED), holder
+                FROM `{table}` WHERE `key` = ?"
+            )),
+            // The token becomes null either way.
+            release: sql(format!(
+                "UPDATE `{table}` SET token = IF(LAST_INSERT_ID(expires > {NOW}) > 1, token, NULL)
+                WHERE `key` = ? AND token = ?"
+            )),
+            list: sql(format!(
+                "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM `{table}`
+                WHERE `key` > ? AND {is_held} ORDER BY `key` LIMIT {AT_ONCE}"
+            )),
+            force: sql(format!("UPDATE `{table}` SET token = NULL, fence = fence + 1 WHERE `key` = ? AND {is_held}")),
+            highest: sql(format!("SELECT CAST(COALESCE(MAX(fence), 0) AS SIGNED) FROM `{table}` WHERE {is_old}")),
+            keep: sql(format!("UPDATE `{table}` SET fence = GREATEST(fence, ?) WHERE `key` = ''")),
+            prune: sql(format!("DELETE FROM `{table}` WHERE fence <= ? AND {is_old} ORDER BY `key` LIMIT {AT_ONCE}")),
+            mark: sql(format!("SELECT holder FROM `{table}` WHERE `key` = ''")),
+            rights: [
+                sql(format!(
+                    "UPDATE `{table}` SET token = token, fence = fence, expires = expires, holder = holder WHERE 1 = 0"
+                )),
+                sql(format!(
+                    "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+                    SELECT `key`, token, fence, expires, holder FROM `{table}` AS old WHERE 1 = 0"
+                )),
+            ],
+            table: table.clone(),
+        }
+    }
+
+    /// lease, keys, tokens, `count` of each: extends what is ours. A token stands in the row of its own key only.
+    pub(super) fn renew(&self, count: usize) -> SqlStr {
+        let list = places(count);
+        sql(format!(
+            "UPDATE `{}` SET expires = {NOW} + ? WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            self.table
+        ))
+    }
+
+    /// keys, tokens, `count` of each: the tokens of what is ours.
+    pub(super) fn ours(&self, count: usize) -> SqlStr {
+        let list = places(count);
+        sql(format!(
+            "SELECT token FROM `{}` WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            self.table
+        ))
+    }
+}
+
+fn places(count: usize) -> String {
+    vec!["?"; count].join(", ")
+}
+
+/// The statements that make the table.
+pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
+    [
+        sql(format!(
+            "CREATE TABLE IF NOT EXISTS `{table}` (
+                `key` VARBINARY(513) NOT NULL PRIMARY KEY,
+                token BINARY(16),
+                fence BIGINT NOT NULL,
+                expires BIGINT NOT NULL,
+                holder VARBINARY(2048) NOT NULL
+            ) ENGINE = InnoDB"
+        )),
+        sql(format!(
+            "INSERT INTO `{table}` (`key`, token, fence, expires, holder) VALUES ('', NULL, 0, 0, '{MARK}')"
+        )),
+    ]
+}

@@ -1,0 +1,90 @@
+//! What an error of PostgreSQL means for a lock: whether something was changed, and what the user can do.
+
+use dlock_core::Failure;
+use sqlx::Error;
+use sqlx::postgres::PgDatabaseError;
+
+use crate::failure::{closed, is_tls};
+use crate::rows::Fault;
+use crate::table::TableName;
+
+/// The fault of one statement, or of connecting.
+pub(super) fn classify(error: Error, table: &TableName) -> Fault {
+    let (mut again, mut broken) = (false, false);
+    let failure = match &error {
+        Error::Database(database) => {
+            let fatal = database
+                .try_downcast_ref::<PgDatabaseError>()
+                .is_some_and(|error| !matches!(error.severity(), sqlx::postgres::PgSeverity::Error));
+            let code = database.code().unwrap_or_default();
+            again = matches!(&*code, "40001" | "40P01" | "55P03");
+            broken = fatal || code.starts_with("08");
+            of_code(&code, table)
+        }
+        Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
+        // A certificate that is not trusted comes as an error of the stream.
+        _ if is_tls(&error) => Failure::invalid_config(
+            "there is no TLS to the server as the URL wants it (sslmode); check the certificates, and that the feature \
+             `tls` is on",
+        ),
+        Error::PoolTimedOut => Failure::unavailable("the pool had no free connection; allow more of them"),
+        Error::PoolClosed => closed(),
+        Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            broken = true;
+            Failure::unavailable("no server listens there; start it, or correct the address")
+        }
+        // The request was not sent: a value could not be encoded.
+        Error::Encode(_) => Failure::invalid_config("a value cannot be sent"),
+        _ => {
+            broken = true;
+            Failure::unknown("the connection broke before the answer came")
+        }
+    };
+    Fault { failure: failure.with_source(error), again, broken }
+}
+
+fn of_code(code: &str, table: &TableName) -> Failure {
+    match code {
+        "42P01" => Failure::invalid_config(format!(
+            "there is no table {table} in the schemas of the search path; call migrate() once, or add migrate=true to the URL"
+        )),
+        "42501" => Failure::denied(format!(
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE on the schema to migrate)"
+        )),
+        "42703" | "42804" | "42883" => Failure::invalid_config(format!(
+            "table {table} is not a lock table of this version; choose another table name"
+        )),
+        "3D000" => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
+        "3F000" => Failure::invalid_config("the schema does not exist; correct the search path"),
+        "25006" => Failure::unavailable("the server can only be read (a standby?); connect to the primary"),
+        "40001" | "40P01" | "55P03" => {
+            Failure::unavailable("another transaction was in the way; it is tried again")
+        }
+        "57014" => Failure::unavailable("the statement was cancelled, perhaps by a statement_timeout"),
+        "57P03" => Failure::unavailable("the server is starting up or shutting down"),
+        // A transaction-pooling proxy gave us a server connection that does not know our statement.
+        "26000" | "42P05" => Failure::unavailable(
+            "a connection pooler does not support prepared statements (PgBouncer does from 1.21 on, with \
+             max_prepared_statements)",
+        ),
+        _ => match code.get(..2) {
+            Some("28") => Failure::denied("the server refused the user or the password"),
+            Some("53") => Failure::unavailable("the server is short of connections, memory or disk space"),
+            Some("42" | "22" | "23") => {
+                Failure::invalid_config(format!("table {table} does not do what a lock table does"))
+            }
+            // The end of a session, a broken connection, a crash: what was sent may have been carried out.
+            _ => Failure::unknown("the server ended the request"),
+        },
+    }
+}
+
+/// Whether two processes made the same table at the same time, and it is there now.
+pub(super) fn is_made_twice(error: &Error) -> bool {
+    matches!(error, Error::Database(error) if matches!(error.code().as_deref(), Some("23505" | "42P07" | "42710")))
+}
+
+/// Whether the table is missing.
+pub(super) fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Database(error) if error.code().as_deref() == Some("42P01"))
+}

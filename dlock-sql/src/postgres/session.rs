@@ -1,0 +1,318 @@
+//! Locks of PostgreSQL's sessions and transactions.
+
+use std::time::Duration;
+
+use dlock_core::{Fence, Holder, Result};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+
+use super::options::PostgresOptions;
+use super::server::PostgresRows;
+use crate::rows::{Server, Taken};
+use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::text::hex;
+
+type Answer<T> = Result<T, sqlx::Error>;
+
+/// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::{PostgresOptions, PostgresSessions};
+///
+/// let url = "postgres://app:password@db.internal/shop";
+/// PostgresOptions::from_url(url)?.migrate().await?; // once, at deployment
+/// let locks = Locks::new(PostgresSessions::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// All locks of a backend are on one connection. They take room in the server's shared table of locks, a few thousand by
+/// default (`max_locks_per_transaction`), and any user of the database can take any of them.
+pub type PostgresSessions = Sessions<ByName<PostgresRows>>;
+
+/// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR UPDATE`): see
+/// [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::PostgresRowLocks;
+///
+/// let url = "postgres://app:password@db.internal/shop?max_connections=20";
+/// let locks = Locks::new(PostgresRowLocks::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
+/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps the
+/// server from cleaning up what was deleted since: for short locks, or few.
+pub type PostgresRowLocks = Sessions<ByRow<PostgresRows>>;
+
+impl PostgresSessions {
+    /// Connects to the server that `url` names, as [`Postgres::connect`](crate::Postgres::connect) does; the fences are
+    /// counted in the same table.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresOptions::from_url`] and [`PostgresOptions::connect`]; also
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(PostgresOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: PostgresOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+impl PostgresRowLocks {
+    /// Connects to the server that `url` names, as [`PostgresSessions::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(PostgresOptions::from_url(url)?).await
+    }
+
+    /// The same with options. A pool in them is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresSessions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: PostgresOptions) -> Result<Self> {
+        let (server, settings) = options.prepare().await?;
+        Self::start(server, &settings).await
+    }
+}
+
+/// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a statement
+/// wait while others need a sign of life.
+const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
+    ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
+    ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
+    ('transaction_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
+    ('synchronous_commit', 'off')) AS ours (name, value) USING (name)";
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+const SESSION: &str = "pg_backend_pid()::bigint";
+/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
+const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
+
+fn number(name: &Name) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = name.digest;
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
+fn counting(table: &str, from: &str) -> String {
+    format!(
+        r#"INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
+        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')), '-infinity', whose
+        FROM {from}
+        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
+            token = excluded.token, holder = excluded.holder
+        RETURNING fence, {HASTE}"#
+    )
+}
+
+fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
+    Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
+}
+
+/// With the fence, or somebody has it.
+fn taken(row: &PgRow) -> Answer<Taken> {
+    Ok(match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
+        (None, Some(fence)) => Taken::Granted(fence),
+        _ => Taken::Busy(Some(Box::new(holder(row)?))),
+    })
+}
+
+/// Somebody has it; who, if the row with the fence says so.
+fn holder(row: &PgRow) -> Answer<Holder> {
+    let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
+    holder.fence = fence(row, 0)?;
+    Ok(holder)
+}
+
+impl SessionServer for PostgresRows {
+    const SESSIONS: &'static str = "postgres-session";
+    const LOCKED_ROWS: &'static str = "postgres-row";
+    const DIGEST: usize = 8;
+
+    async fn settle(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
+        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
+        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
+    }
+
+    async fn place(&self, on: &mut PgConnection) -> Answer<(i64, String)> {
+        let table = format!(r#""{}""#, self.table());
+        let statement = format!(
+            "SELECT {SESSION}, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = '{table}'::regclass"
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
+        Ok((row.try_get(0)?, format!("{}.{table}", row.try_get::<&str, _>(1)?)))
+    }
+
+    async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {
+        sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<Asked> {
+        let counting = counting(&self.table(), "asked WHERE got");
+        let statement = format!(
+            "WITH asked AS MATERIALIZED (
+                SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
+            ), counted AS ({counting})
+            SELECT fence, NULL::text, {SESSION} FROM counted
+            UNION ALL
+            SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got",
+            self.table()
+        );
+        let row = sqlx::query(AssertSqlSafe(statement))
+            .bind(number(&wanted.name))
+            .bind(&wanted.name.fence)
+            .bind(&wanted.holder)
+            .fetch_all(on)
+            .await?;
+        let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Asked { session: row.try_get(2)?, taken: taken(row)? })
+    }
+
+    async fn free_name(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
+        let row = free.fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+
+    async fn take_names(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        let counting = counting(&self.table(), "asked WHERE got");
+        let statement = format!(
+            "WITH asked AS MATERIALIZED (
+                SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+                FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                    AS listed (number, name, whose, place)
+            ), counted AS ({counting}, key)
+            SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
+            UNION ALL
+            SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got
+            ORDER BY place",
+            self.table()
+        );
+        let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
+        let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
+        let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(numbers).bind(names).bind(holders);
+        let rows = query.fetch_all(on).await?;
+        if rows.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        let taken = rows.iter().map(taken).collect::<Answer<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
+    }
+
+    async fn free_names(&self, on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        let free =
+            "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
+        let numbers: Vec<i64> = names.iter().map(number).collect();
+        let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
+        let freed = rows.iter().map(|row| row.try_get(1)).collect::<Answer<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
+    }
+
+    async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+        let statement = format!(
+            r#"SELECT held.fence, held.holder FROM (
+                SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                    AND classid::bigint = ($2 >> 32) & 4294967295 AND objid::bigint = $2 & 4294967295
+            ) AS locked LEFT JOIN "{}" AS held ON held.key = $1 AND held.token = int8send(locked.pid::bigint)"#,
+            self.table()
+        );
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
+        let table = self.table();
+        let of = |row: &[u8]| format!(r#""{table}" WHERE key = decode('{}', 'hex')"#, hex(row));
+        let (locked, counted) = (of(&name.row), of(&name.fence));
+        // In one message, not prepared.
+        let statements = format!(
+            "BEGIN; SELECT (SELECT fence FROM {counted}), (SELECT holder FROM {counted}), {SESSION},
+                EXISTS (SELECT FROM {locked}),
+                (SELECT true FROM (SELECT 1 FROM {locked} FOR UPDATE SKIP LOCKED) AS locked)"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (session, is_there) = (row.try_get(2)?, row.try_get::<bool, _>(3)?);
+        if row.try_get::<Option<bool>, _>(4)? == Some(true) {
+            return Ok((session, Found::Free));
+        }
+        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
+        sqlx::raw_sql("ROLLBACK").execute(on).await?;
+        Ok((session, found))
+    }
+
+    async fn free_row(&self, on: &mut PgConnection) -> Answer<i64> {
+        let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
+        freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    }
+
+    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            r#"INSERT INTO "{}" (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
+            self.table()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
+        let row = sqlx::query(AssertSqlSafe(counting(&self.table(), ours)))
+            .bind(&wanted.name.fence)
+            .bind(session)
+            .bind(&wanted.holder)
+            .fetch_all(on)
+            .await?;
+        fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
+    }
+
+    async fn holder_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+        let statement = format!(
+            r#"WITH free AS MATERIALIZED (SELECT 1 FROM "{table}" WHERE key = $1 FOR UPDATE SKIP LOCKED)
+            SELECT held.fence, held.holder FROM "{table}" AS locked LEFT JOIN "{table}" AS held ON held.key = $2
+            WHERE locked.key = $1 AND NOT EXISTS (SELECT FROM free)"#,
+            table = self.table()
+        );
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
+        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+}

@@ -1,0 +1,162 @@
+//! The statements, with the table's name in them.
+//!
+//! Times are the server's, of the moment they are used, not of the transaction. Each statement is run to its end, since
+//! the server sends the rows before it commits.
+
+use sqlx::SqlStr;
+
+use crate::rows::{AT_ONCE, MARK};
+use crate::table::TableName;
+use crate::text::sql;
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    /// key, token, lease in us, holder: the fence; or fence, remaining us and holder of somebody else.
+    pub(super) take: SqlStr,
+    /// key, token, channel: whether the lease was still running.
+    pub(super) release: SqlStr,
+    /// keys, tokens, leases in us: the places in the lists of what is ours.
+    pub(super) renew: SqlStr,
+    /// key: fence, remaining us, holder.
+    pub(super) read: SqlStr,
+    /// after key: key, fence, remaining us, holder of some.
+    pub(super) list: SqlStr,
+    /// key, channel: whether somebody had it.
+    pub(super) force: SqlStr,
+    /// unused for us: how many rows were deleted.
+    pub(super) prune: SqlStr,
+    /// key: whether somebody has it.
+    pub(super) await_release: SqlStr,
+    /// The mark.
+    pub(super) mark: SqlStr,
+    /// Change nothing, and fail without the right to change.
+    pub(super) rights: [SqlStr; 2],
+}
+
+/// The server's time in microseconds, where fences start.
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+/// Also where an administrator wrote `infinity`.
+const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
+                    * 1000000)::bigint";
+const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
+
+impl Statements {
+    pub(super) fn of(table: &TableName) -> Self {
+        let tell = "CASE WHEN awaited THEN pg_notify";
+        Self {
+            // Looks first, so that an attempt on a lock that somebody has writes nothing.
+            take: sql(format!(
+                r#"WITH seen AS MATERIALIZED (
+                    SELECT token, fence, expires, holder FROM "{table}" WHERE key = $1::bytea
+                ), taken AS (
+                    INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
+                    SELECT $1, $2::bytea, greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')),
+                        clock_timestamp() + $3::bigint * interval '1 microsecond', $4::text
+                    WHERE NOT EXISTS (SELECT FROM seen WHERE {IS_HELD} AND token <> $2)
+                    ON CONFLICT (key) DO UPDATE SET
+                        fence = CASE WHEN held.token = excluded.token AND held.expires > clock_timestamp()
+                            THEN held.fence ELSE greatest(held.fence + 1, excluded.fence) END,
+                        token = excluded.token, expires = excluded.expires, holder = excluded.holder,
+                        awaited = held.awaited AND held.token IS NOT NULL
+                    WHERE held.token IS NULL OR held.token = excluded.token OR held.expires <= clock_timestamp()
+                    RETURNING fence
+                )
+                SELECT fence, NULL::bigint, NULL::text FROM taken
+                UNION ALL
+                SELECT fence, {LEFT}, holder FROM seen WHERE token IS NOT NULL AND NOT EXISTS (SELECT FROM taken)"#
+            )),
+            release: sql(format!(
+                r#"WITH freed AS (
+                    UPDATE "{table}" SET token = NULL WHERE key = $1::bytea AND token = $2::bytea
+                    RETURNING expires > clock_timestamp() AS running, awaited
+                )
+                SELECT running, {tell}($3::text, '') END FROM freed"#
+            )),
+            renew: sql(format!(
+                r#"WITH listed AS (
+                    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) WITH ORDINALITY
+                        AS listed (key, token, lease, place)
+                )
+                UPDATE "{table}" AS held SET expires = clock_timestamp() + listed.lease * interval '1 microsecond'
+                FROM listed
+                WHERE held.key = listed.key AND held.token = listed.token AND held.expires > clock_timestamp()
+                RETURNING listed.place"#
+            )),
+            read: sql(format!(
+                r#"SELECT fence, {LEFT}, holder FROM "{table}" WHERE key = $1::bytea AND {IS_HELD}"#
+            )),
+            list: sql(format!(
+                r#"SELECT key, fence, {LEFT}, holder FROM "{table}" WHERE key > $1::bytea AND {IS_HELD}
+                ORDER BY key LIMIT {AT_ONCE}"#
+            )),
+            force: sql(format!(
+                r#"WITH freed AS (
+                    UPDATE "{table}" SET token = NULL, fence = fence + 1 WHERE key = $1::bytea AND {IS_HELD}
+                    RETURNING awaited
+                )
+                SELECT true, {tell}($2::text, '') END FROM freed"#
+            )),
+            // The highest fence that was deleted is kept in the mark, where the next row of any key starts.
+            prune: sql(format!(
+                r#"WITH old AS (
+                    SELECT key FROM "{table}" WHERE key <> '' AND NOT ({IS_HELD})
+                        AND expires <= clock_timestamp() - $1::bigint * interval '1 microsecond'
+                        AND fence <= {NOW} - $1
+                    ORDER BY key LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED
+                ), mark AS (
+                    UPDATE "{table}" AS mark SET fence = greatest(mark.fence, highest.fence)
+                    FROM (SELECT max(fence) AS fence FROM "{table}" JOIN old USING (key)) AS highest
+                    WHERE mark.key = '' AND highest.fence IS NOT NULL
+                    RETURNING 1
+                ), gone AS (
+                    DELETE FROM "{table}" USING old WHERE "{table}".key = old.key AND EXISTS (SELECT FROM mark)
+                    RETURNING 1
+                )
+                SELECT count(*) FROM gone"#
+            )),
+            await_release: sql(format!(
+                r#"WITH seen AS MATERIALIZED (
+                    SELECT awaited FROM "{table}" WHERE key = $1::bytea AND {IS_HELD}
+                ), noted AS (
+                    UPDATE "{table}" SET awaited = true
+                    WHERE key = $1 AND {IS_HELD} AND EXISTS (SELECT FROM seen WHERE NOT awaited)
+                    RETURNING 1
+                )
+                SELECT EXISTS (SELECT FROM noted) OR EXISTS (SELECT FROM seen WHERE awaited)"#
+            )),
+            mark: sql(format!(r#"SELECT holder FROM "{table}" WHERE key = ''"#)),
+            rights: [
+                sql(format!(
+                    r#"UPDATE "{table}" SET token = token, fence = fence, expires = expires, awaited = awaited,
+                    holder = holder WHERE false"#
+                )),
+                sql(format!(
+                    r#"INSERT INTO "{table}" (key, token, fence, expires, awaited, holder)
+                    SELECT key, token, fence, expires, awaited, holder FROM "{table}" WHERE false"#
+                )),
+            ],
+        }
+    }
+}
+
+/// The statements that make the table, for one transaction.
+///
+/// A row is changed at each acquire and release: half of each page is left free, so that changes stay in it.
+pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
+    [
+        sql(format!(
+            r#"CREATE TABLE IF NOT EXISTS "{table}" (
+                key bytea NOT NULL PRIMARY KEY,
+                token bytea,
+                fence bigint NOT NULL,
+                expires timestamptz NOT NULL,
+                awaited boolean NOT NULL DEFAULT false,
+                holder text NOT NULL
+            ) WITH (fillfactor = 50)"#
+        )),
+        sql(format!(
+            r#"INSERT INTO "{table}" (key, token, fence, expires, holder)
+            VALUES ('', NULL, 0, '-infinity', '{MARK}') ON CONFLICT DO NOTHING"#
+        )),
+    ]
+}

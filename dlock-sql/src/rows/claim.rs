@@ -1,0 +1,187 @@
+//! One claim on a row.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::{Failure, Fence, keeper};
+
+use super::connections::{Kind, Limits, gone};
+use super::progress::Progress;
+use super::steps::{AwaitRelease, Release, Take};
+use super::{Ask, Listener, Rows, Server, Taken};
+
+/// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
+const OUTCOME: Duration = Duration::from_millis(200);
+
+/// A claim on a lease row of a database server.
+pub struct RowClaim<S: Server> {
+    rows: Arc<Rows<S>>,
+    request: ClaimRequest,
+    /// Attempts that were made and, as far as is known, not answered yet.
+    unanswered: Vec<Arc<Progress>>,
+    held: bool,
+    /// Somebody had the lock at the last attempt.
+    contended: bool,
+    listener: Option<Listener>,
+    /// The grant that somebody else had at the last attempt, and the one whose release is known to be told.
+    seen: Option<Fence>,
+    noted: Option<Fence>,
+}
+
+impl<S: Server> RowClaim<S> {
+    pub(super) fn new(rows: Arc<Rows<S>>, request: ClaimRequest) -> Self {
+        Self {
+            rows,
+            request,
+            unanswered: Vec::new(),
+            held: false,
+            contended: false,
+            listener: None,
+            seen: None,
+            noted: None,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::of(self.request.request_timeout, self.request.lease)
+    }
+
+    async fn release(&self) -> Result<Withdrawn, Failure> {
+        let step = Release(self.request.key.clone(), self.request.token);
+        let released =
+            self.rows.connections.within(Kind::Release, step, self.request.request_timeout).await?;
+        Ok(if released == Some(true) { Withdrawn::Removed } else { Withdrawn::Absent })
+    }
+
+    /// Withdraws in the background what attempts may still take that were never answered.
+    fn linger(&mut self) -> Result<(), Failure> {
+        let mut ghost = Self {
+            unanswered: std::mem::take(&mut self.unanswered),
+            ..Self::new(Arc::clone(&self.rows), self.request.clone())
+        };
+        keeper::runtime()?.spawn(async move {
+            let mut pause = Duration::from_millis(20);
+            while ghost.withdraw().await.is_err() && ghost.rows.check().is_ok() {
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+        });
+        Ok(())
+    }
+}
+
+impl<S: Server> Claim for RowClaim<S> {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.rows.check()?;
+        let server = Arc::clone(self.rows.connections.server());
+        match &mut self.listener {
+            // What has happened until now does not count.
+            Some(listener) => listener.forget(),
+            // Who listens before he asks misses no release.
+            none if self.contended => *none = server.join(&self.request.key),
+            _ => {}
+        }
+        let ClaimRequest { key, token, lease, .. } = &self.request;
+        let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder: self.request.describe() };
+        let contended = self.contended && self.unanswered.is_empty();
+        let progress = Arc::new(Progress::new());
+        let told = self.rows.connections.begin(
+            Kind::Ordinary,
+            Take(ask, contended),
+            self.limits(),
+            Arc::clone(&progress),
+        )?;
+        self.unanswered.push(progress);
+        let answer = told.await.unwrap_or_else(|_| Err(gone()));
+        self.unanswered.retain(|earlier| !earlier.is_over());
+        match answer? {
+            Taken::Granted(fence) => {
+                (self.held, self.listener) = (true, None);
+                Ok(Attempt::Granted(Grant::new(Term::Lease(self.request.lease)).with_fence(fence)))
+            }
+            Taken::Busy(holder) => {
+                self.contended = true;
+                self.seen = holder.as_ref().and_then(|holder| holder.fence);
+                let mut busy = Busy::default();
+                busy.retry_after = holder.as_ref().and_then(|holder| holder.expires_in);
+                busy.holder = holder;
+                Ok(Attempt::Busy(busy))
+            }
+        }
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        let listener = match &mut self.listener {
+            Some(listener) => listener,
+            none => match self.rows.connections.server().listen(&self.request.key)? {
+                Some(listener) => none.insert(listener),
+                None => return std::future::pending().await,
+            },
+        };
+        // Releases are told of where somebody is known to wait; that is noted once for each grant.
+        if listener.is_quiet() && (self.seen.is_none() || self.seen != self.noted) {
+            let step = AwaitRelease(self.request.key.clone());
+            let limit = self.request.request_timeout;
+            if !self.rows.connections.within(Kind::Ordinary, step, limit).await? {
+                return Ok(());
+            }
+            self.noted = self.seen;
+        }
+        listener.changed().await
+    }
+
+    fn granted(&mut self, _signal: Signal) {
+        self.listener = None;
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.rows.renewals.extend(&self.request).await
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        self.listener = None;
+        self.rows.check()?;
+        self.unanswered.retain(|attempt| !attempt.is_over());
+        for attempt in &self.unanswered {
+            let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
+        }
+        // What is over now was carried out before the release that follows, or never will be; what was sent too long ago
+        // left nothing that has not ended by itself.
+        let lease = self.request.lease;
+        let open: Vec<bool> = self
+            .unanswered
+            .iter()
+            .map(|attempt| !attempt.is_over() && !attempt.is_older_than(lease))
+            .collect();
+        let withdrawn = self.release().await?;
+        let mut open = open.into_iter();
+        self.unanswered.retain(|_| open.next().unwrap_or(false));
+        if self.unanswered.is_empty() {
+            self.held = false;
+            return Ok(withdrawn);
+        }
+        if self.held {
+            self.held = false;
+            self.linger()?;
+            return Ok(withdrawn);
+        }
+        Err(Failure::unknown(
+            "an attempt was not answered and may still be carried out; withdrawn again until its lease has passed",
+        ))
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.held && self.unanswered.iter().all(|attempt| attempt.is_over())
+    }
+}
+
+impl<S: Server> fmt::Debug for RowClaim<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowClaim")
+            .field("key", &self.request.key)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,421 @@
+//! The connections of one backend, and what is done on them.
+//!
+//! They are opened when they are needed and driven by dlock's own thread, so that a request is carried out to its end, and
+//! its outcome noted, whatever becomes of the caller and of his runtime. With a pool of the user, attempts go over its
+//! connections, and what must not wait for one (renewals, releases) over our own.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Failure, keeper};
+use sqlx::Connection;
+use sqlx::pool::{Pool, PoolConnection};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
+
+use super::progress::Progress;
+use super::steps::Step;
+use super::{Conn, Fault, Server, Settings};
+use crate::failure::{closed, unchanged};
+
+/// A connection that was idle for this long is tested before it is used.
+const FRESH: Duration = Duration::from_secs(5);
+/// A connection that was idle for this long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// The pauses before a statement is tried again that got into the way of another.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+/// What a connection is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An attempt or a question, which may have to wait for its turn.
+    Ordinary,
+    /// A release, which has a connection in reserve.
+    Release,
+    /// Renewals, which have a connection of their own.
+    Renewal,
+}
+
+/// How long a request may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// To get a connection.
+    pub(crate) patience: Duration,
+    /// To be answered. Afterwards others need not wait for this connection any more.
+    pub(crate) answer: Duration,
+    /// To be heard of at all.
+    pub(crate) last: Duration,
+}
+
+impl Limits {
+    pub(crate) fn of(answer: Duration, last: Duration) -> Self {
+        // So that a server that is away is seen to be away, and not taken for one that may have got the request.
+        Self { patience: answer * 3 / 4, answer, last: last.max(answer) }
+    }
+}
+
+pub struct Connections<S: Server> {
+    server: Arc<S>,
+    pool: Option<Pool<S::Database>>,
+    connect_timeout: Duration,
+    ordinary: Arc<Semaphore>,
+    reserve: Arc<Semaphore>,
+    renewal: Arc<Semaphore>,
+    idle: Mutex<Vec<Idle<S>>>,
+    /// How often a connection was found broken: those that were idle at that time are not trusted.
+    breaks: AtomicU64,
+    closed: AtomicBool,
+}
+
+struct Idle<S: Server> {
+    connection: Conn<S>,
+    since: Instant,
+    breaks: u64,
+}
+
+/// A connection, and whose it is.
+enum Lent<S: Server> {
+    Own(Conn<S>),
+    Pooled(Box<PoolConnection<S::Database>>),
+}
+
+impl<S: Server> Connections<S> {
+    pub(crate) fn start(
+        server: Arc<S>,
+        pool: Option<Pool<S::Database>>,
+        settings: &Settings,
+    ) -> Result<Arc<Self>, Failure> {
+        let connections = Arc::new(Self {
+            server,
+            pool,
+            connect_timeout: settings.connect_timeout,
+            ordinary: Arc::new(Semaphore::new(settings.connections())),
+            reserve: Arc::new(Semaphore::new(1)),
+            renewal: Arc::new(Semaphore::new(1)),
+            idle: Mutex::default(),
+            breaks: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        });
+        keeper::runtime()?.spawn(close_idle(Arc::downgrade(&connections)));
+        Ok(connections)
+    }
+
+    pub(crate) fn server(&self) -> &Arc<S> {
+        &self.server
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle<S>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a step done, whatever becomes of the caller. The answer comes with the receiver.
+    pub(crate) fn begin<P: Step<S>>(
+        self: &Arc<Self>,
+        kind: Kind,
+        step: P,
+        limits: Limits,
+        progress: Arc<Progress>,
+    ) -> Result<oneshot::Receiver<Result<P::Reply, Failure>>, Failure> {
+        let (answer, told) = oneshot::channel();
+        let connections = Arc::clone(self);
+        let pool = self.pool.clone().filter(|_| kind == Kind::Ordinary).zip(Handle::try_current().ok());
+        let request = Request { connections, kind, step, limits, progress: Pending(progress), answer };
+        match pool {
+            // The pool's connections may belong to the caller's runtime.
+            Some((pool, runtime)) => drop(runtime.spawn(request.carry_out(Some(pool)))),
+            None => drop(keeper::runtime()?.spawn(request.carry_out(None))),
+        }
+        Ok(told)
+    }
+
+    /// The answer to a step within `limit`.
+    pub(crate) async fn within<P: Step<S>>(
+        self: &Arc<Self>,
+        kind: Kind,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        let told = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()))?;
+        match tokio::time::timeout(limit, told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(gone()),
+            Err(_) => Err(Failure::unknown(format!("no answer within {limit:?}"))),
+        }
+    }
+
+    /// The answer to a question or order that is no lock's.
+    pub(crate) async fn ask<P: Step<S>>(
+        self: &Arc<Self>,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        self.within(Kind::Ordinary, step, limit).await
+    }
+
+    /// Opens a connection and checks the table, whichever the server: for the time of opening the backend.
+    pub(crate) async fn verify(self: &Arc<Self>) -> Result<(), Failure> {
+        let connections = Arc::clone(self);
+        let verifying = keeper::runtime()?.spawn(async move {
+            let mut connection = connections.open(connections.connect_timeout).await?;
+            let checked = super::verify(&*connections.server, &mut connection);
+            match tokio::time::timeout(super::QUESTION, checked).await {
+                Ok(Ok(())) => {
+                    connections.put_back(connection);
+                    Ok(())
+                }
+                Ok(Err(failure)) => Err(failure),
+                Err(_) => Err(Failure::unavailable(format!("no answer within {:?}", super::QUESTION))),
+            }
+        });
+        verifying.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// The right to use one more connection.
+    async fn permit(&self, kind: Kind, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
+        let line = match kind {
+            Kind::Ordinary => &self.ordinary,
+            Kind::Renewal => &self.renewal,
+            Kind::Release if self.pool.is_some() => &self.reserve,
+            Kind::Release => match Arc::clone(&self.ordinary).try_acquire_owned() {
+                Ok(permit) => return Ok(permit),
+                Err(_) => &self.reserve,
+            },
+        };
+        match tokio::time::timeout(patience, Arc::clone(line).acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(closed()),
+            Err(_) => Err(Failure::unavailable(format!(
+                "all connections of this process for locks were busy for {patience:?}; allow more of them"
+            ))),
+        }
+    }
+
+    /// A connection that works, as far as can be told.
+    async fn connection(
+        self: &Arc<Self>,
+        permit: Option<OwnedSemaphorePermit>,
+        patience: Duration,
+    ) -> Result<(Conn<S>, Option<OwnedSemaphorePermit>), Failure> {
+        let end = Instant::now() + patience;
+        while let Some(mut idle) = self.pop() {
+            let trusted = idle.breaks == self.breaks.load(Ordering::Acquire);
+            if trusted && idle.since.elapsed() < FRESH {
+                return Ok((idle.connection, permit));
+            }
+            let limit = end.saturating_duration_since(Instant::now()).min(self.connect_timeout) / 2;
+            if matches!(tokio::time::timeout(limit, idle.connection.ping()).await, Ok(Ok(()))) {
+                return Ok((idle.connection, permit));
+            }
+        }
+        // Opening goes on when it takes longer than this caller can wait: the next one finds the connection.
+        let (done, opened) = oneshot::channel();
+        let connections = Arc::clone(self);
+        tokio::spawn(async move {
+            let opened = connections.open(connections.connect_timeout).await;
+            if let Err(Ok((connection, _permit))) = done.send(opened.map(|connection| (connection, permit))) {
+                connections.put_back(connection);
+            }
+        });
+        match tokio::time::timeout(end.saturating_duration_since(Instant::now()), opened).await {
+            Ok(opened) => opened.unwrap_or_else(|_| Err(unchanged(gone()))),
+            Err(_) => Err(Failure::unavailable(format!(
+                "no connection within {patience:?}; it is still being opened"
+            ))),
+        }
+    }
+
+    fn pop(&self) -> Option<Idle<S>> {
+        self.idle().pop()
+    }
+
+    async fn open(&self, limit: Duration) -> Result<Conn<S>, Failure> {
+        match tokio::time::timeout(limit, self.server.connect()).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
+            Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+        }
+    }
+
+    fn put_back(&self, connection: Conn<S>) {
+        if !self.closed.load(Ordering::Acquire) {
+            let breaks = self.breaks.load(Ordering::Acquire);
+            self.idle().push(Idle { connection, since: Instant::now(), breaks });
+        }
+    }
+
+    /// A connection, and the right to use it, which others may have once it is dropped.
+    async fn lend(
+        self: &Arc<Self>,
+        kind: Kind,
+        pool: Option<&Pool<S::Database>>,
+        patience: Duration,
+    ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
+        let Some(pool) = pool else {
+            let begun = Instant::now();
+            let permit = self.permit(kind, patience).await?;
+            let left = patience.saturating_sub(begun.elapsed());
+            let (connection, permit) = self.connection(Some(permit), left).await?;
+            return Ok((Lent::Own(connection), permit));
+        };
+        match tokio::time::timeout(patience, pool.acquire()).await {
+            Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
+            Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
+            Err(_) => Err(Failure::unavailable(format!(
+                "the pool had no free connection within {patience:?}; locks that are held are not affected"
+            ))),
+        }
+    }
+
+    fn done_with(&self, lent: Lent<S>, broken: bool) {
+        match lent {
+            Lent::Own(connection) if broken => {
+                self.breaks.fetch_add(1, Ordering::AcqRel);
+                drop(connection);
+            }
+            Lent::Own(connection) => self.put_back(connection),
+            Lent::Pooled(mut connection) if broken => connection.close_on_drop(),
+            Lent::Pooled(connection) => drop(connection),
+        }
+    }
+
+    /// Closes what is open, and opens no more. Waits a little for what is under way.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Release);
+        let connections = Arc::clone(self);
+        let Ok(keeper) = keeper::runtime() else { return };
+        let closing = keeper.spawn(async move {
+            while let Some(idle) = connections.pop() {
+                end(idle.connection).await;
+            }
+        });
+        let _ = closing.await;
+    }
+}
+
+/// Closes connections that nobody has needed for a while.
+async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
+    loop {
+        tokio::time::sleep(IDLE / 4).await;
+        let Some(connections) = connections.upgrade() else { return };
+        let old: Vec<Idle<S>> =
+            connections.idle().extract_if(.., |idle| idle.since.elapsed() >= IDLE).collect();
+        for idle in old {
+            end(idle.connection).await;
+        }
+    }
+}
+
+/// Ends a connection in an orderly way, if the server goes along.
+async fn end<C: Connection>(connection: C) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), connection.close()).await;
+}
+
+/// A request that is lost when it is dropped.
+struct Pending(Arc<Progress>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.lose();
+    }
+}
+
+struct Request<S: Server, P: Step<S>> {
+    connections: Arc<Connections<S>>,
+    kind: Kind,
+    step: P,
+    limits: Limits,
+    progress: Pending,
+    answer: oneshot::Sender<Result<P::Reply, Failure>>,
+}
+
+impl<S: Server, P: Step<S>> Request<S, P> {
+    async fn carry_out(self, pool: Option<Pool<S::Database>>) {
+        let Self { connections, kind, step, limits, progress, answer } = self;
+        let result = async {
+            if connections.closed.load(Ordering::Acquire) {
+                return Err(closed());
+            }
+            let (mut lent, permit) = connections.lend(kind, pool.as_ref(), limits.patience).await?;
+            if !progress.0.send() {
+                connections.done_with(lent, false);
+                return Err(Failure::unavailable("nobody wants it any more"));
+            }
+            let wanted = || !answer.is_closed();
+            let done = connections.perform(&step, &mut lent, limits, permit, wanted).await;
+            let broken = matches!(&done, Err(fault) if fault.broken);
+            connections.done_with(lent, broken);
+            done.map_err(|fault| fault.failure)
+        }
+        .await;
+        match &result {
+            Err(failure) if failure.kind() == ErrorKind::Unknown => progress.0.lose(),
+            _ => progress.0.settle(),
+        }
+        let _ = answer.send(result);
+    }
+}
+
+impl<S: Server> Connections<S> {
+    /// Performs the step, again if it got into the way of another.
+    async fn perform<P: Step<S>>(
+        &self,
+        step: &P,
+        lent: &mut Lent<S>,
+        limits: Limits,
+        mut permit: Option<OwnedSemaphorePermit>,
+        wanted: impl Fn() -> bool,
+    ) -> Result<P::Reply, Fault> {
+        let begun = Instant::now();
+        let mut pause = PAUSES.0;
+        loop {
+            let on: &mut Conn<S> = match lent {
+                Lent::Own(connection) => connection,
+                Lent::Pooled(connection) => connection,
+            };
+            let answer = {
+                let performing = step.perform(&self.server, on);
+                tokio::pin!(performing);
+                let limit = limits.answer.saturating_sub(begun.elapsed());
+                match tokio::time::timeout(limit, &mut performing).await {
+                    Ok(answer) => Some(answer),
+                    Err(_) => {
+                        // Others may need the turn; this one stays for what comes of it.
+                        drop(permit.take());
+                        let left = limits.last.saturating_sub(begun.elapsed());
+                        tokio::time::timeout(left, performing).await.ok()
+                    }
+                }
+            };
+            let fault = match answer {
+                Some(Ok(reply)) => return Ok(reply),
+                Some(Err(error)) => self.server.classify(error),
+                None => {
+                    let failure = Failure::unknown(format!("no answer within {:?}", limits.last));
+                    return Err(Fault { failure, again: false, broken: true });
+                }
+            };
+            if !fault.again || !wanted() || begun.elapsed() >= limits.answer / 2 {
+                return Err(fault);
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}
+
+/// The runtime went away with the request.
+pub(super) fn gone() -> Failure {
+    Failure::unknown("the runtime that the request was made on is gone")
+}
+
+impl<S: Server> fmt::Debug for Connections<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connections")
+            .field("server", &self.server)
+            .field("idle", &self.idle().len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,116 @@
+//! How far a request has come, for those who have to know whether it may still be carried out.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing was sent.
+    Waiting,
+    /// Nothing was sent, and nothing will be.
+    Cancelled,
+    /// It was sent then, and not answered yet.
+    Sent(Instant),
+    /// It was answered: what it did is done.
+    Settled,
+    /// It was sent then, and its connection is gone: it may have been carried out, or may be a little later.
+    Lost(Instant),
+}
+
+/// How far one request has come.
+#[derive(Debug)]
+pub(crate) struct Progress(watch::Sender<Stage>);
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(Stage::Waiting))
+    }
+
+    /// It is about to be sent; whether it still may.
+    pub(crate) fn send(&self) -> bool {
+        self.step(|stage| match stage {
+            Stage::Waiting | Stage::Sent(_) => Some(Stage::Sent(Instant::now())),
+            _ => None,
+        })
+    }
+
+    /// It was answered.
+    pub(crate) fn settle(&self) {
+        self.step(|_| Some(Stage::Settled));
+    }
+
+    /// Nothing more will be heard of it.
+    pub(crate) fn lose(&self) {
+        self.step(|stage| match stage {
+            Stage::Sent(at) => Some(Stage::Lost(at)),
+            Stage::Waiting => Some(Stage::Settled),
+            _ => None,
+        });
+    }
+
+    /// Whether it certainly does nothing any more: it was answered, or not sent, and then never will be.
+    pub(crate) fn is_over(&self) -> bool {
+        self.step(|stage| (stage == Stage::Waiting).then_some(Stage::Cancelled));
+        matches!(*self.0.borrow(), Stage::Cancelled | Stage::Settled)
+    }
+
+    /// Whether it was sent at least this long ago.
+    pub(crate) fn is_older_than(&self, age: Duration) -> bool {
+        match *self.0.borrow() {
+            Stage::Sent(at) | Stage::Lost(at) => at.elapsed() >= age,
+            _ => true,
+        }
+    }
+
+    /// Resolves once it was answered, or nothing more will be heard of it.
+    pub(crate) async fn ended(&self) {
+        let mut seen = self.0.subscribe();
+        // The sender is ours, so it is there.
+        let _ = seen.wait_for(|stage| !matches!(stage, Stage::Sent(_) | Stage::Waiting)).await;
+    }
+
+    fn step(&self, next: impl FnOnce(Stage) -> Option<Stage>) -> bool {
+        self.0.send_if_modified(|stage| match next(*stage) {
+            Some(next) => {
+                *stage = next;
+                true
+            }
+            None => false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_not_sent_can_be_cancelled_and_what_was_sent_cannot() {
+        let progress = Progress::new();
+        assert!(progress.is_over());
+        assert!(!progress.send(), "it was cancelled");
+        progress.ended().await;
+
+        let progress = Progress::new();
+        assert!(progress.send());
+        assert!(!progress.is_over());
+        progress.settle();
+        assert!(progress.is_over());
+        progress.ended().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_lost_counts_from_when_it_was_sent() {
+        let progress = Progress::new();
+        progress.send();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        progress.lose();
+        progress.ended().await;
+        assert!(!progress.is_over());
+        assert!(progress.is_older_than(Duration::from_secs(3)));
+        assert!(!progress.is_older_than(Duration::from_secs(4)));
+    }
+}

@@ -1,0 +1,131 @@
+//! What all database servers can be told.
+
+use std::time::Duration;
+
+use dlock_core::Failure;
+use percent_encoding::percent_decode_str;
+
+use crate::table::TableName;
+
+/// The settings of a backend that are not the driver's.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) table: TableName,
+    pub(crate) max_connections: u32,
+    pub(crate) connect_timeout: Duration,
+    /// Whether the table is made where it is missing.
+    pub(crate) makes: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            table: TableName::default(),
+            max_connections: 8,
+            connect_timeout: Duration::from_secs(2),
+            makes: false,
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn connections(&self) -> usize {
+        usize::try_from(self.max_connections).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if !(1..=1_000).contains(&self.max_connections) {
+            return Err(Failure::invalid_config(format!(
+                "max_connections is {}; use 1 to 1000",
+                self.max_connections
+            )));
+        }
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.connect_timeout) {
+            return Err(Failure::invalid_config(format!(
+                "the connect timeout is {:?}; use 1 ms to 60 s",
+                self.connect_timeout
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes a parameter of a URL; whether it is one of ours.
+    fn take(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
+        let wrong = |wanted: &str| {
+            Failure::invalid_config(format!("the parameter {name} of the URL is not {wanted}"))
+        };
+        match name {
+            "table" => self.table = TableName::new(value)?,
+            "max_connections" => self.max_connections = value.parse().map_err(|_| wrong("a number"))?,
+            "migrate" => self.makes = value.parse().map_err(|_| wrong("true or false"))?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Divides a URL into our settings and what is for the driver, which knows the parameters `known`. No failure repeats
+/// anything but the name of a parameter: a URL may contain a password.
+pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, String), Failure> {
+    let wrong = |what: String| Failure::invalid_config(format!("{what}; write {form}"));
+    if url.contains('#') {
+        return Err(wrong("the URL has a fragment (write %23 for a # in a password)".into()));
+    }
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut settings = Settings::default();
+    let mut rest = Vec::new();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let value = percent_decode_str(value)
+            .decode_utf8()
+            .map_err(|_| wrong(format!("the parameter {name:?} is not UTF-8")))?;
+        if settings.take(name, &value)? {
+            continue;
+        }
+        if !known.contains(&name) {
+            return Err(wrong(format!("the parameter {name:?} is not known")));
+        }
+        rest.push(part);
+    }
+    let driver = if rest.is_empty() { place.to_owned() } else { format!("{place}?{}", rest.join("&")) };
+    Ok((settings, driver))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_parameters_are_taken_out_of_the_url_and_unknown_ones_refused() {
+        let known = ["sslmode"];
+        let url = "x://u:p%40@h/d?table=locks&sslmode=require&max_connections=3&migrate=true";
+        let (settings, rest) = split(url, &known, "x://").unwrap();
+        assert_eq!(rest, "x://u:p%40@h/d?sslmode=require");
+        assert_eq!((settings.table.to_string().as_str(), settings.max_connections), ("locks", 3));
+        assert!(settings.makes);
+        let (settings, rest) = split("x://h", &known, "x://").unwrap();
+        assert_eq!((rest.as_str(), settings.makes), ("x://h", false));
+        for wrong in [
+            "x://u:hunter2@h?b=1",
+            "x://u:hunter2@h?table=a%20b",
+            "x://u:hunter2@h?migrate=1",
+            "x://u:hunter2@h#",
+        ] {
+            let failure = split(wrong, &known, "x://").unwrap_err();
+            assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig);
+            assert!(!failure.to_string().contains("hunter2"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        let wrong = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            settings.check().unwrap();
+            change(&mut settings);
+            settings.check().unwrap_err()
+        };
+        assert!(wrong(|settings| settings.max_connections = 0).message().contains("1 to 1000"));
+        assert!(wrong(|settings| settings.connect_timeout = Duration::ZERO).message().contains("60 s"));
+    }
+}

@@ -1,0 +1,490 @@
+//! The task that drives one connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{ClaimRequest, Withdrawn};
+use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::line::Line;
+use super::mode::{Mode, Trouble};
+use super::{Name, SILENCE, SessionServer, Wanted};
+use crate::failure::{copy, unchanged};
+use crate::rows::{Conn, Fault, Server, Taken};
+
+pub(super) type Told<T> = oneshot::Sender<Result<T, Failure>>;
+
+/// The longest pause between two signs of life.
+const BEAT: Duration = Duration::from_secs(5);
+/// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease within these
+/// bounds. Holds know by themselves, and earlier, that they cannot be relied on.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// A connection that has kept nothing for this long is closed.
+const IDLE: Duration = Duration::from_secs(30);
+/// For this long a failure to connect is the answer for all who need the connection.
+const GLOOM: Duration = Duration::from_millis(100);
+/// How often a statement is tried that another transaction was in the way of.
+const TRIES: u32 = 3;
+
+/// How many orders are carried out together.
+const AT_ONCE: usize = 64;
+
+/// What the desk is asked to do.
+pub(super) enum Order {
+    /// Open the connection: its session.
+    Open(Told<i64>),
+    /// Take a lock.
+    Take(Take),
+    /// Give back a lock.
+    Leave(Leave),
+    /// Close the connection.
+    Close(Told<()>),
+}
+
+pub(super) struct Take {
+    pub(super) request: ClaimRequest,
+    pub(super) line: Arc<Line>,
+    pub(super) answer: Told<Taken>,
+}
+
+pub(super) struct Leave {
+    pub(super) key: Key,
+    pub(super) token: Token,
+    pub(super) answer: Option<Told<Withdrawn>>,
+}
+
+/// What the server tells locks apart by.
+type Id = [u8; 32];
+
+/// A lock that the connection keeps.
+struct Held {
+    key: Key,
+    token: Token,
+    fence: Fence,
+    /// Who holds it, in words.
+    holder: String,
+    lease: Duration,
+    line: Arc<Line>,
+    /// When the statement was sent that took it.
+    taken: Instant,
+    suspect: bool,
+}
+
+impl Held {
+    fn holder(&self) -> Holder {
+        let mut holder = Holder::parse(&self.holder);
+        holder.fence = Some(self.fence);
+        holder
+    }
+}
+
+struct Session<S: Server> {
+    connection: Conn<S>,
+    id: i64,
+    place: String,
+}
+
+/// What is done on the connection.
+enum Act {
+    Ping,
+    Take(Vec<Wanted>),
+    Leave(Vec<Name>),
+}
+
+/// What came of it.
+enum Done {
+    Alive,
+    Taken(Vec<Taken>),
+    Left { all_were_held: bool },
+}
+
+/// One connection, and the locks on it.
+pub(super) struct Desk<M: Mode> {
+    mode: Arc<M>,
+    connect_timeout: Duration,
+    session: Option<Session<M::Server>>,
+    held: HashMap<Id, Held>,
+    /// The shortest lease of what is held, or was held with it.
+    shortest: Duration,
+    /// When the last statement was sent whose answer all holds were told of.
+    proven: Instant,
+    used: Instant,
+    /// Some holds are suspect.
+    doubted: bool,
+    failed: Option<(Instant, Failure)>,
+}
+
+impl<M: Mode> Desk<M> {
+    pub(super) fn new(mode: Arc<M>, connect_timeout: Duration) -> Self {
+        let (session, held, now) = (None, HashMap::new(), Instant::now());
+        let (shortest, doubted) = (Duration::MAX, false);
+        Self { mode, connect_timeout, session, held, shortest, proven: now, used: now, doubted, failed: None }
+    }
+
+    /// Carries out orders until nobody can give one any more.
+    pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+        let mut orders = Vec::new();
+        loop {
+            let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.beat() };
+            tokio::select! {
+                biased;
+                () = sleep_until(due), if self.session.is_some() => match self.held.is_empty() {
+                    true => self.close().await,
+                    // A failure has told all holds already.
+                    false => drop(self.perform(&Act::Ping).await),
+                },
+                some = inbox.recv_many(&mut orders, AT_ONCE) => match some {
+                    0 => return self.close().await,
+                    _ => self.carry_out(&mut orders).await,
+                },
+            }
+        }
+    }
+
+    fn beat(&self) -> Duration {
+        (self.shortest / 6).min(BEAT)
+    }
+
+    /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what gives back can
+    /// go first, and an order to take that nobody waits for is none: nothing of it is on the server.
+    async fn carry_out(&mut self, orders: &mut Vec<Order>) {
+        self.used = Instant::now();
+        let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for order in orders.drain(..) {
+            match order {
+                Order::Take(take) => takes.push(take),
+                Order::Leave(leave) => leaves.push(leave),
+                other => others.push(other),
+            }
+        }
+        if !leaves.is_empty() {
+            self.leave(leaves).await;
+        }
+        takes.retain(|take| !take.answer.is_closed());
+        for take in self.take_together(takes).await {
+            let taken = self.take(&take.request, &take.line).await;
+            drop(take.answer.send(taken));
+        }
+        for other in others {
+            match other {
+                Order::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
+                Order::Close(answer) => {
+                    self.close().await;
+                    drop(answer.send(Ok(())));
+                }
+                Order::Take(_) | Order::Leave(_) => {}
+            }
+        }
+    }
+
+    /// Opens the connection where there is none: the session, and whether it is new.
+    async fn open(&mut self) -> Result<(i64, bool), Failure> {
+        if let Some(session) = &self.session {
+            return Ok((session.id, false));
+        }
+        if let Some((at, failure)) = &self.failed
+            && at.elapsed() < GLOOM
+        {
+            return Err(copy(failure));
+        }
+        let (server, limit) = (&**self.mode.server(), self.connect_timeout);
+        let opening = async {
+            let mut connection = server.connect().await?;
+            server.settle(&mut connection, SILENCE).await?;
+            let (id, place) = server.place(&mut connection).await?;
+            Ok(Session { connection, id, place })
+        };
+        let opened = match timeout(limit, opening).await {
+            Ok(Ok(session)) => Ok(session),
+            Ok(Err(error)) => Err(unchanged(server.classify(error).failure)),
+            Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+        };
+        let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;
+        let id = session.id;
+        (self.session, self.failed, self.proven) = (Some(session), None, Instant::now());
+        Ok((id, true))
+    }
+
+    fn name(&self, key: &Key) -> (Id, Name) {
+        let place = self.session.as_ref().map_or("", |session| &session.place);
+        let name = Name::of(place, key);
+        let mut id = Id::default();
+        let told = <M::Server as SessionServer>::DIGEST;
+        id[..told].copy_from_slice(&name.digest[..told]);
+        (id, name)
+    }
+
+    /// Takes what can be taken in one round trip. What is left has to be taken by itself.
+    async fn take_together(&mut self, takes: Vec<Take>) -> Vec<Take> {
+        if takes.len() < 2 || self.open().await.is_err() {
+            return takes;
+        }
+        let (mut some, mut ids, mut wanted, mut rest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for take in takes {
+            let (id, name) = self.name(&take.request.key);
+            if self.held.contains_key(&id) || ids.contains(&id) {
+                rest.push(take);
+                continue;
+            }
+            let (holder, limit) = (take.request.describe(), take.request.request_timeout);
+            wanted.push(Wanted { name, holder, limit });
+            ids.push(id);
+            some.push(take);
+        }
+        let sent = Instant::now();
+        let act = Act::Take(wanted);
+        let done = self.perform(&act).await;
+        let (Ok(Done::Taken(answers)), Act::Take(wanted)) = (done, act) else {
+            // Each finds out by itself.
+            some.append(&mut rest);
+            return some;
+        };
+        for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
+            if let Taken::Granted(fence) = taken {
+                self.hold(id, &take.request, &take.line, wanted.holder, fence, sent);
+            }
+            drop(take.answer.send(Ok(taken)));
+        }
+        rest
+    }
+
+    fn hold(
+        &mut self,
+        id: Id,
+        request: &ClaimRequest,
+        line: &Arc<Line>,
+        holder: String,
+        fence: Fence,
+        taken: Instant,
+    ) {
+        line.open();
+        let lease = request.lease.min(SILENCE);
+        self.shortest = self.shortest.min(lease);
+        let (key, token, line) = (request.key.clone(), request.token, Arc::clone(line));
+        self.held.insert(id, Held { key, token, fence, holder, lease, line, taken, suspect: false });
+    }
+
+    async fn take(&mut self, request: &ClaimRequest, line: &Arc<Line>) -> Result<Taken, Failure> {
+        let mut tries = TRIES;
+        loop {
+            let (_, is_new) = self.open().await?;
+            let (id, name) = self.name(&request.key);
+            match self.held.get(&id) {
+                Some(held) if held.key != request.key => return Err(collision(&held.key)),
+                Some(held) if held.token != request.token => {
+                    return Ok(Taken::Busy(Some(Box::new(held.holder()))));
+                }
+                Some(_) => return self.adopt(&id).await,
+                None => {}
+            }
+            let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
+            let wanted = Wanted { name, holder: holder.clone(), limit };
+            match self.perform(&Act::Take(vec![wanted])).await {
+                Ok(Done::Taken(mut answers)) => {
+                    let taken = answers.pop().unwrap_or(Taken::Busy(None));
+                    if let Taken::Granted(fence) = taken {
+                        self.hold(id, request, line, holder, fence, sent);
+                    }
+                    return Ok(taken);
+                }
+                Ok(_) => return Ok(Taken::Busy(None)),
+                // A connection that had been idle was of no use any more; it kept nothing of this claim.
+                Err(fault) if fault.broken && !is_new && tries > 1 => tries = 1,
+                Err(fault) if fault.again && tries > 1 => tries -= 1,
+                // What a closed connection may have taken goes with it.
+                Err(fault) => return Err(unchanged(fault.failure)),
+            }
+        }
+    }
+
+    /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
+    async fn adopt(&mut self, id: &Id) -> Result<Taken, Failure> {
+        if let Err(fault) = self.perform(&Act::Ping).await {
+            self.give_up("it could not be confirmed");
+            return Err(unchanged(fault.failure));
+        }
+        Ok(self.held.get(id).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
+    }
+
+    async fn leave(&mut self, leaves: Vec<Leave>) {
+        let (mut ours, mut ids, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for leave in leaves {
+            let (id, name) = self.name(&leave.key);
+            if !ids.contains(&id) && self.held.get(&id).is_some_and(|held| held.token == leave.token) {
+                ours.extend(leave.answer);
+                ids.push(id);
+                names.push(name);
+            } else if let Some(answer) = leave.answer {
+                drop(answer.send(Ok(Withdrawn::Absent)));
+            }
+        }
+        if ids.is_empty() {
+            return;
+        }
+        let left = self.perform(&Act::Leave(names)).await;
+        for id in &ids {
+            self.held.remove(id);
+        }
+        if self.held.is_empty() {
+            self.shortest = Duration::MAX;
+        }
+        let fault = match left {
+            Ok(Done::Left { all_were_held: true }) => None,
+            Ok(_) => {
+                self.give_up("the server had not kept a lock of this connection");
+                Some("the server had not kept it".to_owned())
+            }
+            Err(fault) => {
+                self.give_up("a lock could not be given back");
+                Some(fault.failure.to_string())
+            }
+        };
+        for answer in ours {
+            drop(answer.send(match &fault {
+                None => Ok(Withdrawn::Removed),
+                Some(fault) => Err(Failure::unknown(format!(
+                    "the connection was closed; the lock is free as soon as the server notices ({fault})"
+                ))),
+            }));
+        }
+    }
+
+    /// How long the answer may take.
+    fn patience(&self, act: &Act) -> Duration {
+        if !self.held.is_empty() {
+            return (self.shortest / 3).clamp(PATIENCE.0, PATIENCE.1);
+        }
+        match act {
+            Act::Take(wanted) => {
+                let limit = wanted.iter().map(|wanted| wanted.limit).max().unwrap_or_default();
+                limit.clamp(PATIENCE.0, PATIENCE.1)
+            }
+            Act::Ping | Act::Leave(_) => PATIENCE.0,
+        }
+    }
+
+    /// Does something whose answer tells which session it came from: a sign of life for all holds. Any doubt closes the
+    /// connection.
+    async fn perform(&mut self, act: &Act) -> Result<Done, Fault> {
+        let patience = self.patience(act);
+        let Self { mode, session, held, shortest, proven, doubted, .. } = self;
+        let Some(session) = session else {
+            let failure = Failure::unavailable("the connection was closed");
+            return Err(Fault { failure, again: false, broken: true });
+        };
+        let (sent, sent_at) = (Clock::system().now(), Instant::now());
+        let end = sent_at + patience;
+        let answer = {
+            let answering = answer(&**mode, &mut session.connection, act);
+            tokio::pin!(answering);
+            let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut answering => break Some(answer),
+                    () = sleep_until(next.min(end)) => {}
+                }
+                let now = Instant::now();
+                if now >= end {
+                    break None;
+                }
+                next = end;
+                for held in held.values_mut().filter(|held| !held.suspect) {
+                    let suspect_at = held.taken.max(*proven) + held.lease / 3;
+                    if suspect_at <= now {
+                        (held.suspect, *doubted) = (true, true);
+                        held.line.suspect();
+                    } else {
+                        next = next.min(suspect_at);
+                    }
+                }
+            }
+        };
+        let late = answer.is_none();
+        let fault = match answer {
+            Some(Ok((id, done))) if id == session.id => {
+                self.prove(sent, sent_at);
+                return Ok(done);
+            }
+            Some(Ok(_)) => {
+                self.give_up("a proxy gives statements to different sessions");
+                return Err(Fault { failure: another_session(), again: false, broken: false });
+            }
+            Some(Err(Trouble::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
+            Some(Err(Trouble::Here(error))) => self.mode.server().classify(error),
+            Some(Err(Trouble::Doubt(error))) => Fault { broken: true, ..self.mode.server().classify(error) },
+            None => {
+                let failure = Failure::unknown(format!("no answer within {patience:?}"));
+                Fault { failure, again: false, broken: true }
+            }
+        };
+        if fault.broken {
+            self.give_up(if late { "the server did not answer in time" } else { "the connection broke" });
+        }
+        Err(fault)
+    }
+
+    /// The session has answered something that was sent then.
+    fn prove(&mut self, sent: Timestamp, sent_at: Instant) {
+        if self.held.is_empty() {
+            self.proven = sent_at;
+        } else if self.doubted || sent_at >= self.proven + self.beat() / 2 {
+            // Not after each of many statements.
+            (self.proven, self.doubted) = (sent_at, false);
+            for held in self.held.values_mut() {
+                held.suspect = false;
+                held.line.trust(sent);
+            }
+        }
+    }
+
+    /// Closes the connection without a word, and tells all holds.
+    fn give_up(&mut self, cause: &'static str) {
+        (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
+        for (_, held) in self.held.drain() {
+            held.line.lost(&format!("the connection that kept it is closed: {cause}"));
+        }
+    }
+
+    async fn close(&mut self) {
+        let session = self.session.take();
+        self.give_up("this backend was closed");
+        if let Some(session) = session {
+            let _ = timeout(PATIENCE.0, sqlx::Connection::close(session.connection)).await;
+        }
+    }
+}
+
+async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Result<(i64, Done), Trouble> {
+    match act {
+        Act::Ping => {
+            let session = mode.server().ping(on).await.map_err(Trouble::Doubt)?;
+            Ok((session, Done::Alive))
+        }
+        Act::Take(wanted) => {
+            let (session, taken) = mode.take(on, wanted).await?;
+            Ok((session, Done::Taken(taken)))
+        }
+        Act::Leave(names) => {
+            let (session, held) = mode.leave(on, names).await.map_err(Trouble::Doubt)?;
+            Ok((session, Done::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
+        }
+    }
+}
+
+fn collision(other: &Key) -> Failure {
+    Failure::new(
+        ErrorKind::InvalidKey,
+        format!("the server cannot tell it from {other}, which this process holds; rename one of them"),
+    )
+}
+
+pub(super) fn another_session() -> Failure {
+    Failure::invalid_config(
+        "a proxy gives the statements of one connection to different sessions, which cannot keep locks; connect to the \
+         server itself or by a proxy that pools sessions, or use lease rows",
+    )
+}

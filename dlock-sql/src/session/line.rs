@@ -1,0 +1,56 @@
+//! The line from the connection to one hold.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dlock_core::Timestamp;
+use dlock_core::backend::Signal;
+
+/// The line from the connection to one hold, which may be connected after the connection has spoken.
+#[derive(Debug, Default)]
+pub(super) struct Line(Mutex<State>);
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Open,
+    Connected(Signal),
+    Lost(String),
+}
+
+impl Line {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lock was taken, of whose hold nothing is known yet.
+    pub(super) fn open(&self) {
+        *self.state() = State::Open;
+    }
+
+    pub(super) fn connect(&self, signal: Signal) {
+        let mut state = self.state();
+        match &*state {
+            State::Lost(cause) => signal.lost(cause.clone()),
+            _ => *state = State::Connected(signal),
+        }
+    }
+
+    pub(super) fn lost(&self, cause: &str) {
+        let before = std::mem::replace(&mut *self.state(), State::Lost(cause.to_owned()));
+        if let State::Connected(signal) = before {
+            signal.lost(cause.to_owned());
+        }
+    }
+
+    pub(super) fn suspect(&self) {
+        if let State::Connected(signal) = &*self.state() {
+            signal.suspect();
+        }
+    }
+
+    pub(super) fn trust(&self, proof: Timestamp) {
+        if let State::Connected(signal) = &*self.state() {
+            signal.trust(proof);
+        }
+    }
+}

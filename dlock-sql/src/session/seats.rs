@@ -1,0 +1,127 @@
+//! Which claim uses which connection.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_core::{Failure, keeper};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::Mode;
+use super::desk::{Desk, Order, Told};
+use crate::failure::closed;
+use crate::rows::Settings;
+
+/// The use of a connection: of one for all, or of one for a single lock.
+pub(super) struct Seat {
+    orders: mpsc::UnboundedSender<Order>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Seat {
+    /// Has an order carried out, whatever becomes of the caller.
+    pub(super) async fn order<T>(&self, order: impl FnOnce(Told<T>) -> Order) -> Result<T, Failure> {
+        let (answer, told) = oneshot::channel();
+        self.orders.send(order(answer)).map_err(|_| closed())?;
+        told.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// The same, for those who do not wait.
+    pub(super) fn send(&self, order: Order) {
+        // When the desk is gone, so is what was on it.
+        let _ = self.orders.send(order);
+    }
+}
+
+/// All connections that keep locks.
+pub(super) struct Seats<M: Mode> {
+    mode: Arc<M>,
+    connect_timeout: Duration,
+    /// Those that keep nothing now.
+    free: Mutex<Vec<mpsc::UnboundedSender<Order>>>,
+    permits: Arc<Semaphore>,
+    limit: u32,
+    closed: AtomicBool,
+}
+
+impl<M: Mode> Seats<M> {
+    pub(super) fn new(mode: Arc<M>, settings: &Settings) -> Self {
+        Self {
+            mode,
+            connect_timeout: settings.connect_timeout,
+            free: Mutex::default(),
+            permits: Arc::new(Semaphore::new(settings.connections())),
+            limit: settings.max_connections,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<mpsc::UnboundedSender<Order>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// The shared connection, or one that nobody uses.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(super) async fn seat(&self, patience: Duration) -> Result<Seat, Failure> {
+        let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
+        let mut free = self.free();
+        let orders = match if M::SHARED { free.last().cloned() } else { free.pop() } {
+            Some(orders) => orders,
+            None => {
+                let (orders, inbox) = mpsc::unbounded_channel();
+                keeper::runtime()?.spawn(Desk::new(Arc::clone(&self.mode), self.connect_timeout).run(inbox));
+                if M::SHARED {
+                    free.push(orders.clone());
+                }
+                orders
+            }
+        };
+        Ok(Seat { orders, permit })
+    }
+
+    async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
+        match tokio::time::timeout(patience, Arc::clone(&self.permits).acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(closed()),
+            Err(_) => Err(Failure::unavailable(format!(
+                "each of the {} connections that this process may use for locks keeps one; allow more of them",
+                self.limit
+            ))),
+        }
+    }
+
+    /// The claim has nothing there any more, and no order on the way.
+    pub(super) fn put_back(&self, seat: Seat) {
+        if !M::SHARED && self.check().is_ok() {
+            self.free().push(seat.orders);
+        }
+        drop(seat.permit);
+    }
+
+    /// Closes the connections that keep nothing, or the one that is shared.
+    pub(super) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.permits.close();
+        let free = std::mem::take(&mut *self.free());
+        for orders in free {
+            let (answer, told) = oneshot::channel();
+            if orders.send(Order::Close(answer)).is_ok() {
+                let _ = told.await;
+            }
+        }
+    }
+}
+
+impl<M: Mode> fmt::Debug for Seats<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seats").field("free", &self.free().len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+//! Statements with a table's name in them.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+/// A statement. The only text that is put into one is a checked table name, or a number.
+pub(crate) fn sql(text: String) -> SqlStr {
+    AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
+}
+
+/// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// `bytes` in lower-case hexadecimal digits.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,61 @@
+//! MariaDB: limits in the statement. MySQL: `NOWAIT`, or a setting of the session that is set back.
+
+use std::time::Duration;
+
+use dlock_core::Key;
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row};
+
+use super::{Locking, Patience, Statement};
+use crate::dialect::Dialect;
+
+/// Whole seconds, rounded up.
+fn seconds(limit: Duration) -> u64 {
+    (limit.as_secs() + u64::from(limit.subsec_nanos() > 0)).min(1_073_741_824)
+}
+
+impl Locking for MySql {
+    async fn lock(
+        on: &mut MySqlConnection,
+        mut lock: Statement<Self>,
+        patience: Patience,
+    ) -> Result<Vec<Self::Row>, sqlx::Error> {
+        let limit = match patience {
+            Patience::OfServer => return Self::fetch(on, &mut lock.query).await,
+            Patience::No if lock.selects => {
+                lock.query.push(" NOWAIT");
+                return Self::fetch(on, &mut lock.query).await;
+            }
+            Patience::No => 0,
+            Patience::AtMost(limit) => seconds(limit),
+        };
+        // Reads no table, so that a transaction's view of the data is not fixed before it has the lock.
+        let before = sqlx::query("SELECT VERSION(), CAST(@@SESSION.innodb_lock_wait_timeout AS SIGNED)");
+        let before = before.fetch_one(&mut *on).await?;
+        let is_mariadb = before.try_get::<String, _>(0)?.contains("MariaDB");
+        let set = |limit: i64| {
+            let set = format!("SET SESSION innodb_lock_wait_timeout = {limit}");
+            sqlx::raw_sql(AssertSqlSafe(set))
+        };
+        // MySQL has nothing below a second.
+        let least = if is_mariadb { 0 } else { 1 };
+        set(i64::try_from(limit).unwrap_or(i64::MAX).max(least)).execute(&mut *on).await?;
+        let locked = Self::fetch(&mut *on, &mut lock.query).await;
+        set(before.try_get(1)?).execute(on).await?;
+        locked
+    }
+
+    fn lock_name(set: &str, name: &Key) -> Statement<Self> {
+        // Locks the row for writing at once, whether it is new or not. A read that finds no row would lock the gap
+        // together with others, and then deadlock with them.
+        let mut query = QueryBuilder::new(format!("INSERT INTO {set} (name, number) VALUES ("));
+        query.push_bind(name.as_str().as_bytes().to_vec());
+        query.push(", 0) ON DUPLICATE KEY UPDATE number = number");
+        Statement { query, selects: false }
+    }
+
+    async fn prepare(on: &mut MySqlConnection, set: &str) -> Result<(), sqlx::Error> {
+        let mut query =
+            QueryBuilder::new(format!("CREATE TABLE IF NOT EXISTS {set} {}", Self::NAMED_NUMBERS));
+        Self::execute(on, &mut query).await.map(drop)
+    }
+}

@@ -1,0 +1,399 @@
+//! Locks that live as long as a connection.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dlock_core::{Backend, Error, ErrorKind, Guard, Locks, Result, Wait};
+use dlock_sql::{
+    MysqlOptions, MysqlRowLocks, MysqlSessions, PostgresOptions, PostgresRowLocks, PostgresSessions,
+};
+use dlock_testkit::proxy::{Direction, Flow, Proxy};
+use dlock_testkit::servers::mysql::MysqlServer;
+use dlock_testkit::servers::postgres::PostgresServer;
+
+use tokio::task::JoinSet;
+
+use crate::support::Child;
+
+/// A lease that nobody waits for the end of.
+const LONG: Duration = Duration::from_secs(50);
+/// A lease that a test waits for the end of.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// A kind of locks, and the server that has them.
+pub(crate) trait Kind: Send + Sync + 'static {
+    type Backend: Backend + Clone;
+    type Server: Send + Sync;
+    /// The name of the role of a child process that holds a lock.
+    const ROLE: &'static str;
+    /// Whether all locks are on one connection.
+    const SHARED: bool;
+
+    fn start(settings: &[(&str, &str)]) -> Self::Server;
+    fn url(server: &Self::Server) -> String;
+    fn address(server: &Self::Server) -> std::net::SocketAddr;
+    fn url_through(server: &Self::Server, address: std::net::SocketAddr) -> String;
+    fn pause(server: &Self::Server);
+    fn resume(server: &Self::Server);
+    fn disconnect_all(server: &Self::Server) -> usize;
+    /// How many locks the server has for anybody.
+    fn held(server: &Self::Server) -> usize;
+    fn connect(url: &str) -> impl Future<Output = Result<Self::Backend>> + Send;
+}
+
+pub(crate) struct PostgresSession;
+pub(crate) struct PostgresRow;
+pub(crate) struct MysqlSession;
+pub(crate) struct MysqlRow;
+
+macro_rules! kind {
+    ($kind:ident, $backend:ident, $options:ident, $server:ident, $role:literal, $shared:literal, $migrate:literal, $held:literal) => {
+        impl Kind for $kind {
+            type Backend = $backend;
+            type Server = $server;
+            const ROLE: &'static str = $role;
+            const SHARED: bool = $shared;
+
+            fn start(settings: &[(&str, &str)]) -> $server {
+                let all = settings.iter();
+                all.fold($server::options(), |server, (name, value)| server.setting(name, value))
+                    .start()
+                    .unwrap()
+            }
+            fn url(server: &$server) -> String {
+                format!("{}{}", server.url(), $migrate)
+            }
+            fn address(server: &$server) -> std::net::SocketAddr {
+                server.address()
+            }
+            fn url_through(server: &$server, address: std::net::SocketAddr) -> String {
+                format!("{}{}", server.url_through(address), $migrate)
+            }
+            fn pause(server: &$server) {
+                server.pause();
+            }
+            fn resume(server: &$server) {
+                server.resume();
+            }
+            fn disconnect_all(server: &$server) -> usize {
+                server.disconnect_all()
+            }
+            fn held(server: &$server) -> usize {
+                server.query($held).parse().unwrap()
+            }
+            async fn connect(url: &str) -> Result<$backend> {
+                // A machine that is busy with other tests is no failure.
+                let options = $options::from_url(url)?.with_connect_timeout(Duration::from_secs(20));
+                let options = options.with_max_connections(30);
+                $backend::with_options(options).await
+            }
+        }
+    };
+}
+kind!(
+    PostgresSession,
+    PostgresSessions,
+    PostgresOptions,
+    PostgresServer,
+    "postgres-session",
+    true,
+    "&migrate=true",
+    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+);
+kind!(
+    PostgresRow,
+    PostgresRowLocks,
+    PostgresOptions,
+    PostgresServer,
+    "postgres-row",
+    false,
+    "&migrate=true",
+    "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND application_name = 'dlock'"
+);
+kind!(
+    MysqlSession,
+    MysqlSessions,
+    MysqlOptions,
+    MysqlServer,
+    "mysql-session",
+    true,
+    "?migrate=true",
+    "SELECT count(*) FROM locks.dlock WHERE hex(left(`key`, 1)) = 'FF'
+        AND IS_USED_LOCK(concat('dlock:', left(sha2(concat(
+            unhex(lpad(hex(7), 16, '0')), 'session', unhex(lpad(hex(15), 16, '0')), '`locks`.`dlock`',
+            unhex(lpad(hex(length(`key`) - 1), 16, '0')), substr(`key`, 2)), 256), 48))) IS NOT NULL"
+);
+kind!(
+    MysqlRow,
+    MysqlRowLocks,
+    MysqlOptions,
+    MysqlServer,
+    "mysql-row",
+    false,
+    "?migrate=true",
+    "SELECT count(*) FROM information_schema.innodb_trx"
+);
+
+/// Each test once for each kind.
+macro_rules! on_each_kind {
+    ($($(#[$doc:meta])* async fn $name:ident<K: Kind>() $body:block)*) => {
+        $($(#[$doc])* async fn $name<K: Kind>() $body)*
+        on_each_kind!(@kind postgres_session PostgresSession $($name)*);
+        on_each_kind!(@kind postgres_row PostgresRow $($name)*);
+        on_each_kind!(@kind mysql_session MysqlSession $($name)*);
+        on_each_kind!(@kind mysql_row MysqlRow $($name)*);
+    };
+    (@kind $module:ident $kind:ident $($name:ident)*) => {
+        mod $module {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<super::$kind>().await;
+            })*
+        }
+    };
+}
+
+async fn over<K: Kind>(url: &str, lease: Duration) -> Locks {
+    let backend = K::connect(url).await.unwrap_or_else(|error| panic!("{error}"));
+    Locks::builder(backend).with_lease(lease).with_wait(Duration::from_secs(20)).build().unwrap()
+}
+
+async fn locks<K: Kind>(server: &K::Server, lease: Duration) -> Locks {
+    over::<K>(&K::url(server), lease).await
+}
+
+async fn take(locks: &Locks, key: &str) -> Guard {
+    locks.lock(key).acquire().await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn error_of<T>(result: Result<T>, kind: ErrorKind) -> Error {
+    let Err(error) = result else { panic!("no error, but {kind:?} was to come") };
+    assert_eq!(error.kind(), kind, "{error}");
+    error
+}
+
+/// Waits for what has to come.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let limit = Duration::from_secs(30);
+    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} did not come"))
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    soon(what, async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+on_each_kind! {
+    async fn a_connection_that_is_killed_loses_its_locks_and_is_replaced<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, SHORT).await, locks::<K>(&server, LONG).await);
+        let mut last = None;
+        for _ in 0..3 {
+            let (one, two) = (take(&ours, "a").await, take(&ours, "b").await);
+            assert!(one.fence() > last, "{:?} after {last:?}", one.fence());
+            last = one.fence();
+            assert!(K::disconnect_all(&server) > 0);
+            soon("the loss", async { tokio::join!(one.lost(), two.lost()) }).await;
+            error_of(one.check(), ErrorKind::Lost);
+            let other = take(&theirs, "a").await;
+            assert!(other.fence() > last, "a fence survives the end of the connection");
+            last = other.fence();
+            error_of(one.release().await, ErrorKind::NotHeld);
+            error_of(two.release().await, ErrorKind::NotHeld);
+            other.check().unwrap();
+            other.release().await.unwrap();
+        }
+        until("every lock is free", || K::held(&server) == 0).await;
+    }
+
+    async fn a_short_freeze_makes_locks_suspect_and_loses_none<K: Kind>() {
+        let server = K::start(&[]);
+        let locks = locks::<K>(&server, Duration::from_secs(9)).await;
+        let guard = take(&locks, "a").await;
+        K::pause(&server);
+        until("the suspicion", || guard.check().is_err()).await;
+        error_of(guard.check(), ErrorKind::Suspect);
+        K::resume(&server);
+        until("the sign of life", || guard.check().is_ok()).await;
+        assert_eq!(locks.stats().lost, 0);
+        guard.release().await.unwrap();
+        until("the lock is free", || K::held(&server) == 0).await;
+    }
+
+    async fn a_long_freeze_ends_the_locks_and_the_server_gives_them_to_others_after_it<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, SHORT).await, locks::<K>(&server, LONG).await);
+        let guard = take(&ours, "a").await;
+        K::pause(&server);
+        soon("the loss", guard.lost()).await;
+        error_of(guard.check(), ErrorKind::Lost);
+        K::resume(&server);
+        let other = take(&theirs, "a").await;
+        assert!(other.fence() > guard.fence());
+        error_of(guard.release().await, ErrorKind::NotHeld);
+        other.check().unwrap();
+    }
+
+    async fn a_connection_that_falls_silent_ends_its_locks<K: Kind>() {
+        let server = K::start(&[]);
+        let proxy = Proxy::start(K::address(&server)).unwrap();
+        let locks = over::<K>(&K::url_through(&server, proxy.address()), SHORT).await;
+        let guard = take(&locks, "a").await;
+        // Half open: neither side hears of the other's end.
+        proxy.set(Direction::ToClient, Flow::Hold);
+        proxy.set(Direction::ToServer, Flow::Hold);
+        soon("the loss", guard.lost()).await;
+        error_of(guard.check(), ErrorKind::Lost);
+        proxy.cut();
+        proxy.mend();
+        let again = take(&locks, "a").await;
+        assert!(again.fence() > guard.fence());
+        again.release().await.unwrap();
+    }
+
+    async fn the_locks_of_a_killed_process_are_free_at_once<K: Kind>() {
+        let server = K::start(&[]);
+        let locks = locks::<K>(&server, LONG).await;
+        for _ in 0..5 {
+            let mut holder = Child::play(K::ROLE, &K::url(&server));
+            assert_eq!(holder.line(), "held");
+            let waiting = tokio::spawn({
+                let lock = locks.lock("a");
+                async move { lock.acquire().await }
+            });
+            until("a waiter", || locks.stats().held == 0 && !waiting.is_finished()).await;
+            // Polls are as rare as they get.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let killed = Instant::now();
+            holder.kill();
+            let guard = soon("the lock", waiting).await.unwrap().unwrap();
+            let after = killed.elapsed();
+            println!("taken over {after:?} after the kill");
+            assert!(after < LONG / 10, "{after:?}, but there is no lease to wait for");
+            guard.release().await.unwrap();
+        }
+    }
+
+    async fn an_acquire_that_is_cancelled_at_any_time_leaves_nothing_on_the_server<K: Kind>() {
+        let server = K::start(&[]);
+        let locks = locks::<K>(&server, LONG).await;
+        let mut random = fastrand::Rng::with_seed(11);
+        for n in 0..400 {
+            let lock = locks.lock(format!("k{}", n % 5)).with_wait(Duration::from_millis(200));
+            let limit = Duration::from_micros(random.u64(0..2_500));
+            let _ = tokio::time::timeout(limit, lock.acquire()).await;
+        }
+        until("all withdrawals", || locks.stats().background == 0 && locks.stats().held == 0).await;
+        until("every lock is free", || K::held(&server) == 0).await;
+        assert_eq!(locks.stats().lost, 0);
+        take(&locks, "k0").await.release().await.unwrap();
+    }
+
+    async fn many_tasks_at_once_exclude_each_other_and_see_growing_fences<K: Kind>() {
+        let server = K::start(&[]);
+        let both = [locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await];
+        let rooms: Arc<[Mutex<u64>; 5]> = Arc::default();
+        let mut tasks = JoinSet::new();
+        for task in 0..24_usize {
+            let (locks, rooms) = (both[task % 2].clone(), Arc::clone(&rooms));
+            tasks.spawn(async move {
+                for round in 0..10_usize {
+                    let own = take(&locks, &format!("own_{task}")).await;
+                    let room = (task + round) % rooms.len();
+                    let guard = take(&locks, &format!("room_{room}")).await;
+                    {
+                        let mut last = rooms[room].try_lock().expect("nobody else is in the room");
+                        let fence = guard.fence().unwrap().get();
+                        assert!(fence > *last, "{fence} after {last}");
+                        *last = fence;
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                    guard.release().await.unwrap();
+                    own.release().await.unwrap();
+                }
+            });
+        }
+        soon("the end", tasks.join_all()).await;
+        until("every lock is free", || K::held(&server) == 0).await;
+    }
+
+    async fn a_server_that_ends_idle_sessions_early_is_told_not_to<K: Kind>() {
+        let settings: &[_] = if K::ROLE.starts_with("postgres") {
+            &[("idle_session_timeout", "3s"), ("idle_in_transaction_session_timeout", "3s")]
+        } else {
+            &[("wait_timeout", "3")]
+        };
+        let server = K::start(settings);
+        let locks = locks::<K>(&server, LONG).await;
+        let guard = take(&locks, "a").await;
+        // Less than the pause between two signs of life.
+        tokio::time::sleep(Duration::from_millis(4_500)).await;
+        until("the lock is there", || K::held(&server) == 1).await;
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+        assert_eq!(locks.stats().lost, 0);
+        until("the lock is free", || K::held(&server) == 0).await;
+    }
+
+    async fn a_missing_table_and_a_server_that_is_away_are_told_apart<K: Kind>() {
+        let server = K::start(&[]);
+        let url = K::url(&server).replace("migrate=true", "table=nothing");
+        let error = K::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("migrate"), "{error}");
+        let locks = locks::<K>(&server, LONG).await;
+        let url = K::url(&server);
+        drop(server);
+        let error = K::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+
+    async fn a_holder_is_known_by_everybody_and_a_free_lock_has_none<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+        let guard = take(&ours, "a").await;
+        let holder = theirs.inspect("a").await.unwrap().unwrap();
+        assert_eq!((holder.pid, holder.fence), (Some(std::process::id()), guard.fence()));
+        let error = theirs.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+        assert_eq!((error.kind(), error.holder().and_then(|holder| holder.pid)), (ErrorKind::Busy, Some(std::process::id())));
+        guard.release().await.unwrap();
+        assert_eq!(theirs.inspect("a").await.unwrap(), None);
+        assert_eq!(theirs.inspect("b").await.unwrap(), None);
+    }
+
+    async fn what_a_connection_is_told_never_reaches_the_users_pool<K: Kind>() {
+        let server = K::start(&[]);
+        let url = K::url(&server);
+        drop(K::connect(&url).await.unwrap());
+        let plain = url.replace("?migrate=true", "").replace("&migrate=true", "");
+        if K::ROLE.starts_with("postgres") {
+            let pool = sqlx::postgres::PgPoolOptions::new().connect_lazy(&plain).unwrap();
+            let options = PostgresOptions::from_pool(&pool);
+            let guard = if K::SHARED {
+                take(&Locks::new(PostgresSessions::with_options(options).await.unwrap()), "a").await
+            } else {
+                take(&Locks::new(PostgresRowLocks::with_options(options).await.unwrap()), "a").await
+            };
+            assert_eq!(pool.size(), 0, "no connection of the pool is used");
+            guard.release().await.unwrap();
+        } else {
+            let pool = sqlx::mysql::MySqlPoolOptions::new().connect_lazy(&plain).unwrap();
+            let options = MysqlOptions::from_pool(&pool);
+            let guard = if K::SHARED {
+                take(&Locks::new(MysqlSessions::with_options(options).await.unwrap()), "a").await
+            } else {
+                take(&Locks::new(MysqlRowLocks::with_options(options).await.unwrap()), "a").await
+            };
+            assert_eq!(pool.size(), 0, "no connection of the pool is used");
+            guard.release().await.unwrap();
+        }
+    }
+}

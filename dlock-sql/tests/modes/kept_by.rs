@@ -1,0 +1,231 @@
+//! What only locks by sessions do, and what only locked rows do.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_sql::{MysqlSessions, PostgresRowLocks, PostgresSessions};
+use dlock_testkit::servers::mysql::MysqlServer;
+use dlock_testkit::servers::postgres::PostgresServer;
+use sqlx::{Connection, Executor};
+
+const MIGRATE: &str = "&migrate=true";
+
+async fn sessions(server: &PostgresServer) -> Locks {
+    let sessions = PostgresSessions::connect(&format!("{}{MIGRATE}", server.url())).await.unwrap();
+    Locks::builder(sessions).with_wait(Duration::from_secs(20)).build().unwrap()
+}
+
+#[tokio::test]
+async fn many_session_locks_share_one_connection() {
+    let server = PostgresServer::start().unwrap();
+    let locks = sessions(&server).await;
+    let mut guards = Vec::new();
+    for n in 0..300 {
+        guards.push(locks.lock(format!("k{n}")).acquire().await.unwrap());
+    }
+    let on = "SELECT count(*), count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory'";
+    assert_eq!(server.query(on), "300|1");
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert_eq!(server.query(on), "0|0");
+}
+
+#[tokio::test]
+async fn each_locked_row_has_a_connection_and_their_number_is_bounded() {
+    let server = PostgresServer::start().unwrap();
+    let url = format!("{}{MIGRATE}&max_connections=2", server.url());
+    let locks = Locks::new(PostgresRowLocks::connect(&url).await.unwrap());
+    let (one, two) = (locks.lock("a").acquire().await.unwrap(), locks.lock("b").acquire().await.unwrap());
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    assert_eq!(server.query(open), "2");
+    let third = locks.lock("c").with_request_timeout(Duration::from_millis(200));
+    let error = third.clone().with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("2 connections"), "{error}");
+    let waiting = tokio::spawn(async move { third.acquire().await });
+    one.release().await.unwrap();
+    let three = waiting.await.unwrap().unwrap();
+    // Who waits for a lock that somebody has keeps none of the connections.
+    let other = Locks::new(PostgresRowLocks::connect(&url).await.unwrap());
+    let waiters: Vec<_> = (0..3)
+        .map(|n| {
+            let lock = other.lock(if n == 0 { "b" } else { "c" });
+            tokio::spawn(async move { lock.acquire().await.unwrap().release().await })
+        })
+        .collect();
+    let free = other.lock("d").acquire().await.unwrap();
+    free.release().await.unwrap();
+    two.release().await.unwrap();
+    three.release().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap();
+    }
+    assert_eq!(server.query(open), "0");
+}
+
+#[tokio::test]
+async fn a_row_that_another_transaction_has_delays_one_acquire_and_no_sign_of_life() {
+    let server = PostgresServer::start().unwrap();
+    let locks = sessions(&server).await;
+    let guard = locks.lock("a").with_lease(Duration::from_secs(6)).acquire().await.unwrap();
+    locks.lock("b").acquire().await.unwrap().release().await.unwrap();
+    let mut other = sqlx::PgConnection::connect(&server.url()).await.unwrap();
+    let mut open = other.begin().await.unwrap();
+    open.execute("SELECT * FROM dlock FOR UPDATE").await.unwrap();
+    let taking = tokio::spawn({
+        let lock = locks.lock("b");
+        async move { lock.acquire().await }
+    });
+    let error = sessions(&server).await.lock("b").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Busy), "{error}");
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        guard.check().unwrap();
+    }
+    assert!(!taking.is_finished(), "neither busy nor taken");
+    open.rollback().await.unwrap();
+    taking.await.unwrap().unwrap().release().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(server.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), "0");
+}
+
+#[tokio::test]
+async fn a_number_that_somebody_else_uses_is_busy_and_its_holder_is_not_made_up() {
+    let server = PostgresServer::start().unwrap();
+    let locks = sessions(&server).await;
+    let guard = locks.lock("a").acquire().await.unwrap();
+    let number = "SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory'";
+    let number: i64 = server.query(number).parse().unwrap();
+    guard.release().await.unwrap();
+    // As a key would that has the same 64 bits.
+    let mut other = sqlx::PgConnection::connect(&server.url()).await.unwrap();
+    sqlx::query("SELECT pg_advisory_lock($1)").bind(number).execute(&mut other).await.unwrap();
+    let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let holder = locks.inspect("a").await.unwrap().expect("somebody has it");
+    assert_eq!((holder.pid, holder.fence), (None, None), "the row tells of an earlier grant");
+    other.close().await.unwrap();
+    locks.lock("a").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn tables_and_schemas_have_locks_of_their_own() {
+    let server = PostgresServer::start().unwrap();
+    server.query("CREATE SCHEMA other");
+    let url = format!("{}{MIGRATE}", server.url());
+    let of_schema = format!("{url}&options=-csearch_path%3Dother");
+    let mut guards = Vec::new();
+    for url in [url.clone(), of_schema, format!("{url}&table=more")] {
+        let locks = Locks::new(PostgresSessions::connect(&url).await.unwrap());
+        guards.push(locks.lock("a").acquire().await.unwrap());
+    }
+    // The same table by another way is the same lock.
+    let far = format!("{}&options=-csearch_path%3Dnothing,public", server.url());
+    let locks = Locks::new(PostgresSessions::connect(&far).await.unwrap());
+    let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn keys_that_differ_in_case_and_spaces_are_different_names() {
+    let server = MysqlServer::start().unwrap();
+    let url = format!("{}?migrate=true", server.url());
+    let locks = Locks::new(MysqlSessions::connect(&url).await.unwrap());
+    let mut guards = Vec::new();
+    for key in ["a", "A", "a ", "á", "🔒", &"x".repeat(512)] {
+        guards.push(locks.lock(key).acquire().await.unwrap());
+    }
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+/// A proxy that pools transactions: all clients share one connection to the server, a message each at a time.
+fn pooler(server: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut greeting = Vec::new();
+        let shared: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut start = vec![0; 4];
+            client.read_exact(&mut start).unwrap();
+            let length = u32::from_be_bytes([start[0], start[1], start[2], start[3]]) as usize;
+            start.resize(length, 0);
+            client.read_exact(&mut start[4..]).unwrap();
+            let mut server_side = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            if server_side.is_none() {
+                let mut stream = TcpStream::connect(server).unwrap();
+                stream.write_all(&start).unwrap();
+                greeting = until_ready(&mut stream);
+                *server_side = Some(stream);
+            }
+            drop(server_side);
+            client.write_all(&greeting).unwrap();
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || while serve(&mut client, &shared).is_some() {});
+        }
+    });
+    address
+}
+
+/// Passes on what a client sends up to a query or a sync, and the answer.
+fn serve(client: &mut TcpStream, shared: &Mutex<Option<TcpStream>>) -> Option<()> {
+    let mut request = Vec::new();
+    loop {
+        let (kind, message) = message(client)?;
+        if kind == b'X' {
+            return None;
+        }
+        request.extend(message);
+        if matches!(kind, b'Q' | b'S') {
+            break;
+        }
+    }
+    let mut server = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = server.as_mut()?;
+    server.write_all(&request).ok()?;
+    client.write_all(&until_ready(server)).ok()
+}
+
+fn message(from: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
+    let mut message = vec![0; 5];
+    from.read_exact(&mut message).ok()?;
+    let length = u32::from_be_bytes([message[1], message[2], message[3], message[4]]) as usize;
+    message.resize(length + 1, 0);
+    from.read_exact(&mut message[5..]).ok()?;
+    Some((message[0], message))
+}
+
+fn until_ready(server: &mut TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    while let Some((kind, message)) = message(server) {
+        all.extend(message);
+        if kind == b'Z' {
+            break;
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_pools_transactions_is_refused() {
+    let server = PostgresServer::start().unwrap();
+    drop(sessions(&server).await);
+    let url = server.url_through(pooler(server.address()));
+    for error in [
+        PostgresSessions::connect(&url).await.unwrap_err(),
+        PostgresRowLocks::connect(&url).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("different sessions"), "{error}");
+    }
+}

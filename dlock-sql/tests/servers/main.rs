@@ -1,0 +1,13 @@
+//! Lease rows on real database servers.
+
+mod clocks;
+mod faults;
+mod keys;
+mod lost_replies;
+mod opening;
+mod pools;
+mod rows;
+mod support;
+#[cfg(feature = "tls")]
+mod tls;
+mod waiting;

@@ -1,0 +1,88 @@
+//! What is found out when a backend connects.
+
+use dlock_core::{ErrorKind, Locks};
+
+use crate::support::{Db, is_error, on_both, take};
+
+on_both! {
+    async fn a_missing_table_is_refused_with_how_to_make_it<D: Db>(db: D) {
+        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["no table dlock", "migrate()", "migrate=true"]);
+        db.backend().await;
+        D::connect(&db.url()).await.unwrap();
+    }
+
+    async fn a_table_that_is_something_else_is_left_alone<D: Db>(db: D) {
+        db.query("CREATE TABLE dlock (a int)");
+        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["not a lock table", "another table name"]);
+        is_error(D::connect(&format!("{}{}", db.url(), D::MIGRATE)).await, ErrorKind::InvalidConfig, &["not a lock table"]);
+        assert_eq!(db.query("SELECT count(*) FROM dlock"), "0");
+    }
+
+    async fn a_table_of_another_version_is_refused<D: Db>(db: D) {
+        db.backend().await;
+        db.query("UPDATE dlock SET holder = 'dlock table, version 2'");
+        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["another version", "version 2"]);
+        db.query("DELETE FROM dlock");
+        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["lost its mark row"]);
+        db.backend().await;
+        assert_eq!(db.query("SELECT holder FROM dlock"), "dlock table, version 1");
+    }
+
+    async fn processes_may_make_the_table_at_the_same_time<D: Db>(db: D) {
+        let url = format!("{}{}", db.url(), D::MIGRATE);
+        let connecting: Vec<_> = (0..6).map(|_| { let url = url.clone(); tokio::spawn(async move { D::connect(&url).await }) }).collect();
+        for connected in connecting {
+            connected.await.unwrap().unwrap();
+        }
+        assert_eq!(db.query("SELECT count(*) FROM dlock"), "1");
+    }
+
+    async fn a_wrong_password_is_denied_and_not_repeated<D: Db>(db: D) {
+        db.backend().await;
+        db.make_user("shop", "SELECT");
+        is_error(D::connect(&db.url_as("shop", "hunter2")).await, ErrorKind::Denied, &["refused the user or the password"]);
+        is_error(D::connect(&db.url_as("nobody", "hunter2")).await, ErrorKind::Denied, &["refused the user or the password"]);
+    }
+
+    async fn a_database_that_does_not_exist_is_refused<D: Db>(db: D) {
+        let url = db.url().replace("/postgres?", "/nothing?").replace("/locks", "/nothing");
+        is_error(D::connect(&url).await, ErrorKind::InvalidConfig, &["database does not exist"]);
+    }
+
+    async fn a_server_that_is_away_is_unavailable<D: Db>(db: D) {
+        let url = db.url();
+        drop(db);
+        is_error(D::connect(&url).await, ErrorKind::Unavailable, &["no server listens"]);
+    }
+
+    async fn the_documented_rights_are_enough_and_fewer_are_not<D: Db>(db: D) {
+        db.backend().await;
+        db.make_user("reader", "SELECT");
+        db.make_user("app", "SELECT, INSERT, UPDATE");
+        is_error(D::connect(&db.url_as("reader", "right")).await, ErrorKind::Denied, &["GRANT SELECT, INSERT, UPDATE"]);
+        let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
+        let lease = std::time::Duration::from_millis(900);
+        let locks = Locks::builder(backend.clone()).with_lease(lease).build().unwrap();
+        let guard = take(&locks, "a").await;
+        crate::support::until("a renewal", || locks.stats().renewals > 0).await;
+        assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence, guard.fence());
+        assert_eq!(D::holders(&backend).await.unwrap().len(), 1);
+        guard.release().await.unwrap();
+        db.age("a");
+        is_error(D::prune(&backend, std::time::Duration::ZERO).await, ErrorKind::Denied, &["rights"]);
+        assert_eq!(locks.inspect("a").await.unwrap(), None);
+    }
+
+    async fn a_server_that_can_only_be_read_grants_nothing_until_it_can_be_written<D: Db>(db: D) {
+        db.backend().await;
+        db.make_user("app", "SELECT, INSERT, UPDATE");
+        let url = db.url_as("app", "right");
+        let locks = Locks::builder(D::connect(&url).await.unwrap()).build().unwrap();
+        take(&locks, "a").await.release().await.unwrap();
+        db.read_only(true);
+        is_error(crate::support::once(&locks, "a").acquire().await, ErrorKind::Unavailable, &["can only be read"]);
+        is_error(D::connect(&url).await, ErrorKind::Unavailable, &["can only be read"]);
+        db.read_only(false);
+        take(&locks, "a").await.release().await.unwrap();
+    }
+}

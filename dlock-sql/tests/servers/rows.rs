@@ -1,0 +1,98 @@
+//! What stands in the table, and what administrators do with it.
+
+use std::time::Duration;
+
+use dlock_core::ErrorKind;
+
+use crate::support::{Db, is_error, on_both, take};
+
+on_both! {
+    async fn holders_are_listed_with_what_they_hold<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = dlock_core::Locks::builder(backend.clone()).with_label("worker 7").build().unwrap();
+        let keys = ["room_7", "Room_7", "zürich 🔒", "z"];
+        let mut guards = Vec::new();
+        for key in keys {
+            guards.push(take(&locks, key).await);
+        }
+        take(&locks, "free").await.release().await.unwrap();
+        let held = D::holders(&backend).await.unwrap();
+        let mut sorted = keys;
+        sorted.sort_unstable();
+        assert_eq!(held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), sorted);
+        for (key, holder) in &held {
+            let guard = guards.iter().find(|guard| guard.key() == key.as_str()).unwrap();
+            assert_eq!(holder.fence, guard.fence());
+            assert_eq!((holder.pid, holder.label.as_deref()), (Some(std::process::id()), Some("worker 7")));
+            assert!(holder.expires_in.is_some_and(|left| left <= Duration::from_secs(30)));
+        }
+    }
+
+    async fn more_holders_than_one_answer_has_are_all_listed<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let keys: Vec<String> = (0..2_100).map(|n| format!("k{n}")).collect();
+        for some in keys.chunks(300) {
+            let rows: Vec<String> = some.iter().map(|key| format!("('{key}', '{:016}', 1, 99, 'x')", key.len())).collect();
+            db.query(&format!("INSERT INTO dlock ({}, token, fence, expires, holder) VALUES {}", D::KEY, rows.join(", "))
+                .replace(", 99, ", if D::KEY == "key" { ", 'infinity', " } else { ", 9000000000000000, " }));
+        }
+        assert_eq!(D::holders(&backend).await.unwrap().len(), keys.len());
+    }
+
+    async fn a_forced_release_takes_the_lock_away_with_a_higher_fence<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = dlock_core::Locks::builder(backend.clone()).with_lease(Duration::from_secs(2)).build().unwrap();
+        let first = take(&locks, "a").await;
+        assert!(D::force(&backend, "a").await.unwrap());
+        assert!(!D::force(&backend, "a").await.unwrap(), "nobody has it any more");
+        assert!(!D::force(&backend, "never").await.unwrap());
+        is_error(D::force(&backend, "").await, ErrorKind::InvalidKey, &[]);
+        let other = db.locks().await;
+        let second = take(&other, "a").await;
+        assert!(second.fence().unwrap().get() > first.fence().unwrap().get() + 1);
+        first.lost().await;
+        is_error(first.release().await, ErrorKind::NotHeld, &[]);
+        second.check().unwrap();
+    }
+
+    async fn fences_grow_over_rows_that_were_pruned_or_deleted<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = db.locks().await;
+        let mut last = 0;
+        let mut grows = |guard: &dlock_core::Guard| {
+            let fence = guard.fence().unwrap().get();
+            assert!(fence > last, "{fence} after {last}");
+            last = fence;
+        };
+        let guard = take(&locks, "a").await;
+        grows(&guard);
+        guard.release().await.unwrap();
+        let held = take(&locks, "held").await;
+        assert_eq!(D::prune(&backend, Duration::ZERO).await.unwrap(), 0, "it was in use a moment ago");
+        db.age("a");
+        // Its fence is from the future: the server's clock was set back.
+        let future = 2 * 3_600_000_000_u64;
+        db.query(&format!("UPDATE dlock SET fence = fence + {future} WHERE {} = 'a'", D::KEY));
+        assert_eq!(D::prune(&backend, Duration::ZERO).await.unwrap(), 0, "the clock has to be well past the fence");
+        db.query(&format!("UPDATE dlock SET fence = fence - {future} WHERE {} = 'a'", D::KEY));
+        assert_eq!(D::prune(&backend, Duration::ZERO).await.unwrap(), 1);
+        assert_eq!(db.query("SELECT count(*) FROM dlock"), "2", "the mark and the one that is held");
+        let kept: u64 = db.query(&format!("SELECT fence FROM dlock WHERE {} = ''", D::KEY)).parse().unwrap();
+        assert!(kept > 0);
+        // As if all later fences had been drawn by a clock that is ahead.
+        db.query(&format!("UPDATE dlock SET fence = {} WHERE {} = ''", kept + future, D::KEY));
+        let guard = take(&locks, "a").await;
+        assert!(guard.fence().unwrap().get() > kept + future, "a new row starts above all that were pruned");
+        held.check().unwrap();
+    }
+
+    async fn a_lock_whose_row_is_deleted_is_lost_and_can_be_taken_again<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = dlock_core::Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let guard = take(&locks, "a").await;
+        db.query(&format!("DELETE FROM dlock WHERE {} = 'a'", D::KEY));
+        guard.lost().await;
+        let again = take(&db.locks().await, "a").await;
+        assert!(again.fence() > guard.fence());
+    }
+}

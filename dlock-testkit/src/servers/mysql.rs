@@ -1,0 +1,351 @@
+//! MariaDB: one server with one database, `locks`.
+//!
+//! ```no_run
+//! use dlock_testkit::servers::mysql::MysqlServer;
+//!
+//! let mut server = MysqlServer::start()?;
+//! server.query("CREATE TABLE a (b int)");
+//! server.restart()?;
+//! assert_eq!(server.query("SELECT count(*) FROM a"), "0");
+//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! ```
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::account::{self, Account};
+use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
+
+const PACKAGE: &str = "mariadb-server";
+const CLIENT: Program = Program { name: "mariadb", package: "mariadb-client" };
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(30);
+/// The administrator, who is asked for no password.
+const ADMIN: &str = "admin";
+const DATABASE: &str = "locks";
+/// What a server is started with: small, and not safe from power failures. Later arguments win.
+const SETTINGS: [&str; 10] = [
+    "bind-address=127.0.0.1",
+    "innodb-buffer-pool-size=16M",
+    "innodb-flush-log-at-trx-commit=2",
+    "innodb-flush-method=nosync",
+    "innodb-log-file-size=8M",
+    "innodb-fast-shutdown=2",
+    "key-buffer-size=1M",
+    "performance-schema=off",
+    "skip-log-bin",
+    "skip-name-resolve",
+];
+/// Run at each start.
+const INIT: &str = "\
+CREATE USER IF NOT EXISTS admin@'%';
+GRANT ALL ON *.* TO admin@'%' WITH GRANT OPTION;
+CREATE DATABASE IF NOT EXISTS locks;
+";
+
+/// How a [`MysqlServer`] is started.
+#[derive(Clone, Debug, Default)]
+pub struct MysqlOptions {
+    stepped_clock: bool,
+    tls: bool,
+    settings: Vec<String>,
+}
+
+/// One MariaDB server. Dropping it ends it at once.
+pub struct MysqlServer {
+    process: Process,
+    port: u16,
+    options: MysqlOptions,
+    account: Account,
+    clock: Option<SteppedClock>,
+    certificates: Option<Certificates>,
+    directory: TempDir,
+}
+
+impl MysqlOptions {
+    /// Reads a wall clock that the test can step, see [`MysqlServer::clock`].
+    #[must_use]
+    pub fn stepped_clock(mut self) -> Self {
+        self.stepped_clock = true;
+        self
+    }
+
+    /// Speaks TLS too, for `localhost`, with certificates made for this server.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    /// Any setting of `my.cnf`.
+    #[must_use]
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push(format!("{name}={value}"));
+        self
+    }
+
+    /// Starts it, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// When MariaDB is missing or does not start.
+    pub fn start(self) -> Result<MysqlServer, ServerError> {
+        let account = Account::unprivileged("mysql", PACKAGE)?;
+        let directory = account.directory()?;
+        account::copy(template(&account)?, &directory.path().join("data"))?;
+        let init = directory.path().join("init.sql");
+        std::fs::write(&init, INIT).map_err(|error| ServerError::because("init.sql", &error))?;
+        let clock =
+            if self.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
+        let certificates = if self.tls { Some(account.certificates(directory.path())?) } else { None };
+        let port = Ports::free();
+        let process = self.spawn(&account, port, directory.path(), clock.as_ref())?;
+        let mut server =
+            MysqlServer { process, port, options: self, account, clock, certificates, directory };
+        server.wait_until_ready(START)?;
+        Ok(server)
+    }
+
+    fn spawn(
+        &self,
+        account: &Account,
+        port: u16,
+        directory: &Path,
+        clock: Option<&SteppedClock>,
+    ) -> Result<Process, ServerError> {
+        let path = |name: &str| directory.join(name).display().to_string();
+        let places = [
+            format!("datadir={}", path("data")),
+            format!("socket={}", path("mysql.sock")),
+            format!("pid-file={}", path("mysql.pid")),
+            format!("init-file={}", path("init.sql")),
+            format!("port={port}"),
+        ];
+        let tls = [("ssl-ca", tls::AUTHORITY), ("ssl-cert", tls::CERTIFICATE), ("ssl-key", tls::KEY)];
+        let tls = tls.into_iter().filter(|_| self.tls).map(|(name, file)| format!("{name}={}", path(file)));
+        let settings = SETTINGS
+            .into_iter()
+            .map(str::to_owned)
+            .chain(places)
+            .chain(tls)
+            .chain(self.settings.iter().cloned());
+        let arguments: Vec<String> = settings.map(|setting| format!("--{setting}")).collect();
+        let all = ["--no-defaults"].into_iter().chain(arguments.iter().map(String::as_str));
+        let (program, arguments) = account.command(program("mariadbd"), all);
+        let environment = clock.map(SteppedClock::environment).into_iter().flatten();
+        Process::start(program, arguments, environment, directory)
+    }
+}
+
+impl MysqlServer {
+    /// A server with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// When MariaDB is missing or does not start.
+    pub fn start() -> Result<Self, ServerError> {
+        MysqlOptions::default().start()
+    }
+
+    /// For a server with other settings.
+    #[must_use]
+    pub fn options() -> MysqlOptions {
+        MysqlOptions::default()
+    }
+
+    /// Waits until the server answers.
+    ///
+    /// # Errors
+    ///
+    /// When it ends, or does not answer within `limit`.
+    pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
+        let port = self.port;
+        self.process
+            .wait_until_ready(limit, || client(port, "SELECT 1").map(drop).map_err(|error| error.to_string()))
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// `mysql://` of the administrator.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_through(self.address())
+    }
+
+    /// [`url`](Self::url), but to this address: a proxy in front of the server.
+    #[must_use]
+    pub fn url_through(&self, address: SocketAddr) -> String {
+        format!("mysql://{ADMIN}@{address}/{DATABASE}")
+    }
+
+    /// `mysql://` of the administrator over TLS, by a name that the certificate is for, with [`MysqlOptions::tls`].
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let authority = self.certificates().authority().display();
+        format!(
+            "mysql://{ADMIN}@localhost:{}/{DATABASE}?ssl-mode=verify_identity&ssl-ca={authority}",
+            self.port
+        )
+    }
+
+    /// `mysql://` of another user.
+    #[must_use]
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        format!("mysql://{user}:{password}@{}/{DATABASE}", self.address())
+    }
+
+    /// The path of its unix socket.
+    #[must_use]
+    pub fn unix_socket(&self) -> PathBuf {
+        self.directory.path().join("mysql.sock")
+    }
+
+    /// What the server proves itself with, with [`MysqlOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("started with `tls`")
+    }
+
+    /// The clock that the server reads, with [`MysqlOptions::stepped_clock`].
+    ///
+    /// # Panics
+    ///
+    /// Without that option.
+    #[must_use]
+    pub fn clock(&self) -> &SteppedClock {
+        self.clock.as_ref().expect("started with `stepped_clock`")
+    }
+
+    /// What it has logged so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.process.output()
+    }
+
+    /// Runs statements as the administrator; their rows, a line each, columns divided by tabs.
+    ///
+    /// # Panics
+    ///
+    /// When one fails.
+    #[track_caller]
+    pub fn query(&self, statements: &str) -> String {
+        self.try_query(statements).unwrap_or_else(|error| panic!("{statements}: {error}"))
+    }
+
+    /// Runs statements as the administrator.
+    ///
+    /// # Errors
+    ///
+    /// When one fails.
+    pub fn try_query(&self, statements: &str) -> Result<String, ServerError> {
+        client(self.port, statements)
+    }
+
+    /// Ends all connections but the administrator's own, and says how many.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    pub fn disconnect_all(&self) -> usize {
+        let others = "SELECT id FROM information_schema.processlist \
+                      WHERE id <> connection_id() AND command NOT IN ('Daemon', 'Binlog Dump')";
+        // One may have ended by itself meanwhile.
+        self.query(others).lines().filter(|id| self.try_query(&format!("KILL {id}")).is_ok()).count()
+    }
+
+    /// Freezes it: connections stay open, and nothing is answered until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// Thaws it. What was sent to it meanwhile is carried out now.
+    pub fn resume(&self) {
+        self.process.resume();
+    }
+
+    /// Whether it runs, and is not frozen.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process.is_running()
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Kills it and starts it again on the same port, with what it has on disk, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn restart(&mut self) -> Result<(), ServerError> {
+        self.kill();
+        self.process =
+            self.options.spawn(&self.account, self.port, self.directory.path(), self.clock.as_ref())?;
+        self.wait_until_ready(START)
+    }
+}
+
+impl fmt::Debug for MysqlServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlServer")
+            .field("port", &self.port)
+            .field("pid", &self.process.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The server, which may lie outside of a user's `PATH`.
+fn program(name: &'static str) -> Program {
+    static MARIADBD: OnceLock<&'static str> = OnceLock::new();
+    let name = MARIADBD.get_or_init(|| {
+        let found = account::find(name, [PathBuf::from("/usr/sbin"), PathBuf::from("/usr/libexec")]);
+        found.map_or(name, |path| path.display().to_string().leak())
+    });
+    Program { name, package: PACKAGE }
+}
+
+/// An empty data directory, made once for all servers of this process.
+fn template(account: &Account) -> Result<&'static Path, ServerError> {
+    static TEMPLATE: OnceLock<Result<PathBuf, ServerError>> = OnceLock::new();
+    let made = TEMPLATE.get_or_init(|| {
+        let directory = account.directory()?;
+        let data = directory.path().join("data");
+        let install = Program { name: "mariadb-install-db", package: PACKAGE };
+        let arguments = [
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=8M",
+        ];
+        let place = format!("--datadir={}", data.display());
+        account.run(install, arguments.into_iter().chain([&*place]))?;
+        Ok(account::keep(directory)?.join("data"))
+    });
+    made.as_deref().map_err(Clone::clone)
+}
+
+fn client(port: u16, statements: &str) -> Result<String, ServerError> {
+    let port = port.to_string();
+    let options = ["--no-defaults", "--batch", "--skip-column-names", "--host=127.0.0.1", "--port", &port];
+    let rest = ["--user", ADMIN, "--execute", statements, DATABASE];
+    Ok(CLIENT.run(options.into_iter().chain(rest))?.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests;
