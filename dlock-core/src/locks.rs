@@ -171,6 +171,10 @@ impl Locks {
         Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// The name of the backend.
     #[must_use]
     pub fn backend(&self) -> &'static str {
