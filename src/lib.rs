@@ -22,6 +22,7 @@
 //! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
 //! * [`connect`], [`register`]: where the locks are.
 //! * [`Memory`], [`MovableClock`], [`Faults`], [`with_backend`]: tests of your own code.
+//! * [`Quorum`]: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
 //!
 //! # Features
@@ -45,9 +46,10 @@ mod registry;
 
 pub use connect::{connect, from_url};
 pub use dlock_core::{
-    Backend, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key,
-    Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, OnLost, Operation,
-    Result, Stats, Timestamp, Wait, backend, current_hold,
+    Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
+    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock,
+    OnLost, Operation, Prefixed, Requirement, Result, Segment, Segmented, Stats, Timestamp, Wait, backend,
+    current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
