@@ -47,9 +47,9 @@ mod registry;
 pub use connect::{connect, from_url};
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
-    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock,
-    OnLost, Operation, Prefixed, Requirement, Result, Segment, Segmented, Stats, Timestamp, Wait, backend,
-    current_hold,
+    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, Node,
+    OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented,
+    Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
