@@ -78,7 +78,8 @@ pub struct QuorumBuilder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuorumVotes {
-    /// How many answered, whatever they said; of a renewal or a release: how many confirmed it.
+    /// How many had answered, whatever they said, when it was clear that they are too few; of a renewal or a release: how
+    /// many had confirmed it.
     pub answered: usize,
     /// How many have to.
     pub needed: usize,
@@ -274,7 +275,7 @@ impl Backend for Quorum {
                 Err(failure) => failures.push((place, failure)),
             }
             let most = holders.iter().map(|holder| same(&holders, holder).count()).max().unwrap_or(0);
-            if most >= needed || (answered >= needed && most + round.open() < needed) {
+            if most >= needed || most + (nodes - answered) < needed {
                 break;
             }
         }
@@ -285,10 +286,10 @@ impl Backend for Quorum {
             let expires_in = ends.len().checked_sub(needed).map(|at| ends[at]);
             return Ok(Some(Holder { expires_in, fence: None, ..holder.clone() }));
         }
-        if answered >= needed {
+        let most = holders.iter().map(|holder| same(&holders, holder).count()).max().unwrap_or(0);
+        if most + (nodes - answered) < needed {
             return Ok(None);
         }
-        debug_assert!(nodes > 0);
         Err(too_few(&self.0.members, answered, failures))
     }
 

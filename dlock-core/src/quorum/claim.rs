@@ -101,11 +101,15 @@ impl QuorumClaim {
                 None => break,
             }
         }
+        for (place, answer) in round.at_hand() {
+            ballot.note(place, answer);
+        }
         Ok((ballot, round))
     }
 
-    /// Gives back the votes of a round that failed, on all nodes. Waits for those that were given; those of nodes that do not
-    /// answer are taken back in the background.
+    /// Gives back the votes of a round that failed, on all nodes that gave one or may have. Waits for those that answer; the
+    /// others are taken back in the background. Nodes that certainly gave none are asked again in the next round, and
+    /// withdrawn from with the whole claim.
     async fn give_up(&mut self, ballot: &mut Ballot, round: Round<Answer>) -> Result<(), Failure> {
         let limit = self.limit();
         let silent: Vec<_> = round.silent().collect();
@@ -117,7 +121,7 @@ impl QuorumClaim {
             if silent.contains(&place) {
                 ballot.note(place, Answer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
                 Arc::clone(vote).sweep(limit)?;
-            } else if !vote.is_settled() || !vote.is_clean() {
+            } else if !vote.is_settled() {
                 vote.close();
                 withdrawals.ask(place, Arc::clone(vote).withdraw());
             }

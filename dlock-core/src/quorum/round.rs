@@ -67,6 +67,11 @@ impl<T: Send + 'static> Round<T> {
         tokio::time::timeout_at(self.ends, next).await.unwrap_or_default()
     }
 
+    /// The answers that are there already.
+    pub(super) fn at_hand(&mut self) -> impl Iterator<Item = (usize, T)> + '_ {
+        self.ready.drain(..)
+    }
+
     /// Lets what is under way come to its end on the keeper's thread, for as long as the round may take.
     pub(super) fn leave(self) -> Result<(), Failure> {
         let mut rest = self;

@@ -273,7 +273,7 @@ impl Vote {
         keeper::runtime()?.spawn(async move {
             // A request that is still on its way starts its lease when it arrives.
             let until = self.clock.now() + self.lease + limit;
-            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
             while !matches!(tokio::time::timeout(limit, Arc::clone(&self).withdraw()).await, Ok(Ok(()))) {
                 if self.clock.now() >= until {
                     self.state().done.get_or_insert(false);
