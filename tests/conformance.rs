@@ -1,6 +1,8 @@
 //! Every backend of dlock through the conformance suite.
 
-use dlock_core::{Memory, Result};
+use std::time::Duration;
+
+use dlock_core::{MAX_LEASE, Memory, Quorum, Result};
 use dlock_testkit::conformance::{self, Harness};
 
 #[derive(Default)]
@@ -11,6 +13,50 @@ impl Harness for OverMemory {
 
     async fn open(&self) -> Result<Memory> {
         Ok(self.0.clone())
+    }
+}
+
+/// A majority of these. Nobody forgets, or everybody is asked whether it does.
+struct OverQuorum(Vec<Memory>, Forgets);
+
+#[derive(Clone, Copy)]
+enum Forgets {
+    Never,
+    Maybe,
+}
+
+impl OverQuorum {
+    fn of(nodes: usize, forgets: Forgets) -> Self {
+        let nodes: Vec<_> = (0..nodes).map(|_| Memory::new()).collect();
+        for node in &nodes {
+            // Requests take a while, so that they can be dropped under way.
+            node.faults().set_stepping(true);
+        }
+        Self(nodes, forgets)
+    }
+}
+
+impl Harness for OverQuorum {
+    type Backend = Quorum;
+
+    async fn open(&self) -> Result<Quorum> {
+        let builder = Quorum::builder(self.0.clone());
+        match self.1 {
+            Forgets::Never => builder.with_durable_nodes().build(),
+            Forgets::Maybe => {
+                let quorum = builder.with_longest_lease(MAX_LEASE).build()?;
+                quorum.found().await?;
+                Ok(quorum)
+            }
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(900)
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WITH_FENCES
     }
 }
 
@@ -40,8 +86,9 @@ mod sqlite {
 
 fn main() {
     let arguments = conformance::Arguments::from_args();
-    #[cfg_attr(not(feature = "sqlite"), expect(unused_mut, reason = "there are more with it"))]
     let mut tests = conformance::tests("memory", OverMemory::default);
+    tests.extend(conformance::tests("quorum-of-3", || OverQuorum::of(3, Forgets::Never)));
+    tests.extend(conformance::tests("quorum-of-5", || OverQuorum::of(5, Forgets::Maybe)));
     #[cfg(feature = "sqlite")]
     tests.extend(conformance::tests("sqlite", sqlite::OverSqlite::new));
     conformance::run(&arguments, tests).exit();

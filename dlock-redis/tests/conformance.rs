@@ -1,9 +1,10 @@
-//! The conformance suite on a single server, on a cluster, and under sentinels.
+//! The conformance suite on a single server, on a cluster, under sentinels, and on a quorum of five.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use dlock_core::Result;
+use dlock_core::{MAX_LEASE, Quorum, Result};
 use dlock_redis::Redis;
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use dlock_testkit::servers::ServerError;
@@ -31,6 +32,44 @@ fn suite(topology: &str, url: String) -> Vec<Trial> {
     })
 }
 
+/// Locks on a majority of independent servers, which are asked whether they forget.
+struct OnMajority {
+    urls: Arc<[String]>,
+    prefix: String,
+}
+
+impl Harness for OnMajority {
+    type Backend = Quorum;
+
+    async fn open(&self) -> Result<Quorum> {
+        let mut nodes = Vec::new();
+        for url in self.urls.iter() {
+            nodes.push(Redis::builder(url).with_prefix(&self.prefix).connect().await?);
+        }
+        let builder = Quorum::builder(nodes).with_longest_lease(MAX_LEASE);
+        let quorum = builder.with_node_timeout(Duration::from_secs(2)).build()?;
+        quorum.found().await?;
+        Ok(quorum)
+    }
+
+    /// Each request is five, on a machine that runs the servers too.
+    fn lease(&self) -> Duration {
+        Duration::from_secs(3)
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WITH_FENCES
+    }
+}
+
+fn on_majority(servers: &[RedisServer]) -> Vec<Trial> {
+    let (urls, cases) = (servers.iter().map(RedisServer::url).collect::<Arc<[_]>>(), AtomicU32::new(0));
+    conformance::tests("quorum", move || {
+        let prefix = format!("case{}:", cases.fetch_add(1, Ordering::Relaxed));
+        OnMajority { urls: Arc::clone(&urls), prefix }
+    })
+}
+
 fn main() -> std::result::Result<(), ServerError> {
     let arguments = Arguments::from_args();
     let single = RedisServer::start()?;
@@ -39,8 +78,10 @@ fn main() -> std::result::Result<(), ServerError> {
     let mut tests = suite("single", single.url());
     tests.extend(suite("cluster", cluster.url()));
     tests.extend(suite("sentinel", watched.url()));
+    let servers = (0..5).map(|_| RedisServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
+    tests.extend(on_majority(&servers));
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.
-    drop((single, cluster, watched));
+    drop((single, cluster, watched, servers));
     conclusion.exit()
 }
