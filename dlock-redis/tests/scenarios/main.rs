@@ -3,6 +3,7 @@
 mod support;
 
 mod administrators;
+mod batches;
 mod cancelling;
 mod clocks;
 mod cluster;
