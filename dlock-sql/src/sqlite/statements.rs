@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
+use super::claim::batch;
 use crate::table::TableName;
 
 /// What the mark row's `holder` says.
@@ -43,6 +44,8 @@ pub(super) struct Statements {
     pub(super) mark: SqlStr,
     /// identity, boot, now: notes that the file is another than before.
     pub(super) identify: SqlStr,
+    /// Those for several rows at once.
+    pub(super) batch: batch::Statements,
 }
 
 /// How many rows one statement deletes, so that it does not keep others waiting.
@@ -90,6 +93,7 @@ impl Statements {
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
                 AND (token IS NOT ?1 OR boot <> ?2)"#
             )),
+            batch: batch::Statements::of(table),
         }
     }
 }
@@ -125,6 +129,6 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 4] {
 }
 
 /// The only text that is put into a statement is a checked table name.
-fn sql(text: String) -> SqlStr {
+pub(super) fn sql(text: String) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
 }
