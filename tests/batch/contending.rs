@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock::{Locks, Memory};
+use dlock::{BatchGuard, Locks, Memory};
 
 use super::Process;
 
@@ -15,18 +15,27 @@ const KEYS: usize = 10;
 /// Who is inside, by key.
 type Inside = Arc<Mutex<HashMap<String, u64>>>;
 
-/// Takes two to eight keys in an order of chance, again and again.
-async fn contend(locks: Locks, task: u64, inside: Inside) {
+/// The keys of each round: two to eight, in an order of chance.
+fn rounds(task: u64, rounds: usize) -> impl Iterator<Item = Vec<String>> {
     let mut random = fastrand(task);
-    for round in 0..ROUNDS {
+    (0..rounds).map(move |_| {
         let mut keys: Vec<String> = (0..KEYS).map(|n| format!("k{n}")).collect();
         for n in (1..KEYS).rev() {
             keys.swap(n, random(n as u64 + 1) as usize);
         }
         keys.truncate(2 + random(7) as usize);
-        let batch = locks.lock_all(&keys).with_wait(Duration::from_secs(60));
-        let guard =
-            batch.acquire().await.unwrap_or_else(|error| panic!("task {task}, round {round}: {error}"));
+        keys
+    })
+}
+
+async fn take(locks: &Locks, task: u64, keys: &[String]) -> BatchGuard {
+    let batch = locks.lock_all(keys).with_wait(Duration::from_secs(60));
+    batch.acquire().await.unwrap_or_else(|error| panic!("task {task}: {error}"))
+}
+
+async fn contend(locks: Locks, task: u64, inside: Inside) {
+    for keys in rounds(task, ROUNDS) {
+        let guard = take(&locks, task, &keys).await;
         for key in &keys {
             let other = inside.lock().unwrap().insert(key.clone(), task);
             assert_eq!(other, None, "{key} is held twice");
@@ -34,6 +43,23 @@ async fn contend(locks: Locks, task: u64, inside: Inside) {
         tokio::task::yield_now().await;
         for key in &keys {
             assert_eq!(inside.lock().unwrap().remove(key), Some(task));
+        }
+        guard.release().await.unwrap();
+    }
+}
+
+/// The same among processes, of which who is inside makes a file.
+#[cfg(feature = "sqlite")]
+pub(crate) async fn contend_between(locks: Locks, task: u64, inside: std::path::PathBuf) {
+    for keys in rounds(task, 32) {
+        let guard = take(&locks, task, &keys).await;
+        for key in &keys {
+            let made = std::fs::File::create_new(inside.join(key));
+            assert!(made.is_ok(), "{key} is held twice: {made:?}");
+        }
+        tokio::task::yield_now().await;
+        for key in &keys {
+            std::fs::remove_file(inside.join(key)).unwrap();
         }
         guard.release().await.unwrap();
     }

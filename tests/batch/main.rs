@@ -5,6 +5,8 @@ mod cancelling;
 mod contending;
 mod failing;
 mod owning;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod taking;
 
 use dlock::{Locks, Memory};
