@@ -54,7 +54,7 @@ impl Harness for OnMajority {
 
     /// Each request is five, on a machine that runs the servers too.
     fn lease(&self) -> Duration {
-        Duration::from_secs(3)
+        Duration::from_secs(2)
     }
 
     fn left_out(&self) -> &'static [&'static str] {

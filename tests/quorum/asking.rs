@@ -77,6 +77,24 @@ async fn whoever_asks_gets_the_lock_exactly_when_a_majority_is_free_in_time() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_who_ask_once_at_the_same_moment_one_gets_it() {
+    for round in 0..20 {
+        let nodes = nodes(5);
+        for node in &nodes {
+            node.faults().set_delay(Duration::from_millis(2));
+        }
+        nodes[0].faults().set_unavailable(round % 2 == 1);
+        let mut asking = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let locks = process(&nodes);
+            asking.spawn(async move { try_take(&locks).await.expect("a majority is there") });
+        }
+        let winners: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+        assert_eq!(winners.len(), 1);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn nodes_that_hang_cost_one_node_timeout_and_not_one_each() {
     let nodes = nodes(5);

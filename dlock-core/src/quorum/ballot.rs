@@ -12,19 +12,19 @@ use crate::error::Failure;
 pub(super) struct Ballot {
     nodes: usize,
     needed: usize,
-    granted: usize,
+    granted: Vec<usize>,
     busy: Vec<(usize, Busy)>,
     failed: Vec<(usize, Failure)>,
 }
 
 impl Ballot {
     pub(super) fn new(nodes: usize, needed: usize) -> Self {
-        Self { nodes, needed, granted: 0, busy: Vec::new(), failed: Vec::new() }
+        Self { nodes, needed, granted: Vec::new(), busy: Vec::new(), failed: Vec::new() }
     }
 
     pub(super) fn note(&mut self, place: usize, answer: Answer) {
         match answer {
-            Answer::Granted => self.granted += 1,
+            Answer::Granted => self.granted.push(place),
             Answer::Busy(busy) => self.busy.push((place, busy)),
             Answer::Failed(failure) => self.failed.push((place, failure)),
         }
@@ -32,23 +32,35 @@ impl Ballot {
 
     /// How many nodes voted for us.
     pub(super) fn granted(&self) -> usize {
-        self.granted
+        self.granted.len()
     }
 
     pub(super) fn is_won(&self) -> bool {
-        self.granted >= self.needed
+        self.granted() >= self.needed
     }
 
     /// Whether the lock is not to be had, by the word of a majority that answered.
     pub(super) fn is_busy(&self) -> bool {
-        !self.is_won() && self.granted + self.busy.len() >= self.needed
+        !self.is_won() && self.granted() + self.busy.len() >= self.needed
     }
 
     /// Whether `open` further answers cannot change what comes of it.
     pub(super) fn is_decided(&self, open: usize) -> bool {
-        let answered = self.granted + self.busy.len();
-        let lost = self.granted + open < self.needed;
+        let answered = self.granted() + self.busy.len();
+        let lost = self.granted() + open < self.needed;
         self.is_won() || (lost && (answered >= self.needed || answered + open < self.needed))
+    }
+
+    /// Whether the first node of those that answered is among those that voted for us. Of several who share the votes, that
+    /// is one.
+    pub(super) fn is_first(&self) -> bool {
+        let first = self.granted.iter().min();
+        first.is_some() && first < self.busy.iter().map(|(place, _)| place).min()
+    }
+
+    /// Forgets the nodes where somebody else has it, to ask them again.
+    pub(super) fn take_busy(&mut self) -> Vec<usize> {
+        self.busy.drain(..).map(|(place, _)| place).collect()
     }
 
     /// The nodes where somebody else has it, and what they said.
@@ -67,7 +79,7 @@ impl Ballot {
             let what = format!("{final_ones} of {} nodes refuse, among them node {}", self.nodes, place + 1);
             return Failure::new(failure.kind(), what).with_source(failure);
         }
-        too_few(members, self.granted + self.busy.len(), self.failed)
+        too_few(members, self.granted() + self.busy.len(), self.failed)
     }
 }
 
@@ -118,6 +130,20 @@ mod tests {
         ] {
             let ballot = ballot(nodes, answers);
             assert_eq!(ballot.is_decided(nodes - answers.len()), decided, "{answers} of {nodes}");
+        }
+    }
+
+    #[test]
+    fn of_those_who_share_the_votes_one_is_first() {
+        for (answers, first) in [
+            ("+-+--", true),
+            ("-++--", false),
+            ("!+-!-", true),
+            ("!!!", false),
+            ("--!", false),
+            ("!-+", false),
+        ] {
+            assert_eq!(ballot(answers.len(), answers).is_first(), first, "{answers}");
         }
     }
 

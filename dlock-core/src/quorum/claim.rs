@@ -17,6 +17,9 @@ use crate::keeper;
 use crate::token::Token;
 use crate::wait::Backoff;
 
+/// How often the one of several who got some of the nodes each that has the first of them asks for the rest.
+const INSISTING: usize = 3;
+
 /// A claim on a lock of a [`Quorum`](super::Quorum).
 pub struct QuorumClaim {
     shared: Arc<Shared>,
@@ -95,14 +98,19 @@ impl QuorumClaim {
                 );
             }
         }
-        while !ballot.is_decided(round.open()) {
-            match round.next().await {
-                Some((place, answer)) => ballot.note(place, answer),
-                None => break,
+        let started = Instant::now();
+        gather(&mut ballot, &mut round).await;
+        // Several may have got some of the nodes each. One of them insists, and the others give theirs back.
+        let pause = started.elapsed() + Duration::from_millis(1);
+        for _ in 0..INSISTING {
+            if !ballot.is_busy() || !ballot.is_first() || round.left() < pause * 2 {
+                break;
             }
-        }
-        for (place, answer) in round.at_hand() {
-            ballot.note(place, answer);
+            tokio::time::sleep(pause).await;
+            for place in ballot.take_busy() {
+                round.ask(place, Arc::clone(&self.votes[place]).ask());
+            }
+            gather(&mut ballot, &mut round).await;
         }
         Ok((ballot, round))
     }
@@ -151,6 +159,19 @@ impl QuorumClaim {
             }
         }
         Ok(())
+    }
+}
+
+/// Takes answers until no other can change what comes of them, and those that are there besides.
+async fn gather(ballot: &mut Ballot, round: &mut Round<Answer>) {
+    while !ballot.is_decided(round.open()) {
+        match round.next().await {
+            Some((place, answer)) => ballot.note(place, answer),
+            None => break,
+        }
+    }
+    for (place, answer) in round.at_hand() {
+        ballot.note(place, answer);
     }
 }
 

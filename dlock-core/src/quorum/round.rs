@@ -39,6 +39,11 @@ impl<T: Send + 'static> Round<T> {
         self.pending.iter().map(|(place, _)| *place)
     }
 
+    /// How long it may still take.
+    pub(super) fn left(&self) -> Duration {
+        self.ends.saturating_duration_since(Instant::now())
+    }
+
     /// Waits no longer than this.
     pub(super) fn end_by(&mut self, at: Instant) {
         self.ends = self.ends.min(at);
@@ -78,7 +83,7 @@ impl<T: Send + 'static> Round<T> {
         if rest.pending.is_empty() {
             return Ok(());
         }
-        let left = rest.ends.saturating_duration_since(Instant::now());
+        let left = rest.left();
         keeper::runtime()?.spawn(async move {
             rest.ends = Instant::now() + left;
             while rest.next().await.is_some() {}
