@@ -20,6 +20,8 @@
 //!
 //! * `distributed_lock`: the attribute, and the reference of its options.
 //! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
+//! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
+//! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`connect`], [`register`]: where the locks are.
 //! * [`Memory`], [`MovableClock`], [`Faults`], [`with_backend`]: tests of your own code.
 //! * [`Quorum`]: one lock on a majority of independent backends.
@@ -71,6 +73,11 @@ struct Readme;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../docs/backends/redis.md")]
 struct RedisPage;
+
+/// And those of the page on composition.
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../docs/composition.md")]
+struct CompositionPage;
 
 /// And those of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]
