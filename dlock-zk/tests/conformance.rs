@@ -89,7 +89,7 @@ impl Harness for OnMajority {
             let builder = ZooKeeper::builder(url).with_base(&self.base);
             nodes.push(builder.with_session_timeout(Duration::from_secs(20)).connect().await?);
         }
-        Quorum::new(nodes)
+        Quorum::builder(nodes).with_node_timeout(Duration::from_secs(2)).build()
     }
 
     fn lease(&self) -> Duration {

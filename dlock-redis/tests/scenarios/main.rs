@@ -11,6 +11,7 @@ mod commands;
 mod dropping;
 mod failover;
 mod freezing;
+mod majority;
 mod outcomes;
 mod refusals;
 mod renewing;
