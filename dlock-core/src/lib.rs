@@ -52,7 +52,7 @@ pub use lock::Lock;
 pub use locks::{Locks, LocksBuilder};
 pub use memory::{Faults, Memory};
 pub use options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
-pub use prefix::{Prefixed, PrefixedClaim};
+pub use prefix::Prefixed;
 pub use quorum::{Node, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
 pub use require::Requirement;
 pub use scope::{current_hold, in_current_scope};

@@ -1,6 +1,8 @@
 //! A namespace: a prefix before every key.
 
-use std::fmt;
+use std::fmt::{self, Write};
+
+use sha2::{Digest, Sha256};
 
 use crate::backend::{
     Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Together, Withdrawn,
@@ -12,9 +14,16 @@ use crate::holder::Holder;
 use crate::key::Key;
 
 const MAX_PREFIX: usize = 128;
+/// What the digest of a long key takes, with the mark before it.
+const DIGEST: usize = 65;
+/// Up to so many bytes, prefix and key are the name on the servers.
+const LONGEST_AS_IT_IS: usize = Key::MAX_LEN - 80;
 
 /// A backend whose keys all begin with a prefix on the servers, so that several services share one store without sharing
 /// locks. Callers, errors and spans see the key without it.
+///
+/// On the servers a key is called by the prefix and its own text. Where that is longer than 432 bytes, its end is replaced by
+/// `#` and its SHA-256.
 ///
 /// [`LocksBuilder::with_prefix`](crate::LocksBuilder::with_prefix) is the same for a [`Locks`](crate::Locks).
 pub struct Prefixed<B> {
@@ -38,19 +47,32 @@ impl<B> Prefixed<B> {
         Ok(Self { backend, prefix })
     }
 
-    fn key(&self, key: &Key) -> Result<Key, Failure> {
-        Key::new([&self.prefix, key.as_str()].concat()).map_err(|_| {
-            Failure::invalid_key(format!(
-                "with the prefix {:?} the key has more than {} bytes; shorten it",
-                self.prefix,
-                Key::MAX_LEN
-            ))
-        })
+    /// How the key is called on the servers. A long one ends with its digest instead of its own end, and is then longer than
+    /// any that does not, so that no two keys have one name.
+    fn key(&self, key: &Key) -> Key {
+        let (prefix, text) = (self.prefix.as_str(), key.as_str());
+        if prefix.len() + text.len() <= LONGEST_AS_IT_IS {
+            return certain([prefix, text].concat());
+        }
+        let mut name =
+            [prefix, &text[..text.floor_char_boundary(Key::MAX_LEN - DIGEST - prefix.len())], "#"].concat();
+        for byte in Sha256::digest(text) {
+            let _ = write!(name, "{byte:02x}");
+        }
+        certain(name)
+    }
+}
+
+/// A key made of a checked prefix and a key.
+fn certain(text: String) -> Key {
+    match Key::new(text) {
+        Ok(key) => key,
+        Err(failure) => unreachable!("{failure}"),
     }
 }
 
 impl<B: Backend> Backend for Prefixed<B> {
-    type Claim = PrefixedClaim<B::Claim>;
+    type Claim = B::Claim;
 
     fn name(&self) -> &'static str {
         self.backend.name()
@@ -64,23 +86,17 @@ impl<B: Backend> Backend for Prefixed<B> {
         self.backend.clock()
     }
 
-    fn claim(&self, mut request: ClaimRequest) -> Self::Claim {
-        PrefixedClaim(match self.key(&request.key) {
-            Ok(key) => {
-                request.key = key;
-                Ok(self.backend.claim(request))
-            }
-            Err(failure) => Err(failure.message().to_owned()),
-        })
+    fn claim(&self, mut request: ClaimRequest) -> B::Claim {
+        request.key = self.key(&request.key);
+        self.backend.claim(request)
     }
 
-    async fn attempt_all(&self, claims: &mut [&mut Self::Claim]) -> Result<Together, Failure> {
-        let mut claims = claims.iter_mut().map(|claim| claim.inner()).collect::<Result<Vec<_>, _>>()?;
-        self.backend.attempt_all(&mut claims).await
+    async fn attempt_all(&self, claims: &mut [&mut B::Claim]) -> Result<Together, Failure> {
+        self.backend.attempt_all(claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.backend.inspect(&self.key(key)?).await
+        self.backend.inspect(&self.key(key)).await
     }
 
     async fn close(&self) {
@@ -91,52 +107,6 @@ impl<B: Backend> Backend for Prefixed<B> {
 impl<B: fmt::Debug> fmt::Debug for Prefixed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prefixed").field("prefix", &self.prefix).field("backend", &self.backend).finish()
-    }
-}
-
-/// A claim of [`Prefixed`]; of a key that is too long with the prefix, what is wrong with it.
-pub struct PrefixedClaim<C>(Result<C, String>);
-
-impl<C> PrefixedClaim<C> {
-    fn inner(&mut self) -> Result<&mut C, Failure> {
-        self.0.as_mut().map_err(|why| Failure::invalid_key(why.clone()))
-    }
-}
-
-impl<C: Claim> Claim for PrefixedClaim<C> {
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.inner()?.attempt().await
-    }
-
-    async fn changed(&mut self) -> Result<(), Failure> {
-        self.inner()?.changed().await
-    }
-
-    fn granted(&mut self, signal: Signal) {
-        if let Ok(claim) = &mut self.0 {
-            claim.granted(signal);
-        }
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Failure> {
-        self.inner()?.renew().await
-    }
-
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
-        match &mut self.0 {
-            Ok(claim) => claim.withdraw().await,
-            Err(_) => Ok(Withdrawn::Absent),
-        }
-    }
-
-    fn is_clean(&self) -> bool {
-        self.0.as_ref().map_or(true, Claim::is_clean)
-    }
-}
-
-impl<C> fmt::Debug for PrefixedClaim<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PrefixedClaim").finish_non_exhaustive()
     }
 }
 
@@ -202,5 +172,31 @@ impl Claim for ErasedClaim {
 
     fn is_clean(&self) -> bool {
         self.0.is_clean()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_keys_share_a_name_and_none_is_too_long() {
+        for prefix in ["a", "orders:", &"p".repeat(MAX_PREFIX)] {
+            let prefixed = Prefixed::new((), prefix).unwrap();
+            let mut texts: Vec<String> = (1..=Key::MAX_LEN).map(|length| "x".repeat(length)).collect();
+            texts.extend((100..=170).map(|length| "\u{20ac}".repeat(length)));
+            texts.extend(["x".repeat(511) + "y", "\u{e9}".repeat(256)]);
+            let mut names: HashSet<Key> = HashSet::new();
+            for text in &texts {
+                let name = prefixed.key(&Key::new(text).unwrap());
+                assert!(name.as_str().starts_with(prefix));
+                // Not even that of a key that looks like a name.
+                let again = Key::new(name.as_str().strip_prefix(prefix).unwrap()).unwrap();
+                names.extend((again.as_str() != text).then(|| prefixed.key(&again)));
+                assert!(names.insert(name), "{} bytes", text.len());
+            }
+        }
     }
 }
