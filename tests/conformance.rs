@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_core::{MAX_LEASE, Memory, Quorum, Result};
+use dlock_core::{MAX_LEASE, Memory, Prefixed, Quorum, Result};
+use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Harness};
 
 #[derive(Default)]
@@ -13,6 +14,37 @@ impl Harness for OverMemory {
 
     async fn open(&self) -> Result<Memory> {
         Ok(self.0.clone())
+    }
+}
+
+/// Every lock as a batch of one.
+struct ByBatches<H>(H);
+
+impl<H: Harness> Harness for ByBatches<H> {
+    type Backend = BatchOfOne<H::Backend>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        Ok(BatchOfOne::new(self.0.open().await?))
+    }
+
+    fn lease(&self) -> Duration {
+        self.0.lease()
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        self.0.left_out()
+    }
+}
+
+/// Two services in one memory.
+struct InNamespace<H>(H);
+
+impl<H: Harness> Harness for InNamespace<H> {
+    type Backend = Prefixed<H::Backend>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        let prefixed = Prefixed::new(self.0.open().await?, "a service:");
+        prefixed.map_err(|failure| dlock_core::Error::new(dlock_core::Operation::Configure, failure))
     }
 }
 
@@ -91,5 +123,9 @@ fn main() {
     tests.extend(conformance::tests("quorum-of-5", || OverQuorum::of(5, Forgets::Maybe)));
     #[cfg(feature = "sqlite")]
     tests.extend(conformance::tests("sqlite", sqlite::OverSqlite::new));
+    #[cfg(feature = "sqlite")]
+    tests.extend(conformance::tests("sqlite_batch_of_one", || ByBatches(sqlite::OverSqlite::new())));
+    tests.extend(conformance::tests("batch_of_one", || ByBatches(OverMemory::default())));
+    tests.extend(conformance::tests("prefix", || InNamespace(OverMemory::default())));
     conformance::run(&arguments, tests).exit();
 }

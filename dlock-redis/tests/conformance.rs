@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dlock_core::{MAX_LEASE, Quorum, Result};
 use dlock_redis::Redis;
+use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use dlock_testkit::servers::ServerError;
 use dlock_testkit::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
@@ -25,11 +26,29 @@ impl Harness for OnServers {
 }
 
 fn suite(topology: &str, url: String) -> Vec<Trial> {
-    let (url, cases) = (Arc::<str>::from(url), AtomicU32::new(0));
-    conformance::tests(topology, move || {
+    let (url, cases) = (Arc::<str>::from(url), Arc::new(AtomicU32::new(0)));
+    let on_servers = move || {
         let prefix = format!("case{}:", cases.fetch_add(1, Ordering::Relaxed));
         OnServers { url: Arc::clone(&url), prefix }
-    })
+    };
+    let mut tests = conformance::tests(topology, on_servers.clone());
+    if topology != "sentinel" {
+        // Under sentinels it is the same single master.
+        let name = format!("{topology}_batch_of_one");
+        tests.extend(conformance::tests(&name, move || ByBatches(on_servers())));
+    }
+    tests
+}
+
+/// The same, every lock as a batch of one.
+struct ByBatches(OnServers);
+
+impl Harness for ByBatches {
+    type Backend = BatchOfOne<Redis>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        Ok(BatchOfOne::new(self.0.open().await?))
+    }
 }
 
 /// Locks on a majority of independent servers, which are asked whether they forget.
