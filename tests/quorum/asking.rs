@@ -159,7 +159,7 @@ fn a_quorum_that_cannot_work_is_refused() {
 async fn nodes_of_several_kinds_make_a_quorum() {
     let (first, second, third) = (Memory::new(), Memory::new(), Memory::new());
     let made_by_url = Locks::new(second.clone());
-    let inner = durable(&[third.clone()]).build().unwrap();
+    let inner = durable(std::slice::from_ref(&third)).build().unwrap();
     let mixed = [Node::from(first.clone()), Node::from(made_by_url.clone()), Node::from(inner)];
     let locks = Locks::new(Quorum::builder(mixed).with_durable_nodes().build().unwrap());
     let guard = take(&locks).await;

@@ -71,7 +71,7 @@ async fn a_node_that_forgot_votes_again_once_no_lease_can_be_left() {
     drop(guard);
     assert!(try_take(&theirs).await.is_err(), "the lease of another may be longer");
     clock.advance(LONGEST - LEASE);
-    try_take(&theirs).await.unwrap().expect("the third has remembered for long enough");
+    drop(try_take(&theirs).await.unwrap().expect("the third has remembered for long enough"));
 }
 
 #[tokio::test]
@@ -102,11 +102,11 @@ async fn new_nodes_vote_after_the_longest_lease_or_when_somebody_vouches_for_the
         "{error}"
     );
     clock.advance(Duration::from_secs(5));
-    try_take(&locks).await.unwrap().expect("they have remembered for long enough");
+    drop(try_take(&locks).await.unwrap().expect("they have remembered for long enough"));
 
     let others = nodes_on(&clock.clock(), 3);
     let locks = founded(&others).await;
-    try_take(&locks).await.unwrap().expect("somebody vouched for them");
+    drop(try_take(&locks).await.unwrap().expect("somebody vouched for them"));
     founded(&others).await;
 }
 
@@ -153,5 +153,5 @@ async fn a_minority_that_forgot_is_no_trouble_and_heals() {
     until("giving back", || nodes.iter().all(|node| node.held() == 1));
     clock.advance(LONGEST);
     nodes[1].faults().set_unavailable(true);
-    try_take(&locks).await.unwrap().expect("it votes again");
+    drop(try_take(&locks).await.unwrap().expect("it votes again"));
 }
