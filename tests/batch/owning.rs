@@ -166,20 +166,17 @@ async fn a_spawned_task_in_the_scope_of_a_batch_keeps_all_of_it() {
     for process in Process::both() {
         let (locks, memory) = (process.locks.clone(), process.memory.clone());
         let (go, told) = tokio::sync::oneshot::channel::<()>();
-        let task = process
-            .locks
-            .lock_all(["a", "b"])
-            .run(async {
-                tokio::spawn(in_current_scope(async move {
-                    told.await.unwrap();
-                    locks.lock_all(["b", "a"]).run(async { memory.held() }).await
-                }))
-            })
-            .await
-            .unwrap();
+        let mut task = None;
+        let body = async {
+            task = Some(tokio::spawn(in_current_scope(async move {
+                told.await.unwrap();
+                locks.lock_all(["b", "a"]).run(async { memory.held() }).await
+            })));
+        };
+        process.locks.lock_all(["a", "b"]).run(body).await.unwrap();
         assert_eq!(process.memory.held(), 2, "the task still has them");
         go.send(()).unwrap();
-        assert_eq!(task.await.unwrap().unwrap(), 2);
+        assert_eq!(task.unwrap().await.unwrap().unwrap(), 2);
         process.settled().await;
     }
 }
