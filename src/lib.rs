@@ -20,8 +20,11 @@
 //!
 //! * `distributed_lock`: the attribute, and the reference of its options.
 //! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
+//! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
+//! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`connect`], [`register`]: where the locks are.
 //! * [`Memory`], [`MovableClock`], [`Faults`], [`with_backend`]: tests of your own code.
+//! * [`Quorum`]: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
 //!
 //! # Features
@@ -49,9 +52,10 @@ mod registry;
 
 pub use connect::{connect, from_url};
 pub use dlock_core::{
-    Backend, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key,
-    Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, OnLost, Operation,
-    Result, Stats, Timestamp, Wait, backend, current_hold,
+    Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
+    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, Node,
+    OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented,
+    Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -78,6 +82,12 @@ struct RedisPage;
 #[cfg(all(doctest, feature = "mysql", feature = "postgres"))]
 #[doc = include_str!("../docs/backends/sql.md")]
 struct SqlPage;
+
+/// And those of the page on composition.
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../docs/composition.md")]
+struct CompositionPage;
+
 /// And those of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]
 #[doc = include_str!("../docs/backends/zookeeper.md")]

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use dlock_core::{Error, Held, Lock, Locks, OnLost, Result, Wait};
+use dlock_core::{Error, Held, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
 
 use crate::registry;
 
@@ -32,12 +32,18 @@ pub fn locks_of<T: AsRef<Locks> + ?Sized>(locks: &T) -> &Locks {
     locks.as_ref()
 }
 
+/// What `keys = { expression }` gives.
+pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
+    keys.into_iter().map(|key| key.to_string()).collect()
+}
+
 /// A critical section that finds its locks when it is entered.
 #[derive(Debug)]
 pub struct Section<'a> {
     site: Site,
     source: Source<'a>,
-    key: String,
+    keys: Keys,
+    requires: &'static [Requirement],
     wait: Option<Wait>,
     lease: Option<Duration>,
     on_lost: Option<OnLost>,
@@ -46,14 +52,31 @@ pub struct Section<'a> {
     inner: Option<dlock_core::Section>,
 }
 
+#[derive(Debug)]
+enum Keys {
+    One(String),
+    All(Vec<String>),
+}
+
 impl<'a> Section<'a> {
-    /// A section; nothing happens yet.
+    /// A section under one key; nothing happens yet.
     #[must_use]
     pub const fn new(site: Site, source: Source<'a>, key: String) -> Self {
+        Self::of(site, source, Keys::One(key))
+    }
+
+    /// A section under several keys.
+    #[must_use]
+    pub const fn all(site: Site, source: Source<'a>, keys: Vec<String>) -> Self {
+        Self::of(site, source, Keys::All(keys))
+    }
+
+    const fn of(site: Site, source: Source<'a>, keys: Keys) -> Self {
         Self {
             site,
             source,
-            key,
+            keys,
+            requires: &[],
             wait: None,
             lease: None,
             on_lost: None,
@@ -89,6 +112,19 @@ impl<'a> Section<'a> {
     pub const fn recheck(mut self, on: bool) -> Self {
         self.recheck = Some(on);
         self
+    }
+
+    /// `requires = ...`
+    #[must_use]
+    pub const fn requires(mut self, requirements: &'static [Requirement]) -> Self {
+        self.requires = requirements;
+        self
+    }
+
+    /// `segments = ...`
+    #[must_use]
+    pub const fn segments(self, count: u32) -> Segments<'a> {
+        Segments { section: self, count, inner: None }
     }
 
     /// `on_unavailable = "run"`
@@ -128,19 +164,28 @@ impl<'a> Section<'a> {
         let section = match self.inner.take() {
             Some(section) => section,
             None => {
-                let section = dlock_core::Section::new(self.lock()?);
+                let locks = self.locks()?;
+                let section = match &self.keys {
+                    Keys::One(key) => dlock_core::Section::new(self.with_options(locks.lock(key))),
+                    Keys::All(keys) => locks.lock_all(keys).with_each(|lock| self.with_options(lock)).into(),
+                };
                 if self.run_when_unavailable { section.run_when_unavailable() } else { section }
             }
         };
         Ok(self.inner.insert(section))
     }
 
-    fn lock(&self) -> Result<Lock> {
-        let lock = match self.source {
-            Source::Default => registry::default_locks()?.lock(&self.key),
-            Source::Named(name) => registry::registered(name)?.lock(&self.key),
-            Source::Given(locks) => locks.lock(&self.key),
+    fn locks(&self) -> Result<Locks> {
+        let locks = match self.source {
+            Source::Default => registry::default_locks()?,
+            Source::Named(name) => registry::registered(name)?,
+            Source::Given(locks) => locks.clone(),
         };
+        locks.require(self.requires)?;
+        Ok(locks)
+    }
+
+    fn with_options(&self, lock: Lock) -> Lock {
         let mut lock = lock.with_template(self.site.template).with_function(self.site.function);
         if let Some(wait) = self.wait {
             lock = lock.with_wait(wait);
@@ -152,11 +197,58 @@ impl<'a> Section<'a> {
             lock = lock.with_on_lost(on_lost);
         }
         match self.recheck {
-            Some(false) => lock = lock.with_rechecks(0),
-            Some(true) => lock = lock.with_rechecks(1),
-            None => {}
+            Some(false) => lock.with_rechecks(0),
+            Some(true) => lock.with_rechecks(1),
+            None => lock,
         }
-        Ok(lock)
+    }
+}
+
+/// A critical section in one segment after the other.
+#[derive(Debug)]
+pub struct Segments<'a> {
+    section: Section<'a>,
+    count: u32,
+    inner: Option<SegmentedSection>,
+}
+
+impl Segments<'_> {
+    /// Takes a segment, if none is taken.
+    ///
+    /// # Errors
+    ///
+    /// Those of the look-up and of [`dlock_core::Segmented::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`].
+    pub async fn enter(&mut self) -> Result<Segment> {
+        self.inner()?.enter().await
+    }
+
+    /// Runs the body in the segment that is taken, and gives it back; `None` when the body said that it is exhausted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`enter`](Self::enter), and `Lost`.
+    ///
+    /// # Cancel safety
+    ///
+    /// The lock is given back in the background once this is dropped.
+    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
+        self.inner()?.run(body).await
+    }
+
+    fn inner(&mut self) -> Result<&mut SegmentedSection> {
+        let section = match self.inner.take() {
+            Some(section) => section,
+            None => {
+                let locks = self.section.locks()?;
+                let Keys::One(key) = &self.section.keys else { unreachable!("the attribute gives one key") };
+                SegmentedSection::new(self.section.with_options(locks.lock(key)).segmented(self.count))
+            }
+        };
+        Ok(self.inner.insert(section))
     }
 }
 

@@ -1,6 +1,9 @@
 //! Every backend of dlock through the conformance suite.
 
-use dlock_core::{Memory, Result};
+use std::time::Duration;
+
+use dlock_core::{MAX_LEASE, Memory, Prefixed, Quorum, Result};
+use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Harness};
 
 #[derive(Default)]
@@ -11,6 +14,81 @@ impl Harness for OverMemory {
 
     async fn open(&self) -> Result<Memory> {
         Ok(self.0.clone())
+    }
+}
+
+/// Every lock as a batch of one.
+struct ByBatches<H>(H);
+
+impl<H: Harness> Harness for ByBatches<H> {
+    type Backend = BatchOfOne<H::Backend>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        Ok(BatchOfOne::new(self.0.open().await?))
+    }
+
+    fn lease(&self) -> Duration {
+        self.0.lease()
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        self.0.left_out()
+    }
+}
+
+/// Two services in one memory.
+struct InNamespace<H>(H);
+
+impl<H: Harness> Harness for InNamespace<H> {
+    type Backend = Prefixed<H::Backend>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        let prefixed = Prefixed::new(self.0.open().await?, "a service:");
+        prefixed.map_err(|failure| dlock_core::Error::new(dlock_core::Operation::Configure, failure))
+    }
+}
+
+/// A majority of these. Nobody forgets, or everybody is asked whether it does.
+struct OverQuorum(Vec<Memory>, Forgets);
+
+#[derive(Clone, Copy)]
+enum Forgets {
+    Never,
+    Maybe,
+}
+
+impl OverQuorum {
+    fn of(nodes: usize, forgets: Forgets) -> Self {
+        let nodes: Vec<_> = (0..nodes).map(|_| Memory::new()).collect();
+        for node in &nodes {
+            // Requests take a while, so that they can be dropped under way.
+            node.faults().set_stepping(true);
+        }
+        Self(nodes, forgets)
+    }
+}
+
+impl Harness for OverQuorum {
+    type Backend = Quorum;
+
+    async fn open(&self) -> Result<Quorum> {
+        let builder = Quorum::builder(self.0.clone());
+        match self.1 {
+            Forgets::Never => builder.with_durable_nodes().build(),
+            Forgets::Maybe => {
+                let quorum = builder.with_longest_lease(MAX_LEASE).build()?;
+                quorum.found().await?;
+                Ok(quorum)
+            }
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(900)
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WITH_FENCES
     }
 }
 
@@ -40,9 +118,14 @@ mod sqlite {
 
 fn main() {
     let arguments = conformance::Arguments::from_args();
-    #[cfg_attr(not(feature = "sqlite"), expect(unused_mut, reason = "there are more with it"))]
     let mut tests = conformance::tests("memory", OverMemory::default);
+    tests.extend(conformance::tests("quorum-of-3", || OverQuorum::of(3, Forgets::Never)));
+    tests.extend(conformance::tests("quorum-of-5", || OverQuorum::of(5, Forgets::Maybe)));
     #[cfg(feature = "sqlite")]
     tests.extend(conformance::tests("sqlite", sqlite::OverSqlite::new));
+    #[cfg(feature = "sqlite")]
+    tests.extend(conformance::tests("sqlite_batch_of_one", || ByBatches(sqlite::OverSqlite::new())));
+    tests.extend(conformance::tests("batch_of_one", || ByBatches(OverMemory::default())));
+    tests.extend(conformance::tests("prefix", || InNamespace(OverMemory::default())));
     conformance::run(&arguments, tests).exit();
 }

@@ -22,17 +22,17 @@ use crate::options::{Options, Site, Wait};
 use crate::wait::Backoff;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
-struct Pending {
+pub(crate) struct Pending {
     engine: Arc<Engine>,
     key: Key,
     options: Options,
-    claim: Option<Box<dyn DynClaim>>,
+    pub(crate) claim: Option<Box<dyn DynClaim>>,
     /// An attempt is under way, or the outcome of one was never found out.
-    unsettled: bool,
+    pub(crate) unsettled: bool,
 }
 
 impl Pending {
-    fn new(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn new(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Self, Failure> {
         let claim = engine.claim(key, options)?;
         engine.book.acquire_begins();
         Ok(Self {
@@ -110,7 +110,7 @@ pub(crate) async fn acquire(
             "there is no tokio runtime here to wait on; acquire inside of one",
         )));
     }
-    let span = observe::acquire_span(engine, key, site);
+    let span = observe::acquire_span(engine, key, site, None);
     let acquire = Acquire {
         pending: Pending::new(engine, key, options).map_err(refuse)?,
         engine,
@@ -121,8 +121,8 @@ pub(crate) async fn acquire(
         attempts: 0,
         first_sent: None,
         unknowns: 0,
-        polls: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
-        failures: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
+        polls: Backoff::of_polls(engine),
+        failures: Backoff::of_failures(),
         holder: None,
     };
     // Boxed: the state of a wait would make the future of every annotated fn four times as large.
@@ -289,53 +289,16 @@ impl<'a> Acquire<'a> {
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
-        let mut pause = self.poll();
-        if let Some(left) = retry_after {
-            pause = pause.min(left + Duration::from_millis(1));
-        }
+        let (pause, left) = (poll(self.engine, &mut self.polls), self.left());
         let Some(claim) = self.pending.claim.as_mut() else {
             return Err(Failure::new(ErrorKind::Closed, "the claim is gone"));
         };
-        let changed = async {
-            let poll = tokio::time::sleep(pause);
-            let released = async {
-                match ticket {
-                    Some(ticket) => ticket.released().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = poll => Ok(()),
-                () = released => Ok(()),
-                told = watch(claim) => told,
-            }
-        };
-        within(self.engine, left(self.options.wait, self.started), changed).await?
-    }
-
-    /// When to ask again if nobody tells.
-    fn poll(&mut self) -> Duration {
-        match self.engine.capabilities.notified {
-            // A notification will come; the poll is only the safety net.
-            true => self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0),
-            false => self.polls.next(),
-        }
+        change(self.engine, claim, (retry_after, pause), ticket, left).await
     }
 
     /// Waits until it is our turn among the waiters of this process, and asking is worth while.
     fn stand_in_line(&mut self) -> impl Future<Output = Result<Ticket<'a>, Failure>> + use<'a> {
-        let (engine, left, poll) = (self.engine, self.left(), self.poll());
-        let ticket = engine.line.join(self.key);
-        async move {
-            let turn = async {
-                ticket.first().await;
-                if ticket.follows_holder() {
-                    let _ = tokio::time::timeout(poll, ticket.released()).await;
-                }
-            };
-            within(engine, left, turn).await?;
-            Ok(ticket)
-        }
+        stand_in_line(self.engine, self.key, self.left(), poll(self.engine, &mut self.polls))
     }
 
     fn left(&self) -> Option<Duration> {
@@ -349,6 +312,62 @@ impl<'a> Acquire<'a> {
     }
 }
 
+/// Waits until another attempt may be worth while: when the lock was given back, the backend tells of a change, the
+/// holder's lease has ended, or after a pause.
+pub(crate) async fn change(
+    engine: &Engine,
+    claim: &mut Box<dyn DynClaim>,
+    (retry_after, pause): (Option<Duration>, Duration),
+    ticket: Option<&Ticket<'_>>,
+    left: Option<Duration>,
+) -> Result<(), Failure> {
+    let pause = retry_after.map_or(pause, |left| pause.min(left + Duration::from_millis(1)));
+    let changed = async {
+        let poll = tokio::time::sleep(pause);
+        let released = async {
+            match ticket {
+                Some(ticket) => ticket.released().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = poll => Ok(()),
+            () = released => Ok(()),
+            told = watch(claim) => told,
+        }
+    };
+    within(engine, left, changed).await?
+}
+
+/// Waits until it is our turn among the waiters of this process, and asking is worth while. The place is taken at once.
+pub(crate) fn stand_in_line<'a>(
+    engine: &'a Engine,
+    key: &'a Key,
+    left: Option<Duration>,
+    poll: Duration,
+) -> impl Future<Output = Result<Ticket<'a>, Failure>> + use<'a> {
+    let ticket = engine.line.join(key);
+    async move {
+        let turn = async {
+            ticket.first().await;
+            if ticket.follows_holder() {
+                let _ = tokio::time::timeout(poll, ticket.released()).await;
+            }
+        };
+        within(engine, left, turn).await?;
+        Ok(ticket)
+    }
+}
+
+/// When to ask again if nobody tells.
+pub(crate) fn poll(engine: &Engine, polls: &mut Backoff) -> Duration {
+    match engine.capabilities.notified {
+        // A notification will come; the poll is only the safety net.
+        true => engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0),
+        false => polls.next(),
+    }
+}
+
 /// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
 async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
@@ -358,7 +377,7 @@ async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
 }
 
 /// What is left of a wait that began at `started`; `None` when it has no end.
-fn left(wait: Wait, started: Instant) -> Option<Duration> {
+pub(crate) fn left(wait: Wait, started: Instant) -> Option<Duration> {
     match wait {
         Wait::No => Some(Duration::ZERO),
         Wait::For(limit) => Some(limit.saturating_sub(started.elapsed())),
@@ -367,7 +386,7 @@ fn left(wait: Wait, started: Instant) -> Option<Duration> {
 }
 
 /// Waits, unless the time is up or the locks are shut down.
-async fn within<T>(
+pub(crate) async fn within<T>(
     engine: &Engine,
     left: Option<Duration>,
     future: impl Future<Output = T>,

@@ -26,9 +26,11 @@
 //! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
-//! 6. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//! 6. **All or nothing.** [`Backend::attempt_all`] takes every lock or none, in one step that no failure can tear.
+//! 7. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
@@ -36,7 +38,6 @@ use std::time::{Duration, SystemTime};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
-use crate::hold::Hold;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::options::{Options, Wait};
@@ -60,6 +61,26 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Prepares a claim. No I/O happens here.
     fn claim(&self, request: ClaimRequest) -> Self::Claim;
+
+    /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
+    ///
+    /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by itself.
+    /// One that finds its own token adopts its lock, as in an attempt of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure says that it did not.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; the outcome of all claims then counts as unknown.
+    fn attempt_all(
+        &self,
+        claims: &mut [&mut Self::Claim],
+    ) -> impl Future<Output = Result<Together, Failure>> + Send {
+        let _ = claims;
+        std::future::ready(Ok(Together::Separately))
+    }
 
     /// Who holds `key`; `None` when nobody does.
     ///
@@ -185,6 +206,24 @@ pub enum Attempt {
     Busy(Busy),
 }
 
+/// The answer to one attempt for several locks at once.
+#[derive(Debug)]
+#[must_use]
+pub enum Together {
+    /// All of them are ours: a grant for each claim, in their order.
+    Granted(Vec<Grant>),
+    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose outcome
+    /// was not known may have.
+    Busy {
+        /// Which of the claims.
+        place: usize,
+        /// What is known of its holder.
+        busy: Busy,
+    },
+    /// These locks cannot be taken in one step. Nothing was tried: they are to be taken one by one.
+    Separately,
+}
+
 /// A lock that was given to us.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -263,6 +302,8 @@ pub struct Capabilities {
     pub notified: bool,
     /// A session keeps the lock, instead of a lease that is renewed.
     pub session_kept: bool,
+    /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
+    pub durable: bool,
     /// The shortest useful pause between two polls of a busy lock.
     pub poll_from: Duration,
     /// The longest pause between two polls. With notifications this is only the safety net.
@@ -278,6 +319,7 @@ impl Capabilities {
             fair: false,
             notified: false,
             session_kept: false,
+            durable: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -312,6 +354,13 @@ impl Capabilities {
         self
     }
 
+    /// Confirmed grants are not forgotten.
+    #[must_use]
+    pub const fn with_durability(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
     /// Polled with pauses between these two lengths.
     #[must_use]
     pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
@@ -325,31 +374,39 @@ impl Capabilities {
 ///
 /// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
 #[derive(Clone, Debug)]
-pub struct Signal(Weak<Hold>);
+pub struct Signal(Weak<dyn Witness>);
+
+/// Who is told of a [`Signal`]: a hold, or one vote of several that make a hold.
+pub(crate) trait Witness: Send + Sync {
+    fn lost(&self, cause: Cow<'static, str>);
+    fn suspect(&self);
+    fn trust(&self, proof: Timestamp);
+}
 
 impl Signal {
-    pub(crate) fn new(hold: &Arc<Hold>) -> Self {
-        Self(Arc::downgrade(hold))
+    pub(crate) fn new<W: Witness + 'static>(witness: &Arc<W>) -> Self {
+        let witness: Weak<W> = Arc::downgrade(witness);
+        Self(witness)
     }
 
     /// The lock is gone. `check` is an error from now on, for good.
-    pub fn lost(&self, cause: impl Into<std::borrow::Cow<'static, str>>) {
-        if let Some(hold) = self.0.upgrade() {
-            hold.lose(cause.into());
+    pub fn lost(&self, cause: impl Into<Cow<'static, str>>) {
+        if let Some(witness) = self.0.upgrade() {
+            witness.lost(cause.into());
         }
     }
 
     /// The lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
     pub fn suspect(&self) {
-        if let Some(hold) = self.0.upgrade() {
-            hold.suspect();
+        if let Some(witness) = self.0.upgrade() {
+            witness.suspect();
         }
     }
 
     /// The lock was confirmed by a request that was sent at `proof`.
     pub fn trust(&self, proof: Timestamp) {
-        if let Some(hold) = self.0.upgrade() {
-            hold.confirm(proof);
+        if let Some(witness) = self.0.upgrade() {
+            witness.trust(proof);
         }
     }
 }

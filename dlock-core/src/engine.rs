@@ -23,6 +23,8 @@ use crate::token::Token;
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
+    /// Counts the engines of this process in the order in which they were made.
+    pub(crate) number: u64,
     pub(crate) backend: Box<dyn DynBackend>,
     pub(crate) name: &'static str,
     pub(crate) capabilities: Capabilities,
@@ -41,11 +43,13 @@ impl Engine {
         label: Option<String>,
         show_keys: bool,
     ) -> Result<Arc<Self>, Failure> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let clock = backend.clock();
         let book = Arc::new(Book::new(clock.clone()));
         let (jobs, inbox) = mpsc::unbounded_channel();
         keeper::look_after(Arc::clone(&book), inbox)?;
         Ok(Arc::new(Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             name: backend.name(),
             capabilities: backend.capabilities(),
             clock,

@@ -1,9 +1,12 @@
 //! The object-safe twins of [`Backend`] and [`Claim`]: authors write plain `async fn`s, users see no type parameter.
 
+use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
 
-use crate::backend::{Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawn};
+use crate::backend::{
+    Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Together, Withdrawn,
+};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
@@ -16,6 +19,11 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn capabilities(&self) -> Capabilities;
     fn clock(&self) -> Clock;
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim>;
+    /// The claims are this backend's own.
+    fn attempt_all<'a>(
+        &'a self,
+        claims: Vec<&'a mut Box<dyn DynClaim>>,
+    ) -> Answer<'a, Result<Together, Failure>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>>;
     fn close(&self) -> Answer<'_, ()>;
 }
@@ -37,6 +45,19 @@ impl<B: Backend> DynBackend for B {
         Box::new(Backend::claim(self, request))
     }
 
+    fn attempt_all<'a>(
+        &'a self,
+        claims: Vec<&'a mut Box<dyn DynClaim>>,
+    ) -> Answer<'a, Result<Together, Failure>> {
+        Box::pin(async move {
+            let claims = claims.into_iter().map(|claim| (**claim).as_any().downcast_mut::<B::Claim>());
+            match claims.collect::<Option<Vec<_>>>() {
+                Some(mut claims) => Backend::attempt_all(self, &mut claims).await,
+                None => Ok(Together::Separately),
+            }
+        })
+    }
+
     fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>> {
         Box::pin(Backend::inspect(self, key))
     }
@@ -53,6 +74,7 @@ pub(crate) trait DynClaim: Send {
     fn renew(&mut self) -> Answer<'_, Result<Renewed, Failure>>;
     fn withdraw(&mut self) -> Answer<'_, Result<Withdrawn, Failure>>;
     fn is_clean(&self) -> bool;
+    fn as_any(&mut self) -> &mut dyn Any;
 }
 
 impl<C: Claim> DynClaim for C {
@@ -78,5 +100,9 @@ impl<C: Claim> DynClaim for C {
 
     fn is_clean(&self) -> bool {
         Claim::is_clean(self)
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
     }
 }

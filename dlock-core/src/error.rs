@@ -36,6 +36,8 @@ pub enum ErrorKind {
     Denied,
     /// Fewer than a majority of the backends of a quorum could be asked.
     QuorumNotReached,
+    /// Every segment of a segmented lock said that there is nothing left in it.
+    Exhausted,
     /// The backend has no such ability.
     Unsupported,
     /// The key is empty, too long, or has characters that no lock name may have.
@@ -64,6 +66,7 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Denied => "denied",
             Self::QuorumNotReached => "quorum_not_reached",
+            Self::Exhausted => "exhausted",
             Self::Unsupported => "unsupported",
             Self::InvalidKey => "invalid_key",
             Self::InvalidConfig => "invalid_config",
@@ -84,6 +87,7 @@ impl ErrorKind {
             Self::Unavailable => "the backend is unavailable",
             Self::Denied => "the backend denied access",
             Self::QuorumNotReached => "no majority of the backends could be asked",
+            Self::Exhausted => "there is nothing left in any segment",
             Self::Unsupported => "the backend does not support this",
             Self::InvalidKey => "invalid key",
             Self::InvalidConfig => "invalid configuration",
@@ -176,6 +180,12 @@ impl Error {
     pub(crate) fn after(mut self, waited: Duration, attempts: u32) -> Self {
         self.0.waited = Some(waited);
         self.0.attempts = attempts;
+        self
+    }
+
+    /// The wait for more than this one lock.
+    pub(crate) fn after_all(mut self, waited: Duration) -> Self {
+        self.0.waited = self.0.waited.map(|_| waited);
         self
     }
 

@@ -1,4 +1,4 @@
-//! The handles of a lock that is held.
+//! A lock that is held.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::erased::DynClaim;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
+use crate::held::Held;
 use crate::hold::{Condition, Hold};
 use crate::keeper::{Abandoned, Job, withdraw_once};
 use crate::observe;
@@ -54,7 +55,7 @@ impl Guard {
     /// A read-only view that can be cloned and given to other tasks. It does not keep the lock.
     #[must_use]
     pub fn held(&self) -> Held {
-        Held(Some(Arc::clone(self.hold())))
+        Held::of(Arc::clone(self.hold()))
     }
 
     /// The key.
@@ -84,7 +85,7 @@ impl Guard {
     /// without a known end.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
-        remaining(self.hold())
+        self.hold().remaining()
     }
 
     /// Resolves when the lock is lost; never when it is released.
@@ -93,7 +94,7 @@ impl Guard {
     ///
     /// May be dropped and called again at any time.
     pub async fn lost(&self) {
-        lost(self.hold()).await;
+        self.hold().lost().await;
     }
 
     /// Gives the lock back and waits until the backend confirms it. A nested guard only steps back: the lock is given
@@ -196,113 +197,4 @@ fn not_held(hold: &Hold) -> Error {
     let cause = hold.cause();
     let cause = if cause.is_empty() { "the backend no longer had it under our token".into() } else { cause };
     hold.error(Operation::Release, Failure::new(ErrorKind::NotHeld, cause))
-}
-
-/// A read-only view of a lock: for the body that runs under it, and for other tasks that want to know.
-///
-/// Cheap to clone. It neither keeps nor gives back the lock.
-#[derive(Clone)]
-pub struct Held(Option<Arc<Hold>>);
-
-impl Held {
-    /// The view of a body that runs without the lock, because that was asked for.
-    pub(crate) const fn nothing() -> Self {
-        Self(None)
-    }
-
-    pub(crate) const fn of(hold: Arc<Hold>) -> Self {
-        Self(Some(hold))
-    }
-
-    /// The key; `None` for a body that runs without the lock.
-    #[must_use]
-    pub fn key(&self) -> Option<&str> {
-        self.0.as_ref().map(|hold| hold.key.as_str())
-    }
-
-    /// The fencing token of this grant; `None` on backends without fences, and without the lock.
-    #[must_use]
-    pub fn fence(&self) -> Option<Fence> {
-        self.0.as_ref().and_then(|hold| hold.fence)
-    }
-
-    /// Whether the lock is held at this moment: a local test, no I/O. See [`Guard::check`].
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body runs
-    /// without the lock.
-    pub fn check(&self) -> Result<()> {
-        match &self.0 {
-            Some(hold) => hold.check(),
-            None => Err(Error::new(
-                Operation::Hold,
-                Failure::new(ErrorKind::NotHeld, "this body runs without the lock"),
-            )),
-        }
-    }
-
-    /// Whether [`check`](Self::check) would succeed.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.0.as_ref().is_some_and(|hold| hold.condition() == Condition::Held)
-    }
-
-    /// How long the lock stays valid if no renewal succeeds. See [`Guard::remaining`].
-    #[must_use]
-    pub fn remaining(&self) -> Option<Duration> {
-        self.0.as_ref().map_or(Some(Duration::ZERO), remaining)
-    }
-
-    /// Resolves when the lock is lost; never when it is released, and never without the lock.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped and called again at any time.
-    pub async fn lost(&self) {
-        match &self.0 {
-            Some(hold) => lost(hold).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Resolves when a renewal is late: the lock is still held, and will be lost if the next renewals fail too. Resolves
-    /// at once while that is so, and when the lock is lost.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped and called again at any time.
-    pub async fn at_risk(&self) {
-        match &self.0 {
-            Some(hold) => {
-                hold.when(|hold| hold.is_at_risk() || hold.condition() == Condition::Lost).await;
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Whether a renewal is late at this moment.
-    #[must_use]
-    pub fn is_at_risk(&self) -> bool {
-        self.0.as_ref().is_some_and(|hold| hold.is_at_risk())
-    }
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&self.0).finish()
-    }
-}
-
-fn remaining(hold: &Arc<Hold>) -> Option<Duration> {
-    match hold.condition() {
-        Condition::Lost | Condition::Released => Some(Duration::ZERO),
-        _ if hold.deadline() == crate::clock::Timestamp::NEVER => None,
-        _ => Some(hold.deadline().since(hold.engine.clock.now())),
-    }
-}
-
-/// The keeper ends the hold at its deadline, so that nothing here depends on the caller's timers.
-async fn lost(hold: &Arc<Hold>) {
-    hold.when(|hold| hold.condition() == Condition::Lost).await;
 }

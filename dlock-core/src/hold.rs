@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Grant, Signal, Term};
+use crate::backend::{Grant, Signal, Term, Witness};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::erased::DynClaim;
@@ -240,6 +240,20 @@ impl Hold {
         self.renew_at.store(at.as_nanos(), Ordering::Release);
     }
 
+    /// How long it stays valid if nothing confirms it; `None` without a known end.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        match self.condition() {
+            Condition::Lost | Condition::Released => Some(Duration::ZERO),
+            _ if self.deadline() == Timestamp::NEVER => None,
+            _ => Some(self.deadline().since(self.engine.clock.now())),
+        }
+    }
+
+    /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's timers.
+    pub(crate) async fn lost(&self) {
+        self.when(|hold| hold.condition() == Condition::Lost).await;
+    }
+
     /// Resolves when the hold is lost or released.
     pub(crate) async fn ended(&self) {
         self.when(|hold| hold.state.load(Ordering::Acquire) >= LOST).await;
@@ -296,6 +310,20 @@ impl Hold {
     /// The claim, for good. Only the one who closed the hold takes it.
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
         self.claim.lock().await.take()
+    }
+}
+
+impl Witness for Hold {
+    fn lost(&self, cause: Cow<'static, str>) {
+        self.lose(cause);
+    }
+
+    fn suspect(&self) {
+        Self::suspect(self);
+    }
+
+    fn trust(&self, proof: Timestamp) {
+        self.confirm(proof);
     }
 }
 

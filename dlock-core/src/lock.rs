@@ -9,6 +9,7 @@ use crate::guard::Guard;
 use crate::key::Key;
 use crate::options::{Options, Site, Wait, option_setters};
 use crate::scope;
+use crate::segment::Segmented;
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -51,6 +52,11 @@ impl Lock {
     pub const fn with_template(mut self, template: &'static str) -> Self {
         self.site.template = Some(template);
         self
+    }
+
+    /// Splits the key into so many segments, each a lock of its own.
+    pub const fn segmented(self, segments: u32) -> Segmented {
+        Segmented::new(self, segments)
     }
 
     /// The function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
@@ -105,15 +111,38 @@ impl Lock {
     /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
     /// its own.
     pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
-        let key = match &self.key {
-            Ok(key) => key,
-            Err(why) => return Err(self.error(Operation::Acquire, Failure::invalid_key(why.to_string()))),
-        };
-        self.options.check().map_err(|failure| self.error(Operation::Acquire, failure))?;
+        let key = self.checked(&self.options)?;
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
             return Ok(guard);
         }
         acquire(&self.engine, key, self.site, &self.options).await
+    }
+
+    /// The key, if it and these options can work.
+    pub(crate) fn checked(&self, options: &Options) -> Result<&Key> {
+        let refuse = |failure| self.error(Operation::Acquire, failure);
+        let key = self.key.as_ref().map_err(|why| refuse(Failure::invalid_key(why.to_string())))?;
+        options.check().map_err(refuse)?;
+        Ok(key)
+    }
+
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// A lock with the same options and a key made of this one's.
+    pub(crate) fn renamed(&self, key: impl FnOnce(&str) -> String) -> Self {
+        let rename = |old: &Key| Key::new(key(old.as_str())).map_err(|failure| failure.message().into());
+        Self { key: self.key.as_ref().map_err(Arc::clone).and_then(rename), ..self.clone() }
+    }
+
+    /// The key, unless it is invalid.
+    pub(crate) fn key(&self) -> Option<&Key> {
+        self.key.as_ref().ok()
+    }
+
+    pub(crate) const fn site(&self) -> Site {
+        self.site
     }
 
     pub(crate) const fn options(&self) -> &Options {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, Capabilities};
+use crate::batch::Batch;
 use crate::engine::{Engine, Stats};
 use crate::erased::DynBackend;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -12,7 +13,10 @@ use crate::keeper::Job;
 use crate::key::Key;
 use crate::lock::Lock;
 use crate::options::{Options, option_setters};
+use crate::prefix::{Erased, Prefixed};
+use crate::require::{self, Requirement};
 use crate::scope::Scope;
+use crate::segment::Segmented;
 
 /// Locks on one backend, with default options. Cheap to clone: clones share everything.
 ///
@@ -59,6 +63,8 @@ impl Locks {
             backend: Box::new(backend),
             options: Options::default(),
             label: None,
+            prefix: None,
+            required: Vec::new(),
             show_keys: false,
         }
     }
@@ -66,6 +72,16 @@ impl Locks {
     /// The lock named `key`. Whether the key is valid is said when it is acquired.
     pub fn lock(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
+    }
+
+    /// The locks named by `keys` as one: all of them or none, in an order that cannot deadlock. See [`Batch`].
+    pub fn lock_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Batch {
+        Batch::of(keys.into_iter().map(|key| self.lock(key)))
+    }
+
+    /// `key` split into so many segments, each a lock of its own. See [`Segmented`].
+    pub fn segmented(&self, key: impl AsRef<str>, segments: u32) -> Segmented {
+        self.lock(key).segmented(segments)
     }
 
     /// Runs `body` as one owner: guards that are taken by hand inside of it are reentrant, so that a function called
@@ -155,6 +171,10 @@ impl Locks {
         Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// The name of the backend.
     #[must_use]
     pub fn backend(&self) -> &'static str {
@@ -165,6 +185,16 @@ impl Locks {
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.engine.capabilities
+    }
+
+    /// Whether the backend gives all of these guarantees. See [`LocksBuilder::require`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`], with the names of those it does not give.
+    pub fn require(&self, requirements: &[Requirement]) -> Result<()> {
+        require::check(requirements, &self.engine.capabilities)
+            .map_err(|failure| self.engine.error(Operation::Configure, failure))
     }
 
     /// Counts since these locks were built.
@@ -187,6 +217,8 @@ pub struct LocksBuilder {
     backend: Box<dyn DynBackend>,
     options: Options,
     label: Option<String>,
+    prefix: Option<String>,
+    required: Vec<Requirement>,
     show_keys: bool,
 }
 
@@ -197,6 +229,28 @@ impl LocksBuilder {
     /// At most 64 bytes.
     pub fn with_label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
+        self
+    }
+
+    /// Puts `prefix` before every key on the servers, so that several services share a store without sharing locks. What
+    /// callers, errors and spans see is the key without it. 1 to 128 bytes. See [`Prefixed`].
+    pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Refuses a backend that does not give this guarantee. Without it, another backend in the configuration would
+    /// silently be a weaker lock.
+    ///
+    /// ```
+    /// use dlock_core::{ErrorKind, Locks, Memory, Requirement};
+    ///
+    /// let error = Locks::builder(Memory::new()).require(Requirement::Fair).build().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// assert!(error.to_string().contains("`fair`"));
+    /// ```
+    pub fn require(mut self, requirement: Requirement) -> Self {
+        self.required.push(requirement);
         self
     }
 
@@ -211,7 +265,8 @@ impl LocksBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] when an option is outside its bounds; [`ErrorKind::Unavailable`] when the operating
+    /// [`ErrorKind::InvalidConfig`] when an option is outside its bounds; [`ErrorKind::Unsupported`] when the backend lacks
+    /// what was [required](Self::require); [`ErrorKind::Unavailable`] when the operating
     /// system gives no thread for the keeper.
     pub fn build(self) -> Result<Locks> {
         let name = self.backend.name();
@@ -221,7 +276,12 @@ impl LocksBuilder {
             let what = format!("the label has {} bytes; use up to 64", label.len());
             return Err(refuse(Failure::invalid_config(what)));
         }
-        let engine = Engine::start(self.backend, self.label, self.show_keys).map_err(refuse)?;
+        require::check(&self.required, &self.backend.capabilities()).map_err(refuse)?;
+        let backend = match self.prefix {
+            None => self.backend,
+            Some(prefix) => Box::new(Prefixed::new(Erased(self.backend), prefix).map_err(refuse)?),
+        };
+        let engine = Engine::start(backend, self.label, self.show_keys).map_err(refuse)?;
         Ok(Locks { engine, defaults: self.options })
     }
 }

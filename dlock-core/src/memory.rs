@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Together,
+    Withdrawn,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -114,6 +115,17 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The server's part of an attempt for several locks: one atomic step.
+    fn grant_all(&self, claims: &[&mut MemoryClaim]) -> Together {
+        let now = self.clock.now();
+        let mut state = self.state();
+        let busy = claims.iter().map(|claim| state.busy(&claim.request, now));
+        match busy.enumerate().find_map(|(place, busy)| Some((place, busy?))) {
+            Some((place, busy)) => Together::Busy { place, busy },
+            None => Together::Granted(claims.iter().map(|claim| state.grant(&claim.request, now)).collect()),
+        }
+    }
+
     fn remove(&self, key: &str) -> Option<Entry> {
         let mut state = self.state();
         let entry = state.locks.remove(key);
@@ -129,6 +141,40 @@ impl State {
         if let Some(changed) = self.watched.get(key) {
             changed.notify_waiters();
         }
+    }
+
+    /// Who else has the lock.
+    fn busy(&self, request: &ClaimRequest, now: Timestamp) -> Option<Busy> {
+        let entry = self.locks.get(&request.key)?;
+        (entry.token != request.token && entry.expires > now).then(|| Busy {
+            retry_after: Some(entry.expires.since(now)),
+            holder: Some(Box::new(entry.holder(now))),
+        })
+    }
+
+    /// Gives the lock, which nobody else has.
+    fn grant(&mut self, request: &ClaimRequest, now: Timestamp) -> Grant {
+        let grant = Grant::new(Term::Lease(request.lease));
+        if let Some(entry) = self.locks.get_mut(&request.key)
+            && entry.token == request.token
+            && entry.expires > now
+        {
+            // The reply of an earlier attempt was lost: adopt what it took.
+            entry.expires = now + request.lease;
+            return grant.with_fence(entry.fence);
+        }
+        self.fence += 1;
+        let fence = Fence::new(self.fence);
+        let entry = Entry {
+            token: request.token,
+            fence,
+            expires: now + request.lease,
+            identity: Arc::clone(&request.identity),
+            since: SystemTime::now(),
+            signal: None,
+        };
+        self.locks.insert(request.key.clone(), entry);
+        grant.with_fence(fence)
     }
 }
 
@@ -149,6 +195,19 @@ impl Backend for Memory {
 
     fn claim(&self, request: ClaimRequest) -> MemoryClaim {
         MemoryClaim { shared: Arc::clone(&self.0), request, unsettled: false, held: false }
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut MemoryClaim]) -> Result<Together, Failure> {
+        let before: Vec<bool> =
+            claims.iter_mut().map(|claim| std::mem::replace(&mut claim.unsettled, true)).collect();
+        let answer = self.0.faults.around(|| self.0.grant_all(claims)).await?;
+        let granted = matches!(answer, Together::Granted(_));
+        for (claim, before) in claims.iter_mut().zip(before) {
+            // What an earlier attempt took may still be there when this one took nothing.
+            claim.unsettled = before && !granted;
+            claim.held = granted;
+        }
+        Ok(answer)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -191,34 +250,11 @@ pub struct MemoryClaim {
 impl MemoryClaim {
     /// The server's part of an attempt: one atomic step.
     fn grant(&self) -> Attempt {
-        let Self { shared, request, .. } = self;
-        let now = shared.clock.now();
-        let mut state = shared.state();
-        let state = &mut *state;
-        match state.locks.get_mut(&request.key) {
-            Some(entry) if entry.token == request.token && entry.expires > now => {
-                // The reply of an earlier attempt was lost: adopt what it took.
-                entry.expires = now + request.lease;
-                Attempt::Granted(Grant::new(Term::Lease(request.lease)).with_fence(entry.fence))
-            }
-            Some(entry) if entry.expires > now => Attempt::Busy(Busy {
-                retry_after: Some(entry.expires.since(now)),
-                holder: Some(Box::new(entry.holder(now))),
-            }),
-            _ => {
-                state.fence += 1;
-                let fence = Fence::new(state.fence);
-                let entry = Entry {
-                    token: request.token,
-                    fence,
-                    expires: now + request.lease,
-                    identity: Arc::clone(&request.identity),
-                    since: SystemTime::now(),
-                    signal: None,
-                };
-                state.locks.insert(request.key.clone(), entry);
-                Attempt::Granted(Grant::new(Term::Lease(request.lease)).with_fence(fence))
-            }
+        let now = self.shared.clock.now();
+        let mut state = self.shared.state();
+        match state.busy(&self.request, now) {
+            Some(busy) => Attempt::Busy(busy),
+            None => Attempt::Granted(state.grant(&self.request, now)),
         }
     }
 

@@ -7,7 +7,7 @@
 //! | `dlock.renew` | debug | one renewal, on the keeper's thread | `outcome` |
 //! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
 //!
-//! All have `backend` and `key`; those of a lock that the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a
+//! All have `backend` and `key`, of a batch that of its first lock and `keys`, how many there are; those of a lock that the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a
 //! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
 use std::fmt::Write;
@@ -20,16 +20,19 @@ use tracing::{Span, debug, debug_span, info_span, warn};
 use crate::engine::Engine;
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
+use crate::held::Held;
 use crate::hold::Hold;
 use crate::key::Key;
 use crate::options::Site;
 
-pub(crate) fn acquire_span(engine: &Engine, key: &Key, site: Site) -> Span {
+/// For `keys` locks that are taken together, of which `key` is the first.
+pub(crate) fn acquire_span(engine: &Engine, key: &Key, site: Site, keys: Option<usize>) -> Span {
     let span = info_span!(
         target: "dlock",
         "dlock.acquire",
         backend = engine.name,
         key = Empty,
+        keys,
         template = site.template,
         function = site.function,
         outcome = Empty,
@@ -68,15 +71,19 @@ pub(crate) fn unknown_outcome(failure: &Failure, again: bool) {
     debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown");
 }
 
-pub(crate) fn hold_span(hold: &Hold) -> Span {
+/// None for a body that runs without a lock.
+pub(crate) fn hold_span(held: &Held) -> Span {
+    let holds = held.holds();
+    let Some(hold) = holds.first() else { return Span::none() };
     let span = info_span!(
         target: "dlock",
         "dlock.hold",
         backend = hold.engine.name,
         key = Empty,
+        keys = (holds.len() > 1).then_some(holds.len()),
         template = hold.site.template,
         function = hold.site.function,
-        fence = hold.fence.map(Fence::get),
+        fence = held.fence().map(Fence::get),
     );
     with_key(span, &hold.engine, &hold.key)
 }
@@ -142,10 +149,15 @@ pub(crate) fn running_unlocked(error: &Error) {
     warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case");
 }
 
-pub(crate) fn release_failed_after_body(hold: &Hold, error: &Error) {
-    let key = shown(&hold.engine, &hold.key);
-    let (backend, failure) = (hold.engine.name, error.failure());
+pub(crate) fn release_failed_after_body(held: &Held, error: &Error) {
+    let key = held.holds().first().map(|hold| shown(&hold.engine, &hold.key));
+    let (backend, failure) = (error.backend(), error.failure());
     warn!(target: "dlock", backend, key, %failure, "the body is done, and its lock was not released properly");
+}
+
+pub(crate) fn release_of_many_failed(error: &Error) {
+    let (backend, failure) = (error.backend(), error.failure());
+    warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly");
 }
 
 fn with_key(span: Span, engine: &Engine, key: &Key) -> Span {

@@ -15,6 +15,17 @@ pub enum Wait {
     Forever,
 }
 
+impl Wait {
+    /// How long it is.
+    pub(crate) const fn limit(&self) -> Duration {
+        match self {
+            Self::No => Duration::ZERO,
+            Self::For(limit) => *limit,
+            Self::Forever => Duration::MAX,
+        }
+    }
+}
+
 impl From<Duration> for Wait {
     fn from(limit: Duration) -> Self {
         Self::For(limit)

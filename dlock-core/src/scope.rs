@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::guard::{Guard, Held};
+use crate::guard::Guard;
+use crate::held::Held;
 use crate::hold::{Condition, Hold};
 use crate::key::Key;
 use crate::options::Options;
@@ -27,8 +28,8 @@ struct Node {
 }
 
 enum Kind {
-    /// A body under a lock; without a hold where it runs unlocked on purpose.
-    Body(Option<Arc<Hold>>),
+    /// A body under a lock, or several; under none where it runs unlocked on purpose.
+    Body(Held),
     /// An owner opened by hand, with the guards taken in it.
     Owner(Mutex<Vec<Weak<Hold>>>),
 }
@@ -38,8 +39,8 @@ impl Scope {
         Self(Arc::new(Node { parent: current(), kind }))
     }
 
-    pub(crate) fn of_body(hold: Option<Arc<Hold>>) -> Self {
-        Self::child(Kind::Body(hold))
+    pub(crate) fn of_body(held: Held) -> Self {
+        Self::child(Kind::Body(held))
     }
 
     pub(crate) fn of_owner() -> Self {
@@ -56,7 +57,7 @@ impl Scope {
         let mut scope = Some(self);
         while let Some(Self(node)) = scope {
             let found = match &node.kind {
-                Kind::Body(hold) => hold.as_ref().and_then(&mut visit),
+                Kind::Body(held) => held.holds().iter().rev().find_map(&mut visit),
                 Kind::Owner(holds) => {
                     let holds = holds.lock().unwrap_or_else(PoisonError::into_inner);
                     holds.iter().rev().filter_map(Weak::upgrade).find_map(|hold| visit(&hold))
@@ -114,10 +115,20 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
     }
 }
 
-/// Whether the calling code runs directly in a body under `hold`, so that a scope of its own would change nothing.
-pub(crate) fn is_innermost(hold: &Arc<Hold>) -> bool {
-    let same = |scope: &Scope| matches!(&scope.0.kind, Kind::Body(Some(own)) if Arc::ptr_eq(own, hold));
+/// Whether the calling code runs directly in a body under these, so that a scope of its own would change nothing.
+pub(crate) fn is_innermost(held: &Held) -> bool {
+    let same = |scope: &Scope| matches!(&scope.0.kind, Kind::Body(own) if own.is_same(held));
     SCOPE.try_with(same).unwrap_or(false)
+}
+
+/// The first key that the calling scope holds on this engine and that `test` says something about.
+pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>) -> Option<T> {
+    let find = |hold: &Arc<Hold>| {
+        let held = Arc::ptr_eq(&hold.engine, engine)
+            && matches!(hold.condition(), Condition::Held | Condition::Suspect);
+        if held { test(&hold.key) } else { None }
+    };
+    SCOPE.try_with(|scope| scope.find(find)).ok().flatten()
 }
 
 /// Notes a guard that was taken by hand with the nearest owner that was opened by hand, if there is one.
@@ -143,8 +154,8 @@ pub fn current_hold() -> Option<Held> {
         .try_with(|scope| {
             let mut scope = Some(scope);
             while let Some(Scope(node)) = scope {
-                if let Kind::Body(hold) = &node.kind {
-                    return Some(hold.clone().map_or_else(Held::nothing, Held::of));
+                if let Kind::Body(held) = &node.kind {
+                    return Some(held.clone());
                 }
                 scope = node.parent.as_ref();
             }

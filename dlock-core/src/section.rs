@@ -1,44 +1,104 @@
 //! A body that runs under a lock.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 
 use tracing::Instrument;
 
-use crate::error::Failure;
-use crate::error::{ErrorKind, Operation, Result};
-use crate::guard::{Guard, Held};
-use crate::hold::{Condition, Hold};
+use crate::batch::{Batch, BatchGuard};
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::guard::Guard;
+use crate::held::Held;
 use crate::lock::Lock;
 use crate::observe;
 use crate::options::OnLost;
 use crate::scope::{self, Scope};
 
-/// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`] and the attribute are made of.
+/// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
+/// made of.
 ///
 /// It owns the guard, so that a caller who declares it before the body has the body dropped first when he is
 /// cancelled himself: the lock is given back after everything that was done under it.
 #[derive(Debug)]
 pub struct Section {
-    lock: Lock,
+    target: Target,
     state: State,
     run_when_unavailable: bool,
 }
 
 #[derive(Debug)]
+enum Target {
+    Lock(Lock),
+    Batch(Batch),
+}
+
+#[derive(Debug)]
 enum State {
     Outside,
-    Locked(Guard),
+    Locked(Taken),
     /// The backend could not be asked, and the caller wants the body run all the same.
     Unlocked,
+}
+
+#[derive(Debug)]
+enum Taken {
+    One(Guard),
+    All(BatchGuard),
+}
+
+impl Taken {
+    fn held(&self) -> Held {
+        match self {
+            Self::One(guard) => guard.held(),
+            Self::All(guards) => guards.held(),
+        }
+    }
+
+    async fn release(self) -> Result<()> {
+        match self {
+            Self::One(guard) => guard.release().await,
+            Self::All(guards) => guards.release().await,
+        }
+    }
+}
+
+impl Target {
+    async fn take(&self) -> Result<Taken> {
+        match self {
+            Self::Lock(lock) => lock.acquire_unnoted().await.map(Taken::One),
+            Self::Batch(batch) => batch.acquire_unnoted().await.map(Taken::All),
+        }
+    }
+
+    fn on_lost(&self) -> OnLost {
+        match self {
+            Self::Lock(lock) => lock.options().on_lost,
+            Self::Batch(batch) => batch.on_lost(),
+        }
+    }
+}
+
+impl From<Lock> for Section {
+    fn from(lock: Lock) -> Self {
+        Self::new(lock)
+    }
+}
+
+impl From<Batch> for Section {
+    fn from(batch: Batch) -> Self {
+        Self::of(Target::Batch(batch))
+    }
 }
 
 impl Section {
     /// A section under `lock`, which is not yet taken.
     #[must_use]
     pub const fn new(lock: Lock) -> Self {
-        Self { lock, state: State::Outside, run_when_unavailable: false }
+        Self::of(Target::Lock(lock))
+    }
+
+    const fn of(target: Target) -> Self {
+        Self { target, state: State::Outside, run_when_unavailable: false }
     }
 
     /// Runs the body without the lock when the backend cannot be asked for it.
@@ -61,8 +121,8 @@ impl Section {
         if !matches!(self.state, State::Outside) {
             return Ok(());
         }
-        self.state = match self.lock.acquire_unnoted().await {
-            Ok(guard) => State::Locked(guard),
+        self.state = match self.target.take().await {
+            Ok(taken) => State::Locked(taken),
             Err(error) if self.run_when_unavailable && is_unavailable(error.kind()) => {
                 observe::running_unlocked(&error);
                 State::Unlocked
@@ -86,55 +146,58 @@ impl Section {
     /// When dropped, the lock is given back in the background once the section is dropped too.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
         self.enter().await?;
-        let hold = match &self.state {
-            State::Locked(guard) => Some(Arc::clone(guard.hold())),
-            _ => None,
-        };
-        let span = hold.as_deref().map_or_else(tracing::Span::none, observe::hold_span);
-        let supervised = supervise(hold.as_deref(), self.lock.options().on_lost, body).instrument(span);
-        let result = if hold.as_ref().is_some_and(scope::is_innermost) {
+        let held = self.held();
+        let span = observe::hold_span(&held);
+        let supervised = supervise(&held, self.target.on_lost(), body).instrument(span);
+        let result = if scope::is_innermost(&held) {
             supervised.await
         } else {
-            Scope::of_body(hold.clone()).enter(supervised).await
+            Scope::of_body(held.clone()).enter(supervised).await
         };
         match (std::mem::replace(&mut self.state, State::Outside), result) {
-            (State::Locked(guard), Some(output)) => {
-                if let Err(error) = guard.release().await
-                    && let Some(hold) = &hold
-                {
-                    observe::release_failed_after_body(hold, &error);
+            (State::Locked(taken), Some(output)) => {
+                if let Err(error) = taken.release().await {
+                    observe::release_failed_after_body(&held, &error);
                 }
                 Ok(output)
             }
             (_, Some(output)) => Ok(output),
             (state, None) => {
-                let failure =
-                    Failure::new(ErrorKind::Lost, hold.as_deref().map(Hold::cause).unwrap_or_default());
-                let error = match &state {
-                    State::Locked(guard) => guard.hold().error(Operation::Hold, failure),
-                    _ => self.lock.error(Operation::Hold, failure),
-                };
                 // The guard stays until the caller has dropped the body.
                 self.state = state;
-                Err(error)
+                Err(loss(&held))
             }
+        }
+    }
+
+    /// What is held; nothing outside, and for a body that runs without the lock.
+    pub(crate) fn held(&self) -> Held {
+        match &self.state {
+            State::Locked(taken) => taken.held(),
+            _ => Held::nothing(),
         }
     }
 }
 
-/// Runs `body` to its end; `None` when the lock is lost before and the body is not to go on.
+fn loss(held: &Held) -> Error {
+    let failure = |cause| Failure::new(ErrorKind::Lost, cause);
+    match held.find_lost() {
+        Some(hold) => hold.error(Operation::Hold, failure(hold.cause())),
+        None => Error::new(Operation::Hold, failure("".into())),
+    }
+}
+
+/// Runs `body` to its end; `None` when a lock is lost before and the body is not to go on.
 ///
 /// The loss is looked for before each poll, so that a process that was stopped and continues does not run a
 /// single step of the body any more.
-async fn supervise<F: Future>(
-    hold: Option<&Hold>,
-    on_lost: OnLost,
-    mut body: Pin<&mut F>,
-) -> Option<F::Output> {
-    let Some(hold) = hold.filter(|_| on_lost == OnLost::Abort) else { return Some(body.await) };
-    let mut lost = std::pin::pin!(hold.when(|hold| hold.condition() == Condition::Lost));
+async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F>) -> Option<F::Output> {
+    if held.holds().is_empty() || on_lost == OnLost::Continue {
+        return Some(body.await);
+    }
+    let mut lost = std::pin::pin!(held.lost());
     std::future::poll_fn(|cx| {
-        if hold.condition() == Condition::Lost {
+        if held.find_lost().is_some() {
             return Poll::Ready(None);
         }
         if let Poll::Ready(output) = body.as_mut().poll(cx) {
@@ -196,11 +259,7 @@ impl Lock {
     {
         let mut section = Section::new(self.clone());
         section.enter().await?;
-        let held = match &section.state {
-            State::Locked(guard) => guard.held(),
-            _ => Held::nothing(),
-        };
-        let body = std::pin::pin!(body(held));
+        let body = std::pin::pin!(body(section.held()));
         section.run(body).await
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::engine::Engine;
+
 /// Exponential back-off with full jitter: each pause is random between a little above zero and a limit that doubles.
 ///
 /// Full jitter spreads the waiters of many processes best (Brooker, *Exponential Backoff And Jitter*, 2015).
@@ -14,6 +16,16 @@ pub(crate) struct Backoff {
 impl Backoff {
     pub(crate) fn new(from: Duration, to: Duration) -> Self {
         Self { limit: from.min(to), to }
+    }
+
+    /// Between polls of a busy lock.
+    pub(crate) fn of_polls(engine: &Engine) -> Self {
+        Self::new(engine.capabilities.poll_from, engine.capabilities.poll_to)
+    }
+
+    /// After failures of the backend.
+    pub(crate) fn of_failures() -> Self {
+        Self::new(Duration::from_millis(10), Duration::from_millis(500))
     }
 
     /// The next pause.

@@ -7,11 +7,14 @@ use crate::template::Template;
 use proc_macro2::{Group, Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream, Parser};
-use syn::{Expr, LitBool, LitStr, Path, Token, token};
+use syn::{Expr, LitBool, LitInt, LitStr, Path, Token, token};
 
 /// Every option, with an example of it.
-const OPTIONS: [(&str, &str); 11] = [
+const OPTIONS: [(&str, &str); 14] = [
     ("key", "key = \"room_<id>\""),
+    ("keys", "keys = [\"room_<a>\", \"room_<b>\"]"),
+    ("segments", "segments = 20"),
+    ("requires", "requires = \"fencing\""),
     ("backend", "backend = \"redis\""),
     ("locks", "locks = self.locks"),
     ("wait", "wait = \"5s\""),
@@ -37,6 +40,9 @@ const OTHER_NAMES: [(&str, &str); 6] = [
 #[derive(Default)]
 pub(crate) struct Args {
     pub key: Option<Key>,
+    pub keys: Option<Keys>,
+    pub segments: Option<u32>,
+    pub requires: Vec<Requirement>,
     pub backend: Option<LitStr>,
     pub locks: Option<Expr>,
     pub wait: Option<Wait>,
@@ -56,6 +62,26 @@ pub(crate) enum Key {
     /// The expression in its braces.
     Expr(Group),
 }
+
+pub(crate) enum Keys {
+    Templates(Vec<Template>),
+    /// The expression in its braces.
+    Expr(Group),
+}
+
+/// A guarantee: what it is called here and in `dlock::Requirement`.
+pub(crate) type Requirement = (&'static str, &'static str);
+
+const REQUIREMENTS: [Requirement; 5] = [
+    ("fencing", "Fencing"),
+    ("fair", "Fair"),
+    ("session_kept", "SessionKept"),
+    ("notified", "Notified"),
+    ("durable", "Durable"),
+];
+
+/// What the runtime accepts.
+const SEGMENTS: std::ops::RangeInclusive<u32> = 1..=10_000;
 
 pub(crate) enum Wait {
     No,
@@ -139,6 +165,9 @@ impl Args {
         let text = |input: ParseStream<'_>| text(option, example, input);
         match option {
             "key" => self.key = Some(key(input)?),
+            "keys" => self.keys = Some(keys(input)?),
+            "segments" => self.segments = Some(segments(input)?),
+            "requires" => self.requires = requires(input)?,
             "backend" => self.backend = Some(backend(&text(input)?)?),
             "locks" => self.locks = Some(input.parse()?),
             "wait" => self.wait = Some(wait(&text(input)?)?),
@@ -167,6 +196,19 @@ impl Args {
         };
         if let Some(span) = later("backend", "locks") {
             mistakes.at(span, "`backend` and `locks` both say where to lock; keep one of them");
+        }
+        if let Some(span) = later("key", "keys") {
+            mistakes.at(
+                span,
+                "`key` and `keys` both say what to lock; keep one of them, with all keys in `keys`",
+            );
+        }
+        if let Some(span) = later("keys", "segments") {
+            mistakes.at(span, "`segments` splits one key, and `keys` are several; keep one of them");
+        }
+        if let Some(span) = later("segments", "on_unavailable") {
+            let message = "without the lock a body has no segment; remove `on_unavailable` or `segments`";
+            mistakes.at(span, message);
         }
         if let (Some(Wait::Forever), Some(span)) = (&self.wait, later("wait", "on_busy")) {
             let message = "nobody who waits forever is turned away, so that `on_busy` is never used; \
@@ -226,6 +268,89 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
     };
     let message = format!("the key is a text in quotes, or an expression in braces; write {remedy}");
     Err(syn::Error::new(at, message))
+}
+
+fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
+    if input.peek(token::Brace) {
+        let block: Group = input.parse()?;
+        if block.stream().is_empty() {
+            let message = "the block gives no keys; write an expression in it that can be iterated over, such as \
+                           `keys = { ids.iter() }`";
+            return Err(syn::Error::new(block.span(), message));
+        }
+        return Ok(Keys::Expr(block));
+    }
+    let at = input.span();
+    if !input.peek(token::Bracket) {
+        let message = "the keys are a list of texts in quotes, or an expression in braces that can be iterated over; \
+                       write `keys = [\"room_<a>\", \"room_<b>\"]`, or `keys = { … }` around this";
+        return Err(syn::Error::new(at, message));
+    }
+    let list: Group = input.parse()?;
+    let parser = |input: ParseStream<'_>| {
+        let mut templates = Vec::new();
+        while !input.is_empty() {
+            let text = parse_or(
+                input,
+                "each key is a text in quotes",
+                "keys = { [ … ] }` around expressions, or `keys = [\"room_<a>\", \"room_<b>\"]",
+            )?;
+            templates.push(Template::parse(text)?);
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(templates)
+    };
+    let templates = parser.parse2(list.stream())?;
+    if templates.is_empty() {
+        let message = "an empty list locks nothing; write the keys in it, such as `keys = [\"room_<a>\", \"room_<b>\"]`";
+        return Err(syn::Error::new(list.span(), message));
+    }
+    Ok(Keys::Templates(templates))
+}
+
+fn segments(input: ParseStream<'_>) -> syn::Result<u32> {
+    let number: LitInt = parse_or(input, "`segments` is a whole number", "segments = 20")?;
+    match number.base10_parse() {
+        Ok(segments) if SEGMENTS.contains(&segments) => Ok(segments),
+        _ => {
+            let message =
+                format!("write a number of segments from {} to {}", SEGMENTS.start(), SEGMENTS.end());
+            Err(syn::Error::new(number.span(), message))
+        }
+    }
+}
+
+/// One name or a list of them.
+fn requires(input: ParseStream<'_>) -> syn::Result<Vec<Requirement>> {
+    const EXAMPLE: &str = "requires = \"fencing\"` or `requires = [\"fencing\", \"durable\"]";
+    let requirement = |input: ParseStream<'_>| {
+        let text: LitStr = parse_or(input, "`requires` takes names of guarantees in quotes", EXAMPLE)?;
+        let name = text.value();
+        REQUIREMENTS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
+            let names = || REQUIREMENTS.iter().map(|(name, _)| *name);
+            let meant = nearest(&name, names());
+            let meant = meant.map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+            let message = format!("unknown guarantee `{name}`; {meant}expected one of {}", list(names()));
+            syn::Error::new(text.span(), message)
+        })
+    };
+    if !input.peek(token::Bracket) {
+        return Ok(vec![requirement(input)?]);
+    }
+    let names: Group = input.parse()?;
+    let parser = |input: ParseStream<'_>| {
+        let mut found = Vec::new();
+        while !input.is_empty() {
+            found.push(requirement(input)?);
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(found)
+    };
+    parser.parse2(names.stream())
 }
 
 fn backend(name: &LitStr) -> syn::Result<LitStr> {

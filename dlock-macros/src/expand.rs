@@ -29,10 +29,11 @@
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
-use crate::args::{Args, Key, OnLost, OnUnavailable, Wait};
+use crate::args::{Args, Key, Keys, OnLost, OnUnavailable, Wait};
 use crate::error::{Mistakes, report};
 use crate::function::Function;
-use proc_macro2::{Group, Literal, Span, TokenStream, TokenTree};
+use crate::template::Template;
+use proc_macro2::{Group, Ident, Literal, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
 use syn::LitStr;
 use syn::ext::IdentExt;
@@ -70,17 +71,37 @@ fn locked(
     let private = quote_spanned!(here=> #dlock::__private);
 
     check_guard(args, function, mistakes);
-    let key = key(args, function, mistakes);
+    let keys = match &args.keys {
+        Some(keys) => several(keys, function, &private, mistakes),
+        None => key(args, function, mistakes),
+    };
     let output = mistakes.take(function.output());
-    let (key, output) = key.zip(output)?;
+    let (keys, output) = keys.zip(output)?;
 
     let site = site(args, function, &private);
     let (backend, source) = source(args, &private);
+    let key = match &args.keys {
+        Some(_) => quote_spanned!(here=> all(#site, #source, #keys)),
+        None => quote_spanned!(here=> new(#site, #source, #keys)),
+    };
     let options = options(args, &dlock);
     let captures = captures(function, written);
     let guard = args.guard.as_ref().map(|guard| quote_spanned!(here=> let #guard = #private::held();));
     let body = &function.body.block;
 
+    let section = quote_spanned! {here=>
+        #backend
+        let mut section = #private::Section::#key #options;
+    };
+    if let Some(segments) = args.segments {
+        let run = in_segments(args, function, &private, &output);
+        let segments = Literal::u32_suffixed(segments);
+        return Some(function.with_body(&quote_spanned! {here=>
+            #section
+            let mut section = section.segments(#segments);
+            #run
+        }));
+    }
     let failed = quote_spanned! {here=>
         ::core::result::Result::Err(error) => #private::from_lock::<#output>(error),
     };
@@ -113,10 +134,51 @@ fn locked(
         },
     };
     Some(function.with_body(&quote_spanned! {here=>
-        #backend
-        let mut section = #private::Section::new(#site, #source, #key) #options;
+        #section
         #run
     }))
+}
+
+/// The body in one segment after the other, until one was not exhausted.
+///
+/// It may run several times, so that it borrows the arguments instead of moving them in.
+fn in_segments(args: &Args, function: &Function, private: &TokenStream, output: &TokenStream) -> TokenStream {
+    let here = Span::mixed_site();
+    let body = &function.body.block;
+    let segment = match &args.guard {
+        Some(guard) => quote!(#guard),
+        None => quote_spanned!(here=> _segment),
+    };
+    let busy = args.on_busy.as_ref().map(|on_busy| {
+        quote_spanned! {here=>
+            ::core::result::Result::Err(error) if #private::is_busy(&error) => break #on_busy,
+        }
+    });
+    let failed = quote_spanned! {here=>
+        ::core::result::Result::Err(error) => break #private::from_lock::<#output>(error),
+    };
+    quote_spanned! {here=>
+        loop {
+            let entered = section.enter().await;
+            let #segment = match entered {
+                ::core::result::Result::Ok(segment) => segment,
+                #busy
+                #failed
+            };
+            let body = ::core::pin::pin!(async {
+                if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
+                    return output;
+                }
+                #body
+            });
+            let outcome = section.run(body).await;
+            match outcome {
+                ::core::result::Result::Ok(::core::option::Option::Some(output)) => break output,
+                ::core::result::Result::Ok(::core::option::Option::None) => {}
+                #failed
+            }
+        }
+    }
 }
 
 fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
@@ -128,7 +190,7 @@ fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<Toke
             Some(quote_spanned!(at=> ::std::string::ToString::to_string(&{ #expr })))
         }
         None => {
-            if !args.gives("key") {
+            if !args.gives("key") && !args.gives("keys") {
                 let example = function.names().find(|name| *name != "self");
                 let example = example.map_or_else(String::new, |name| format!("_<{}>", name.unraw()));
                 let message = format!(
@@ -142,11 +204,36 @@ fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<Toke
     }
 }
 
+/// The keys of a batch, as a `Vec<String>`.
+fn several(
+    keys: &Keys,
+    function: &Function,
+    private: &TokenStream,
+    mistakes: &mut Mistakes,
+) -> Option<TokenStream> {
+    let here = Span::mixed_site();
+    match keys {
+        Keys::Templates(templates) => {
+            let keys: Vec<_> = templates.iter().map(|template| template.to_key(function, mistakes)).collect();
+            let keys = keys.into_iter().collect::<Option<Vec<_>>>()?;
+            Some(quote_spanned!(here=> ::std::vec![#(#keys),*]))
+        }
+        Keys::Expr(block) => {
+            let at = here.located_at(block.span());
+            let expr = block.stream();
+            Some(quote_spanned!(at=> #private::keys_of({ #expr })))
+        }
+    }
+}
+
 /// What spans and metrics are labelled with: never the key, of which there can be any number.
 fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream {
     let name = function.name.unraw().to_string();
-    let template = match &args.key {
-        Some(Key::Template(template)) => template.label(),
+    let template = match (&args.key, &args.keys) {
+        (Some(Key::Template(template)), _) => template.label(),
+        (_, Some(Keys::Templates(templates))) => {
+            templates.iter().map(Template::label).collect::<Vec<_>>().join(",")
+        }
         _ => format!("{{{name}}}"),
     };
     quote_spanned! {Span::mixed_site()=>
@@ -227,6 +314,10 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     }
     if let Some(recheck) = &args.recheck {
         options.extend(quote_spanned!(here=> .recheck(#recheck)));
+    }
+    if !args.requires.is_empty() {
+        let requires = args.requires.iter().map(|(_, variant)| Ident::new(variant, here));
+        options.extend(quote_spanned!(here=> .requires(&[#(#dlock::Requirement::#requires),*])));
     }
     if args.on_unavailable == Some(OnUnavailable::Run) {
         options.extend(quote_spanned!(here=> .run_when_unavailable()));

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest};
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest, Together};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, Token};
 
-use crate::claim::RedisClaim;
+use crate::claim::{self, RedisClaim};
 use crate::config::{Config, RedisBuilder, Replicas};
 use crate::connection::{Servers, Untracked};
 use crate::error::Fault;
@@ -158,6 +158,10 @@ impl Backend for Redis {
 
     fn claim(&self, request: ClaimRequest) -> RedisClaim {
         RedisClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut RedisClaim]) -> Result<Together, Failure> {
+        claim::attempt_all(&self.0, claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

@@ -1,5 +1,7 @@
 //! One claim on one lock.
 
+mod batch;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,8 @@ use crate::error::Fault;
 use crate::keys::Names;
 use crate::scripts::{Answer, Request, Step};
 use crate::subscription::Listener;
+
+pub(crate) use batch::attempt_all;
 
 /// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
 const SAME_CONNECTION: Duration = Duration::from_millis(200);
@@ -64,17 +68,17 @@ impl RedisClaim {
         (self.request.lease / 8).min(self.shared.connect_timeout * 2)
     }
 
-    fn too_few(&self, reply: &Reply) -> Option<Failure> {
-        let replicas = self.shared.replicas.filter(|replicas| reply.acknowledged < replicas.count)?;
+    fn too_few(&self, acknowledged: u32) -> Option<Failure> {
+        let replicas = self.shared.replicas.filter(|replicas| acknowledged < replicas.count)?;
         Some(Failure::unavailable(format!(
-            "{} of {} replicas acknowledged within {:?}",
-            reply.acknowledged, replicas.count, replicas.timeout
+            "{acknowledged} of {} replicas acknowledged within {:?}",
+            replicas.count, replicas.timeout
         )))
     }
 
     async fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
         self.held = true;
-        let Some(failure) = self.too_few(reply) else {
+        let Some(failure) = self.too_few(reply.acknowledged) else {
             self.listener = None;
             let lease = Duration::from_millis(self.lease());
             return Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))));
@@ -95,12 +99,7 @@ impl RedisClaim {
 
 impl Claim for RedisClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        match &mut self.listener {
-            Some(listener) => listener.forget(),
-            none => *none = self.shared.hub.join(&self.names.channel),
-        }
-        let who = self.request.describe().into();
-        let request = self.step(Step::Acquire { lease: self.lease(), who });
+        let request = self.asking();
         let shared = Arc::clone(&self.shared);
         let reply = shared.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
         match &reply.answer {
@@ -136,7 +135,7 @@ impl Claim for RedisClaim {
         let request = self.step(Step::Renew { lease: self.lease() });
         let reply = self.shared.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         match reply.answer {
-            Answer::Done(true) => self.too_few(&reply).map_or(Ok(Renewed::Extended), Err),
+            Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
             Answer::Done(false) => Ok(Renewed::Gone),
             _ => Err(senseless()),
         }

@@ -9,6 +9,8 @@ use crate::keys::Names;
 
 const TEXT: &str = include_str!("scripts/lock.lua");
 static HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(TEXT).get_hash().to_owned());
+const ALL_TEXT: &str = include_str!("scripts/batch.lua");
+static ALL_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(ALL_TEXT).get_hash().to_owned());
 
 /// How the script is named to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,68 @@ pub(crate) enum Answer {
     Done(bool),
     /// The server refused, with this text.
     Refused(String),
+}
+
+/// The acquires of several locks in one slot, all or none.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestAll(pub(crate) Vec<Request>);
+
+/// The answer to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TakenAll {
+    /// Granted or adopted, one for each.
+    Taken(Vec<Answer>),
+    /// Which one somebody else has, and what is known of that.
+    Busy(usize, Answer),
+}
+
+impl RequestAll {
+    /// The call of the script.
+    pub(crate) fn call(&self, by: By) -> Cmd {
+        let shared = self.0.iter().find(|request| !request.names.own_counter);
+        let mut cmd = Cmd::with_capacity(4 + 5 * self.0.len(), 192 * self.0.len());
+        match by {
+            By::Hash => cmd.arg("EVALSHA").arg(ALL_HASH.as_str()),
+            By::Text => cmd.arg("EVAL").arg(ALL_TEXT),
+        };
+        match shared {
+            Some(request) => cmd.arg(1 + self.0.len()).arg(&*request.names.counter),
+            None => cmd.arg(2 * self.0.len()),
+        };
+        for request in &self.0 {
+            cmd.arg(&request.names.lock);
+            if shared.is_none() {
+                cmd.arg(&*request.names.counter);
+            }
+        }
+        cmd.arg(i32::from(shared.is_some()));
+        for request in &self.0 {
+            let Step::Acquire { lease, who } = &request.step else {
+                unreachable!("only acquires are joined")
+            };
+            cmd.arg(&*request.owner).arg(*lease).arg(&**who);
+        }
+        cmd
+    }
+
+    /// Reads the reply; `None` when it is not one.
+    pub(crate) fn read(&self, reply: Value) -> Option<TakenAll> {
+        let Value::Array(mut parts) = reply else { return None };
+        if parts.is_empty() {
+            return None;
+        }
+        match parts.remove(0) {
+            Value::Int(0) if parts.len() == self.0.len() => {
+                parts.into_iter().map(answer).collect::<Option<_>>().map(TakenAll::Taken)
+            }
+            Value::Int(place) => {
+                let place =
+                    usize::try_from(place).ok()?.checked_sub(1).filter(|place| *place < self.0.len())?;
+                Some(TakenAll::Busy(place, answer(Value::Array(parts))?))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// One call of the script with all these operations.

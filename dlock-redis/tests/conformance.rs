@@ -1,10 +1,12 @@
-//! The conformance suite on a single server, on a cluster, and under sentinels.
+//! The conformance suite on a single server, on a cluster, under sentinels, and on a quorum of five.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use dlock_core::Result;
+use dlock_core::{MAX_LEASE, Quorum, Result};
 use dlock_redis::Redis;
+use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use dlock_testkit::servers::ServerError;
 use dlock_testkit::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
@@ -24,10 +26,66 @@ impl Harness for OnServers {
 }
 
 fn suite(topology: &str, url: String) -> Vec<Trial> {
-    let (url, cases) = (Arc::<str>::from(url), AtomicU32::new(0));
-    conformance::tests(topology, move || {
+    let (url, cases) = (Arc::<str>::from(url), Arc::new(AtomicU32::new(0)));
+    let on_servers = move || {
         let prefix = format!("case{}:", cases.fetch_add(1, Ordering::Relaxed));
         OnServers { url: Arc::clone(&url), prefix }
+    };
+    let mut tests = conformance::tests(topology, on_servers.clone());
+    if topology != "sentinel" {
+        // Under sentinels it is the same single master.
+        let name = format!("{topology}_batch_of_one");
+        tests.extend(conformance::tests(&name, move || ByBatches(on_servers())));
+    }
+    tests
+}
+
+/// The same, every lock as a batch of one.
+struct ByBatches(OnServers);
+
+impl Harness for ByBatches {
+    type Backend = BatchOfOne<Redis>;
+
+    async fn open(&self) -> Result<Self::Backend> {
+        Ok(BatchOfOne::new(self.0.open().await?))
+    }
+}
+
+/// Locks on a majority of independent servers, which are asked whether they forget.
+struct OnMajority {
+    urls: Arc<[String]>,
+    prefix: String,
+}
+
+impl Harness for OnMajority {
+    type Backend = Quorum;
+
+    async fn open(&self) -> Result<Quorum> {
+        let mut nodes = Vec::new();
+        for url in self.urls.iter() {
+            nodes.push(Redis::builder(url).with_prefix(&self.prefix).connect().await?);
+        }
+        let builder = Quorum::builder(nodes).with_longest_lease(MAX_LEASE);
+        let quorum = builder.with_node_timeout(Duration::from_secs(2)).build()?;
+        quorum.found().await?;
+        Ok(quorum)
+    }
+
+    /// Each request is five, on a machine that runs the servers too.
+    fn lease(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WITH_FENCES
+    }
+}
+
+fn on_majority(servers: &[RedisServer]) -> Vec<Trial> {
+    let (urls, cases) = (servers.iter().map(RedisServer::url).collect::<Arc<[_]>>(), AtomicU32::new(0));
+    conformance::tests("quorum", move || {
+        let prefix = format!("case{}:", cases.fetch_add(1, Ordering::Relaxed));
+        OnMajority { urls: Arc::clone(&urls), prefix }
     })
 }
 
@@ -39,8 +97,10 @@ fn main() -> std::result::Result<(), ServerError> {
     let mut tests = suite("single", single.url());
     tests.extend(suite("cluster", cluster.url()));
     tests.extend(suite("sentinel", watched.url()));
+    let servers = (0..5).map(|_| RedisServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
+    tests.extend(on_majority(&servers));
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.
-    drop((single, cluster, watched));
+    drop((single, cluster, watched, servers));
     conclusion.exit()
 }

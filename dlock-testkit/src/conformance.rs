@@ -72,6 +72,19 @@ pub trait Harness: Send + Sync + 'static {
     }
 }
 
+/// The cases that need fences, for [`Harness::left_out`] of a backend that has none.
+pub const WITH_FENCES: &[&str] = &[
+    "every_grant_has_a_higher_fence_than_the_one_before",
+    "a_fence_grows_after_a_drop",
+    "a_fence_grows_after_the_lease_ran_out",
+    "a_fence_grows_after_the_lock_was_deleted",
+    "a_fence_stays_the_same_while_the_lock_is_renewed",
+    "fences_follow_the_order_of_the_critical_sections",
+    "a_grant_that_is_adopted_has_one_fence",
+    "the_holder_that_others_see_has_the_fence_of_the_guard",
+    "a_register_refuses_a_holder_that_was_overtaken",
+];
+
 /// What a case needs the backend to be able to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -299,6 +312,7 @@ mod tests {
             .map(Case::name)
             .collect();
         account_for(&Capabilities::basic(), &named).unwrap();
+        account_for(&Capabilities::basic(), WITH_FENCES).unwrap();
         account_for(&Capabilities::basic().with_fencing(), &named).unwrap_err();
     }
 }

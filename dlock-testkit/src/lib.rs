@@ -3,6 +3,7 @@
 //! For authors of backends, and for dlock's own tests.
 //!
 //! * [`conformance`]: what every backend has to do, as test cases over any [`Backend`](dlock_core::Backend). Start here.
+//! * [`BatchOfOne`]: the same suite over a backend that takes several locks in one step.
 //! * [`wire`]: puts faults between the engine and any backend: cut, hang, lose a reply, deliver a request too late.
 //! * [`cancel`]: drops a future at every one of its await points.
 //! * [`history`] and [`judges`]: records what processes did and decides whether exclusion and fencing held.
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch_of_one;
 pub mod cancel;
 pub mod conformance;
 pub mod history;
@@ -26,4 +28,5 @@ mod time;
 pub mod wire;
 pub mod worker;
 
+pub use batch_of_one::BatchOfOne;
 pub use time::now_ns;

@@ -1,10 +1,10 @@
-//! The conformance suite on a single server and on an ensemble.
+//! The conformance suite on a single server, on an ensemble, and on a quorum of three independent servers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use dlock_core::Result;
+use dlock_core::{Quorum, Result};
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use dlock_testkit::servers::ServerError;
 use dlock_testkit::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
@@ -74,6 +74,43 @@ const LEASES: &[&str] = &[
     "what_the_holder_has_left_is_not_more_than_the_lease",
 ];
 
+/// Locks on a majority of independent servers. They never forget.
+struct OnMajority {
+    urls: Arc<[String]>,
+    base: String,
+}
+
+impl Harness for OnMajority {
+    type Backend = Quorum;
+
+    async fn open(&self) -> Result<Quorum> {
+        let mut nodes = Vec::new();
+        for url in self.urls.iter() {
+            let builder = ZooKeeper::builder(url).with_base(&self.base);
+            nodes.push(builder.with_session_timeout(Duration::from_secs(20)).connect().await?);
+        }
+        Quorum::builder(nodes).with_node_timeout(Duration::from_secs(2)).build()
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_secs(3)
+    }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        static BOTH: LazyLock<Vec<&str>> =
+            LazyLock::new(|| LEASES.iter().chain(conformance::WITH_FENCES).copied().collect());
+        &BOTH
+    }
+}
+
+fn on_majority(servers: &[ZooKeeperServer]) -> Vec<Trial> {
+    let (urls, cases) = (servers.iter().map(ZooKeeperServer::url).collect::<Arc<[_]>>(), AtomicU32::new(0));
+    conformance::tests("quorum", move || {
+        let base = format!("/case{}", cases.fetch_add(1, Ordering::Relaxed));
+        OnMajority { urls: Arc::clone(&urls), base }
+    })
+}
+
 fn suite(topology: &str, url: String) -> Vec<Trial> {
     let (url, cases) = (Arc::<str>::from(url), AtomicU32::new(0));
     conformance::tests(topology, move || {
@@ -88,8 +125,10 @@ fn main() -> std::result::Result<(), ServerError> {
     let ensemble = ZooKeeperEnsemble::start()?;
     let mut tests = suite("single", single.url());
     tests.extend(suite("ensemble", ensemble.url()));
+    let servers = (0..3).map(|_| ZooKeeperServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
+    tests.extend(on_majority(&servers));
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.
-    drop((single, ensemble));
+    drop((single, ensemble, servers));
     conclusion.exit()
 }

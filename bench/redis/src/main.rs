@@ -12,11 +12,13 @@
 
 #![forbid(unsafe_code)]
 
+mod batches;
 mod clients;
 mod contend;
 mod counts;
 mod hand_over;
 mod held;
+mod majority;
 mod measure;
 mod pairs;
 mod recorded;
@@ -39,7 +41,7 @@ use crate::measure::Settings;
 #[derive(Debug, Parser)]
 #[command(about = "Measures what dlock costs on Redis", args_conflicts_with_subcommands = true)]
 struct Cli {
-    /// Only the benches whose name contains this: pairs, hand-over, counts, held
+    /// Only the benches whose name contains this: pairs, hand-over, counts, batches, majority, held
     filter: Option<String>,
     /// Shorter rounds and fewer of them
     #[arg(long)]
@@ -83,6 +85,8 @@ const BENCHES: &[(&str, Measure)] = &[
     ("pairs", pairs::uncontended),
     ("hand-over", hand_over::between_processes),
     ("counts", counts::commands),
+    ("batches", batches::of_ten),
+    ("majority", majority::of_five),
     ("held", held::many),
 ];
 

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::open::Opened;
 use crate::config::Replicas;
 use crate::error::Fault;
-use crate::scripts::{self, Answer, By, Request};
+use crate::scripts::{self, Answer, By, Request, RequestAll, TakenAll};
 
 /// How many requests share one call at the most, so that no call keeps the server from others for long.
 const MOST_IN_A_CALL: usize = 32;
@@ -34,8 +34,8 @@ const MOST_CALLS: usize = 64;
 
 /// What came back for one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reply {
-    pub(crate) answer: Answer,
+pub(crate) struct Reply<A = Answer> {
+    pub(crate) answer: A,
     /// How many replicas know what the request changed, where that was asked.
     pub(crate) acknowledged: u32,
 }
@@ -140,6 +140,33 @@ impl Link {
             return Err(Fault::Unsent("the connection has ended"));
         }
         self.wire.asking(request).await
+    }
+
+    /// Takes several locks or none, in a call of its own.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it is carried out if it was sent already.
+    pub(crate) async fn carry_out_all(
+        &self,
+        request: &RequestAll,
+        asking: bool,
+    ) -> Result<Reply<TakenAll>, Fault> {
+        if self.is_ended() {
+            return Err(Fault::Unsent("the connection has ended"));
+        }
+        self.state.open.fetch_add(1, Ordering::AcqRel);
+        let _open = Open(&self.state);
+        let result = match self.wire.send_all(request, By::Hash, asking).await {
+            Err(fault) if fault.code() == Some("NOSCRIPT") => {
+                self.wire.send_all(request, By::Text, asking).await
+            }
+            result => result,
+        };
+        if matches!(result, Err(Fault::Cut(_))) {
+            self.end();
+        }
+        result
     }
 
     /// Finds out whether the other end is still there. `false` when it does not answer in time, or another probe is
@@ -249,21 +276,14 @@ impl Wire {
             }
         }
         if let Some(replicas) = replicas {
-            // Behind the script and on the same connection: it tells of what was written on this connection only.
-            pipeline
-                .cmd("WAIT")
-                .arg(replicas.count)
-                .arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
+            add_wait(&mut pipeline, replicas);
         }
         let count = pipeline.len();
         let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
         if replies.len() != count {
             return Err(senseless());
         }
-        let acknowledged = match replicas.and_then(|_| replies.pop()) {
-            Some(Value::Int(count)) => count.try_into().unwrap_or(0),
-            _ => 0,
-        };
+        let acknowledged = acknowledged(replicas.and_then(|_| replies.pop()));
         let mut replies = replies.into_iter().skip(usize::from(asking));
         if together {
             return split(replies.next().unwrap_or(Value::Nil), requests.len(), acknowledged);
@@ -274,6 +294,42 @@ impl Wire {
                     .and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless())))
             })
             .collect())
+    }
+
+    async fn send_all(&self, request: &RequestAll, by: By, asking: bool) -> Result<Reply<TakenAll>, Fault> {
+        let mut pipeline = redis::pipe();
+        if asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(request.call(by));
+        if let Some(replicas) = self.manner.replicas {
+            add_wait(&mut pipeline, replicas);
+        }
+        let count = pipeline.len();
+        let mut connection = self.connection.clone();
+        let replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
+        let mut replies = replies.into_iter().skip(usize::from(asking));
+        match replies.next() {
+            Some(Value::ServerError(error)) => Err(Fault::of(error.into())),
+            Some(reply) => {
+                let answer = request.read(reply).ok_or_else(senseless)?;
+                Ok(Reply { answer, acknowledged: acknowledged(replies.next()) })
+            }
+            None => Err(senseless()),
+        }
+    }
+}
+
+/// Behind the script and on the same connection: it tells of what was written on this connection only.
+fn add_wait(pipeline: &mut redis::Pipeline, replicas: Replicas) {
+    let limit = u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX);
+    pipeline.cmd("WAIT").arg(replicas.count).arg(limit);
+}
+
+fn acknowledged(reply: Option<Value>) -> u32 {
+    match reply {
+        Some(Value::Int(count)) => count.try_into().unwrap_or(0),
+        _ => 0,
     }
 }
 

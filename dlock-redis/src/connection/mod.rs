@@ -20,7 +20,7 @@ pub(crate) use self::open::{Opened, Opener};
 use self::sentinel::Sentinels;
 use crate::config::Config;
 use crate::error::Fault;
-use crate::scripts::Request;
+use crate::scripts::{Answer, Request, RequestAll, TakenAll};
 use crate::url::{Endpoint, Topology};
 
 /// How often a request follows the servers of a cluster to where they send it.
@@ -62,13 +62,13 @@ impl Servers {
     /// # Cancel safety
     ///
     /// When dropped, the request may still be carried out on the last link that `track` was told of.
-    pub(crate) async fn carry_out(
+    pub(crate) async fn carry_out<E: Errand>(
         &self,
-        request: &Request,
+        request: &E,
         patience: Duration,
         track: &mut impl Track,
-    ) -> Result<Reply, Failure> {
-        let mut node = self.node(request.names.slot, patience).await?;
+    ) -> Result<Reply<E::Answer>, Failure> {
+        let mut node = self.node(request.slot(), patience).await?;
         let mut asking = false;
         let mut unsent = 0;
         for _ in 0..MOST_REDIRECTIONS {
@@ -137,19 +137,16 @@ impl Servers {
 
     /// Carries out a request on a given link. When nobody waits for the answer any more, the link has to show within
     /// `patience` that it is alive.
-    pub(crate) async fn exchange(
+    pub(crate) async fn exchange<E: Errand>(
         &self,
         path: &Path,
-        request: &Request,
+        request: &E,
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
-    ) -> Result<Reply, Fault> {
+    ) -> Result<Reply<E::Answer>, Fault> {
         track.before(path);
         let doubt = Doubt(Some((path, patience)));
-        let result = match asking {
-            true => path.link.carry_out_asking(request).await,
-            false => path.link.carry_out(request).await,
-        };
+        let result = request.over(&path.link, asking).await;
         doubt.dispel();
         match result {
             Err(Fault::Cut(_)) => {}
@@ -200,6 +197,48 @@ impl Servers {
             Self::One(node) => node.close(),
             Self::Cluster(cluster) => cluster.close(),
         }
+    }
+}
+
+/// What can be sent to a server.
+pub(crate) trait Errand: Sync {
+    type Answer: Send;
+
+    /// The slot of its locks.
+    fn slot(&self) -> u16;
+
+    /// Carries it out; `asking` on a server that is about to become responsible for the slot.
+    fn over(
+        &self,
+        link: &Link,
+        asking: bool,
+    ) -> impl Future<Output = Result<Reply<Self::Answer>, Fault>> + Send;
+}
+
+impl Errand for Request {
+    type Answer = Answer;
+
+    fn slot(&self) -> u16 {
+        self.names.slot
+    }
+
+    async fn over(&self, link: &Link, asking: bool) -> Result<Reply, Fault> {
+        match asking {
+            true => link.carry_out_asking(self).await,
+            false => link.carry_out(self).await,
+        }
+    }
+}
+
+impl Errand for RequestAll {
+    type Answer = TakenAll;
+
+    fn slot(&self) -> u16 {
+        self.0.first().map_or(0, |request| request.names.slot)
+    }
+
+    async fn over(&self, link: &Link, asking: bool) -> Result<Reply<TakenAll>, Fault> {
+        link.carry_out_all(self, asking).await
     }
 }
 

@@ -3,6 +3,7 @@
 mod support;
 
 mod administrators;
+mod batches;
 mod cancelling;
 mod clocks;
 mod cluster;
@@ -10,6 +11,7 @@ mod commands;
 mod dropping;
 mod failover;
 mod freezing;
+mod majority;
 mod outcomes;
 mod refusals;
 mod renewing;

@@ -1,5 +1,7 @@
 //! One claim on a row.
 
+pub(super) mod batch;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, Together};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -213,6 +213,10 @@ impl Backend for Sqlite {
 
     fn claim(&self, request: ClaimRequest) -> SqliteClaim {
         SqliteClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut SqliteClaim]) -> Result<Together, Failure> {
+        claim::batch::attempt_all(claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

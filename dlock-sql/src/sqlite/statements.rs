@@ -8,6 +8,7 @@
 
 use sqlx::SqlStr;
 
+use super::claim::batch;
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -46,6 +47,8 @@ pub(super) struct Statements {
     pub(super) mark: SqlStr,
     /// identity, boot, now: notes that the file is another than before.
     pub(super) identify: SqlStr,
+    /// Those for several rows at once.
+    pub(super) batch: batch::Statements,
 }
 
 /// How many rows one statement deletes or lists, so that it does not keep others waiting.
@@ -101,6 +104,7 @@ impl Statements {
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
                 AND (token IS NOT ?1 OR boot <> ?2)"#
             )),
+            batch: batch::Statements::of(table),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Each buyer reads the stock, works for about a millisecond and writes it back. Without a lock the shop oversells. With
 //! `#[distributed_lock]` on that one function it sells exactly what it has, also while one worker is killed inside of its
-//! critical section and another is frozen there for longer than its lease.
+//! critical section and another is frozen there for longer than its lease. Split into 20 segments, each with a lock of
+//! its own, the same stock is sold to many buyers at a time.
 //!
 //! ```text
 //! cargo run --release -p flash-sale
@@ -96,7 +97,7 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Runs the three rounds. The exit code is 1 when a locked round was not exact.
+/// Runs the four rounds. The exit code is 1 when a locked round was not exact.
 async fn sell(sale: &Sale) -> Result<ExitCode> {
     let dir = tempfile::Builder::new().prefix("flash-sale-").tempdir().context("no temporary directory")?;
     let locks = locks_url(sale, &dir)?;
@@ -108,7 +109,7 @@ async fn sell(sale: &Sale) -> Result<ExitCode> {
         );
     }
     let mut outcomes: Vec<Outcome> = Vec::new();
-    for kind in [Kind::Unlocked, Kind::Locked, Kind::Incidents] {
+    for kind in [Kind::Unlocked, Kind::Locked, Kind::Incidents, Kind::Segments] {
         eprintln!("round {}: {}", outcomes.len() + 1, kind.title());
         let screen = Screen::new(sale.json);
         let outcome = round::run(kind, sale, &locks, dir.path(), &screen).await;

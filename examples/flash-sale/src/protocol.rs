@@ -17,6 +17,8 @@ pub(crate) struct Job {
     pub(crate) seed: u64,
     /// A sale goes on when its lock is lost, so that its stale write really reaches the shop.
     pub(crate) regardless: bool,
+    /// The stock is in segments, each with a lock of its own.
+    pub(crate) segmented: bool,
 }
 
 /// From the parent to a worker.

@@ -47,7 +47,7 @@ impl Outcome {
     pub(crate) fn is_right(&self) -> bool {
         match self.kind {
             Kind::Unlocked => true,
-            Kind::Locked => self.is_exact(),
+            Kind::Locked | Kind::Segments => self.is_exact(),
             Kind::Incidents => self.is_exact() && self.takeover.is_some() && self.refused > 0,
         }
     }
@@ -75,6 +75,12 @@ impl Outcome {
     }
 }
 
+/// How many times the throughput under the single lock this round had.
+fn gain(outcome: &Outcome, outcomes: &[Outcome]) -> Option<f64> {
+    let single = outcomes.iter().find(|outcome| outcome.kind == Kind::Locked)?;
+    (outcome.kind == Kind::Segments).then(|| outcome.throughput / single.throughput)
+}
+
 pub(crate) fn table(outcomes: &[Outcome]) -> String {
     const NONE: &str = "-";
     let ms = |ms: Option<f64>| ms.map_or_else(|| NONE.to_owned(), |ms| format!("{ms:.1} ms"));
@@ -86,6 +92,7 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
         "lost\nupdates",
         "stale writes\nrefused",
         "customers\nper s",
+        "against\none lock",
         "wait\np50",
         "wait\np99",
         "taken\nover in",
@@ -99,13 +106,14 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
             outcome.lost_updates().to_string(),
             outcome.refused.to_string(),
             format!("{:.0}", outcome.throughput),
+            gain(outcome, outcomes).map_or_else(|| NONE.to_owned(), |gain| format!("{gain:.1}x")),
             ms(outcome.wait_ms(0.5)),
             ms(outcome.wait_ms(0.99)),
             outcome.takeover.map_or_else(|| NONE.to_owned(), |took| format!("{:.2} s", took.as_secs_f64())),
             outcome.verdict().to_owned(),
         ]);
     }
-    for column in table.column_iter_mut().skip(1).take(8) {
+    for column in table.column_iter_mut().skip(1).take(9) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
@@ -124,6 +132,7 @@ pub(crate) fn json(sale: &Sale, outcomes: &[Outcome]) -> String {
                 "refused": outcome.refused,
                 "failed": outcome.failed,
                 "customers_per_second": outcome.throughput,
+                "against_one_lock": gain(outcome, outcomes),
                 "wait_p50_ms": outcome.wait_ms(0.5),
                 "wait_p99_ms": outcome.wait_ms(0.99),
                 "takeover_ms": outcome.takeover.map(|took| took.as_secs_f64() * 1e3),

@@ -12,7 +12,7 @@ use crate::fleet::{Fleet, News};
 use crate::protocol::{Command, Event, Job, Sale as Served};
 use crate::report::Outcome;
 use crate::screen::Screen;
-use crate::shop::Shop;
+use crate::shop::{SEGMENTS, Shop};
 
 /// A round that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Locked,
     /// Locked, while one worker is killed and another is frozen.
     Incidents,
+    /// Locked in segments of the stock.
+    Segments,
 }
 
 impl Kind {
@@ -31,6 +33,7 @@ impl Kind {
             Self::Unlocked => "no lock",
             Self::Locked => "locked",
             Self::Incidents => "locked, kill and freeze",
+            Self::Segments => "locked, 20 segments",
         }
     }
 }
@@ -86,7 +89,8 @@ pub(crate) async fn run(
     screen: &Screen,
 ) -> Result<Outcome> {
     let path = dir.join(format!("shop-{kind:?}.db").to_lowercase());
-    let shop = Shop::create(&path, sale.stock).await.context("cannot make the shop")?;
+    let segments = if kind == Kind::Segments { SEGMENTS } else { 1 };
+    let shop = Shop::create(&path, sale.stock, segments).await.context("cannot make the shop")?;
     let job = Job {
         shop: path,
         locks: (kind != Kind::Unlocked).then(|| locks.to_owned()),
@@ -96,6 +100,7 @@ pub(crate) async fn run(
         customers: Vec::new(),
         seed: sale.seed,
         regardless: kind == Kind::Incidents,
+        segmented: kind == Kind::Segments,
     };
     let first = Plot::Wait { sold: sale.stock / 4, harm: Harm::Kill };
     let mut round = Round {

@@ -9,12 +9,16 @@ use sqlx::sqlite::{
 
 /// The only product.
 pub(crate) const SKU: &str = "voucher";
+/// Into how many segments the stock is split where it is. The attribute on `buy_in_segments` says the same.
+pub(crate) const SEGMENTS: u32 = 20;
 
 const TABLES: &str = "
     CREATE TABLE stock (
-        sku TEXT PRIMARY KEY,
+        sku TEXT NOT NULL,
+        segment INTEGER NOT NULL,
         available INTEGER NOT NULL,
-        last_fence INTEGER NOT NULL DEFAULT 0
+        last_fence INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (sku, segment)
     ) STRICT;
     CREATE TABLE orders (customer INTEGER PRIMARY KEY, fence INTEGER) STRICT;
 ";
@@ -39,16 +43,19 @@ pub(crate) enum Write {
 }
 
 impl Shop {
-    /// Makes the shop with this much in stock.
-    pub(crate) async fn create(path: &Path, stock: u32) -> Result<Self, sqlx::Error> {
+    /// Makes the shop with this much in stock, in so many segments of nearly the same size.
+    pub(crate) async fn create(path: &Path, stock: u32, segments: u32) -> Result<Self, sqlx::Error> {
         let shop = Self::connect(path, 1, true).await?;
         sqlx::raw_sql(TABLES).execute(&shop.0).await?;
-        let stock = i64::from(stock);
-        sqlx::query("INSERT INTO stock (sku, available) VALUES (?, ?)")
-            .bind(SKU)
-            .bind(stock)
-            .execute(&shop.0)
-            .await?;
+        for segment in 0..segments {
+            let part = stock / segments + u32::from(segment < stock % segments);
+            sqlx::query("INSERT INTO stock (sku, segment, available) VALUES (?, ?, ?)")
+                .bind(SKU)
+                .bind(segment)
+                .bind(part)
+                .execute(&shop.0)
+                .await?;
+        }
         Ok(shop)
     }
 
@@ -72,17 +79,20 @@ impl Shop {
     /// earlier holder, which would otherwise be built upon and then overwritten.
     pub(crate) async fn look(
         &self,
-        sku: &str,
+        (sku, segment): (&str, u32),
         customer: u32,
         fence: Option<u64>,
     ) -> Result<Option<Look>, sqlx::Error> {
         const SERVED: &str = "SELECT EXISTS (SELECT 1 FROM orders WHERE customer = ?)";
         let available = match fence.map(u64::cast_signed) {
-            None => sqlx::query_scalar("SELECT available FROM stock WHERE sku = ?").bind(sku),
+            None => {
+                const LOOK: &str = "SELECT available FROM stock WHERE sku = ? AND segment = ?";
+                sqlx::query_scalar(LOOK).bind(sku).bind(segment)
+            }
             Some(fence) => {
-                const ENTER: &str =
-                    "UPDATE stock SET last_fence = ? WHERE sku = ? AND last_fence <= ? RETURNING available";
-                sqlx::query_scalar(ENTER).bind(fence).bind(sku).bind(fence)
+                const ENTER: &str = "UPDATE stock SET last_fence = ?1 WHERE sku = ?2 AND segment = ?3 \
+                                     AND last_fence <= ?1 RETURNING available";
+                sqlx::query_scalar(ENTER).bind(fence).bind(sku).bind(segment)
             }
         };
         let Some(available) = available.fetch_all(&self.0).await?.first().copied() else { return Ok(None) };
@@ -94,7 +104,7 @@ impl Shop {
     /// after that of a later holder: what makes the sale exact however long a worker was frozen.
     pub(crate) async fn sell(
         &self,
-        sku: &str,
+        (sku, segment): (&str, u32),
         customer: u32,
         available: i64,
         fence: Option<u64>,
@@ -102,11 +112,14 @@ impl Shop {
         let fence = fence.map(u64::cast_signed);
         let mut sale = self.0.begin_with("BEGIN IMMEDIATE").await?;
         let written = match fence {
-            None => sqlx::query("UPDATE stock SET available = ? WHERE sku = ?").bind(available).bind(sku),
+            None => {
+                const BARE: &str = "UPDATE stock SET available = ? WHERE sku = ? AND segment = ?";
+                sqlx::query(BARE).bind(available).bind(sku).bind(segment)
+            }
             Some(fence) => {
-                const FENCED: &str =
-                    "UPDATE stock SET available = ?, last_fence = ? WHERE sku = ? AND last_fence <= ?";
-                sqlx::query(FENCED).bind(available).bind(fence).bind(sku).bind(fence)
+                const FENCED: &str = "UPDATE stock SET available = ?1, last_fence = ?4 WHERE sku = ?2 \
+                                      AND segment = ?3 AND last_fence <= ?4";
+                sqlx::query(FENCED).bind(available).bind(sku).bind(segment).bind(fence)
             }
         };
         if written.execute(&mut *sale).await?.rows_affected() == 0 {
@@ -122,7 +135,7 @@ impl Shop {
 
     /// How many orders there are, and what the stock says is left.
     pub(crate) async fn audit(&self) -> Result<(i64, i64), sqlx::Error> {
-        const AUDIT: &str = "SELECT (SELECT COUNT(*) FROM orders), available FROM stock WHERE sku = ?";
+        const AUDIT: &str = "SELECT (SELECT COUNT(*) FROM orders), SUM(available) FROM stock WHERE sku = ?";
         sqlx::query_as(AUDIT).bind(SKU).fetch_one(&self.0).await
     }
 

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use dlock::{Held, Wait, distributed_lock};
+use dlock::{ErrorKind, Held, Requirement, Wait, distributed_lock};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -43,12 +44,31 @@ struct Counter {
     /// Whether the next one inside of the critical section shall stay there.
     park: watch::Receiver<bool>,
     seed: u64,
+    /// Every segment was found empty, which does not change any more.
+    sold_out: AtomicBool,
 }
 
 /// This is all it takes: one caller at a time for each product, over all processes.
 #[distributed_lock(key = "stock_<sku>", guard = held)]
 async fn buy(counter: &Counter, sku: &str, customer: u32, asked: Instant) -> Result<Served, Trouble> {
-    counter.sell(sku, customer, asked, Some(held)).await
+    counter.sell((sku, 0), customer, asked, Some(held)).await
+}
+
+/// The stock split into segments, each with a lock of its own: as many buyers work at a time.
+#[distributed_lock(key = "stock_<sku>", segments = 20, guard = segment)]
+async fn buy_in_segments(
+    counter: &Counter,
+    sku: &str,
+    customer: u32,
+    asked: Instant,
+) -> Result<Served, Trouble> {
+    let place = (sku, segment.number());
+    let served = counter.sell(place, customer, asked, Some(segment.held().clone())).await?;
+    match served.result {
+        // Perhaps there is one left in another segment.
+        Ok(Sale::SoldOut) => Err(segment.exhausted().into()),
+        _ => Ok(served),
+    }
 }
 
 /// As `buy`, but it goes on when the lock is lost. Nobody should: it stands for what a process can do in the
@@ -60,14 +80,14 @@ async fn buy_regardless(
     customer: u32,
     asked: Instant,
 ) -> Result<Served, Trouble> {
-    counter.sell(sku, customer, asked, Some(held)).await
+    counter.sell((sku, 0), customer, asked, Some(held)).await
 }
 
 impl Counter {
     /// Reads the stock, works for about a millisecond, and writes the stock back.
     async fn sell(
         &self,
-        sku: &str,
+        place: (&str, u32),
         customer: u32,
         asked: Instant,
         held: Option<Held>,
@@ -76,7 +96,7 @@ impl Counter {
         let fence = held.as_ref().and_then(Held::fence).map(dlock::Fence::get);
         let served = |result| Ok(Served { result, wait, fence });
         let refused = |held: Option<Held>| Refused { knew: held.is_some_and(|held| !held.is_held()) };
-        let Some(look) = self.shop.look(sku, customer, fence).await? else {
+        let Some(look) = self.shop.look(place, customer, fence).await? else {
             return served(Err(refused(held)));
         };
         if look.served {
@@ -87,10 +107,23 @@ impl Counter {
         }
         self.stay_if_told(fence).await;
         self.work(customer).await;
-        match self.shop.sell(sku, customer, look.available - 1, fence).await? {
+        match self.shop.sell(place, customer, look.available - 1, fence).await? {
             Write::Done => served(Ok(Sale::Sold)),
             Write::Stale => served(Err(refused(held))),
         }
+    }
+
+    /// Sells from any segment that has something left.
+    async fn sell_in_segments(&self, sku: &str, customer: u32, asked: Instant) -> Result<Served, Trouble> {
+        if !self.sold_out.load(Ordering::Relaxed) {
+            match buy_in_segments(self, sku, customer, asked).await {
+                Err(Trouble::Lock(error)) if error.kind() == ErrorKind::Exhausted => {
+                    self.sold_out.store(true, Ordering::Relaxed);
+                }
+                served => return served,
+            }
+        }
+        Ok(Served { result: Ok(Sale::SoldOut), wait: asked.elapsed(), fence: None })
     }
 
     async fn work(&self, customer: u32) {
@@ -121,10 +154,9 @@ pub(crate) async fn work() -> Result<()> {
         let builder = dlock::from_url(url).await?;
         let lease = Duration::from_millis(job.lease_ms);
         let wait = Wait::For(Duration::from_secs(120));
+        // Without fences a frozen worker's write could not be refused.
+        let builder = builder.require(Requirement::Fencing);
         let locks = builder.with_lease(lease).with_wait(wait).with_label(&job.label).build()?;
-        if !locks.capabilities().fencing {
-            bail!("these locks have no fences; a frozen worker's write could not be refused");
-        }
         dlock::register("shop", locks)?;
     }
     let shop = Shop::open(&job.shop, job.buyers.min(8)).await.context("cannot open the shop")?;
@@ -132,7 +164,7 @@ pub(crate) async fn work() -> Result<()> {
     let Some(Command::Start) = commands.recv().await.transpose()? else { return Ok(()) };
 
     let (park, parked) = watch::channel(false);
-    let counter = Arc::new(Counter { shop, park: parked, seed: job.seed });
+    let counter = Arc::new(Counter { shop, park: parked, seed: job.seed, sold_out: AtomicBool::new(false) });
     let queue = Arc::new(Mutex::new(VecDeque::from(job.customers.clone())));
     let mut buyers = JoinSet::new();
     for _ in 0..job.buyers {
@@ -157,14 +189,16 @@ enum Locking {
     None,
     Normal,
     Regardless,
+    Segments,
 }
 
 impl Locking {
     const fn of(job: &Job) -> Self {
-        match (&job.locks, job.regardless) {
-            (None, _) => Self::None,
-            (Some(_), false) => Self::Normal,
-            (Some(_), true) => Self::Regardless,
+        match (&job.locks, job.regardless, job.segmented) {
+            (None, ..) => Self::None,
+            (Some(_), _, true) => Self::Segments,
+            (Some(_), true, false) => Self::Regardless,
+            (Some(_), false, false) => Self::Normal,
         }
     }
 }
@@ -185,9 +219,10 @@ async fn serve(counter: Arc<Counter>, queue: Arc<Mutex<VecDeque<u32>>>, locking:
 async fn serve_one(counter: &Counter, customer: u32, locking: Locking, last: bool) -> bool {
     let asked = Instant::now();
     let served = match locking {
-        Locking::None => counter.sell(SKU, customer, asked, None).await,
+        Locking::None => counter.sell((SKU, 0), customer, asked, None).await,
         Locking::Normal => buy(counter, SKU, customer, asked).await,
         Locking::Regardless => buy_regardless(counter, SKU, customer, asked).await,
+        Locking::Segments => counter.sell_in_segments(SKU, customer, asked).await,
     };
     let (event, done) = match served {
         Ok(Served { result: Ok(sale), wait, fence }) => {

@@ -21,7 +21,7 @@ fn small_sale(more: &[&str]) -> (Output, Vec<Value>) {
         Err(error) => panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)),
     };
     let rounds = document["rounds"].as_array().cloned().unwrap_or_default();
-    assert_eq!(rounds.len(), 3, "{text}");
+    assert_eq!(rounds.len(), 4, "{text}");
     (output, rounds)
 }
 
@@ -52,16 +52,17 @@ fn is_exact(options: &[&str]) {
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{:?}\n{log}", output.status);
 
-    let [unlocked, locked, incidents] = &rounds[..] else { panic!("{rounds:?}") };
+    let [unlocked, locked, incidents, segments] = &rounds[..] else { panic!("{rounds:?}") };
     assert!(unlocked["lost_updates"].as_i64() > Some(0), "without a lock nothing was lost: {unlocked}");
     assert!(unlocked["oversold"].as_i64() > Some(0), "without a lock nothing was oversold: {unlocked}");
-    for round in [locked, incidents] {
+    for round in [locked, incidents, segments] {
         assert_eq!(round["sold"], 60, "{round}\n{log}");
         assert_eq!(round["left"], 0, "{round}\n{log}");
         assert_eq!(round["lost_updates"], 0, "{round}\n{log}");
         assert_eq!(round["oversold"], 0, "{round}\n{log}");
     }
     assert!(incidents["refused"].as_i64() > Some(0), "the frozen worker's write: {incidents}\n{log}");
+    assert!(segments["against_one_lock"].as_f64() > Some(0.0), "{segments}\n{log}");
     assert!(incidents["takeover_ms"].as_f64() > Some(0.0), "{incidents}\n{log}");
 }
 

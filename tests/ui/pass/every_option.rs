@@ -28,6 +28,25 @@ fn busy(id: u64) -> Result<Error, Error> {
     if id == 0 { unreachable!() } else { unreachable!() }
 }
 
+#[distributed_lock(keys = ["from_<from>", "to_<to>",], requires = "fencing", guard = held)]
+async fn several(from: u64, to: u64) -> Result<u64, Error> {
+    held.check()?;
+    Ok(from + to)
+}
+
+#[distributed_lock(keys = { ids }, requires = ["fencing", "notified"], on_unavailable = "run")]
+async fn any_number(ids: &[u64]) -> Result<usize, Error> {
+    Ok(ids.len())
+}
+
+#[distributed_lock(key = "stock_<sku>", segments = 20, wait = "no", on_busy = Ok(0), guard = segment)]
+async fn in_segments(sku: &str) -> Result<u32, Error> {
+    if sku.is_empty() {
+        return Err(segment.exhausted());
+    }
+    Ok(segment.number())
+}
+
 #[distributed_lock(lease = "24h", wait = "no", on_lost = "continue", recheck = false, key = { id }, locks = locks)]
 async fn others(id: u64, locks: &Locks) -> Result<u64, Error> {
     Ok(id)
@@ -54,6 +73,8 @@ async fn main() -> Result<(), Error> {
     dlock::register("memory", locks.clone())?;
     plain().await?;
     assert_eq!(all(1).await? + others(2, &locks).await?, 3);
+    assert_eq!(several(1, 2).await? + any_number(&[1, 2]).await? as u64, 5);
+    assert!(in_segments("x").await? < 20);
     forever().await?;
     diverging().await?;
     shared().await

@@ -1,0 +1,84 @@
+//! What a program relies on, said aloud.
+
+use std::fmt;
+
+use crate::backend::Capabilities;
+use crate::error::Failure;
+
+/// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
+/// error at start-up, where it would otherwise be a silent weakness: see [`LocksBuilder::require`](crate::LocksBuilder::require).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Requirement {
+    /// Every grant has a [`Fence`](crate::Fence). [`Capabilities::fencing`].
+    Fencing,
+    /// Waiters are served in the order in which they came, those of all processes. [`Capabilities::fair`].
+    Fair,
+    /// A session keeps the lock, so that it ends with its holder's session. [`Capabilities::session_kept`].
+    SessionKept,
+    /// Waiters are told of a release by another process, instead of asking now and then. [`Capabilities::notified`].
+    Notified,
+    /// A confirmed grant is not forgotten when servers fail over or are started again. [`Capabilities::durable`].
+    Durable,
+}
+
+impl Requirement {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Fencing, Self::Fair, Self::SessionKept, Self::Notified, Self::Durable];
+
+    /// The name, as in the attribute's `requires`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fencing => "fencing",
+            Self::Fair => "fair",
+            Self::SessionKept => "session_kept",
+            Self::Notified => "notified",
+            Self::Durable => "durable",
+        }
+    }
+
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::Fencing => "every grant has a fencing token",
+            Self::Fair => "waiters of all processes are served in their order",
+            Self::SessionKept => "the lock ends with its holder's session",
+            Self::Notified => "waiters are told of a release",
+            Self::Durable => "a confirmed grant outlives a failover or restart of the servers",
+        }
+    }
+
+    /// Whether a backend with these capabilities gives it.
+    #[must_use]
+    pub const fn is_met_by(self, capabilities: &Capabilities) -> bool {
+        match self {
+            Self::Fencing => capabilities.fencing,
+            Self::Fair => capabilities.fair,
+            Self::SessionKept => capabilities.session_kept,
+            Self::Notified => capabilities.notified,
+            Self::Durable => capabilities.durable,
+        }
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Refuses a backend that lacks any of these, and names all that it lacks.
+pub(crate) fn check(required: &[Requirement], capabilities: &Capabilities) -> Result<(), Failure> {
+    let missing: Vec<String> = required
+        .iter()
+        .filter(|required| !required.is_met_by(capabilities))
+        .map(|missing| format!("`{missing}` ({})", missing.sentence()))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        crate::error::ErrorKind::Unsupported,
+        format!("it does not give {}, which is required; use a backend that does", missing.join(", ")),
+    ))
+}

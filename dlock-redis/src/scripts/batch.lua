@@ -1,0 +1,92 @@
+-- Several locks in one step: all of them or none.
+-- KEYS: the counter of fences, where ARGV[1] is 1; then the locks, where it is 0 each with its own counter after it.
+-- ARGV: 1 or 0; then for each lock three values: owner field, lease in ms, who it is.
+-- Replies: {0, fence | {value} of an adopted lock, ...}, or {place of the first lock that somebody else has, remaining
+-- lease in ms, owner field, value}, where nothing was changed; or an error, where nothing was taken.
+local call, try, format = redis.call, redis.pcall, string.format
+local first, step = 1, 2
+if ARGV[1] == '1' then
+  first, step = 2, 1
+end
+local count, free, replies = (#ARGV - 1) / 3, 0, { 0 }
+for n = 1, count do
+  local name = KEYS[first + (n - 1) * step]
+  local left = try('PTTL', name)
+  if type(left) == 'table' then
+    return left
+  elseif left == -2 then
+    free = free + 1
+  else
+    local value = try('HGET', name, ARGV[3 * n - 1])
+    if type(value) == 'string' then
+      replies[n + 1] = { value }
+    elseif value then
+      return value
+    else
+      local holder = try('HGETALL', name)
+      if holder.err then
+        return holder
+      end
+      return { n, left, holder[1], holder[2] }
+    end
+  end
+end
+local last
+if free > 0 and step == 1 then
+  -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+  last = try('INCRBY', KEYS[1], free)
+  if type(last) ~= 'number' then
+    return last
+  end
+  -- As in lock.lua, the counter keeps up with the server's clock.
+  local time = call('TIME')
+  local now = time[1] * 1000000 + time[2]
+  if last < now - 1000 then
+    last = now + free
+    call('SET', KEYS[1], last)
+  end
+  last = last - free
+end
+for n = 1, count do
+  local place = first + (n - 1) * step
+  local name, owner, lease = KEYS[place], ARGV[3 * n - 1], ARGV[3 * n]
+  local done
+  if replies[n + 1] then
+    done = try('PEXPIRE', name, lease)
+  else
+    local fence
+    if last then
+      last = last + 1
+      fence = last
+    else
+      fence = try('INCR', KEYS[place + 1])
+      if type(fence) == 'number' then
+        local time = call('TIME')
+        local now = time[1] * 1000000 + time[2]
+        if fence < now - 1000 then
+          fence = now + 1
+          call('SET', KEYS[place + 1], fence)
+        end
+      end
+    end
+    if type(fence) ~= 'number' then
+      done = fence
+    else
+      done = try('HSET', name, owner, format('%.0f %s', fence, ARGV[3 * n + 1]))
+      if done == 1 then
+        replies[n + 1] = fence
+        done = try('PEXPIRE', name, lease)
+      end
+    end
+  end
+  if done ~= 1 then
+    -- What this call has taken so far is given back.
+    for taken = 1, n do
+      if type(replies[taken + 1]) == 'number' then
+        try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken - 1])
+      end
+    end
+    return type(done) == 'table' and done or redis.error_reply('ERR a lease was not set')
+  end
+end
+return replies

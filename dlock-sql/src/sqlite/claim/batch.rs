@@ -1,0 +1,189 @@
+//! Several rows in one statement: all of them or none.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Busy, Grant, Term, Together};
+use dlock_core::{ErrorKind, Failure, Fence, Holder};
+use sqlx::{Row, SqlStr};
+
+use super::SqliteClaim;
+use crate::failure::unchanged;
+use crate::sqlite::connections::{Until, Writer};
+use crate::sqlite::database::Database;
+use crate::sqlite::failure::classify;
+use crate::sqlite::time;
+use crate::table::TableName;
+use crate::text::sql;
+
+/// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
+#[derive(Debug)]
+pub(in crate::sqlite) struct Statements {
+    /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.
+    take: SqlStr,
+    /// The first of the list that somebody else has: its place, fence, expiry and holder.
+    busy: SqlStr,
+}
+
+impl Statements {
+    pub(in crate::sqlite) fn of(table: &TableName) -> Self {
+        // A list is a JSON array of [key, token, lease, holder]: one bound value, whatever its length.
+        let busy = format!(
+            r#"FROM json_each(?2) AS other CROSS JOIN "{table}" AS theirs
+            WHERE theirs.key = unhex(other.value ->> 0) AND theirs.token <> unhex(other.value ->> 1)
+            AND theirs.boot = ?3 AND theirs.expires > ?1"#
+        );
+        Self {
+            take: sql(format!(
+                r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
+                SELECT unhex(value ->> 0), unhex(value ->> 1),
+                    max(?4, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')),
+                    ?3, ?1 + (value ->> 2), CAST(unhex(value ->> 3) AS TEXT)
+                FROM json_each(?2) WHERE NOT EXISTS (SELECT 1 {busy})
+                ON CONFLICT (key) DO UPDATE SET
+                    fence = CASE WHEN held.token = excluded.token AND held.boot = excluded.boot AND held.expires > ?1
+                            THEN held.fence ELSE max(held.fence + 1, excluded.fence) END,
+                    token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
+                RETURNING key, fence"#
+            )),
+            busy: sql(format!(
+                "SELECT other.key, theirs.fence, theirs.expires, theirs.holder {busy} ORDER BY other.key LIMIT 1"
+            )),
+        }
+    }
+}
+
+/// Takes the rows of all these claims, or none.
+pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<Together, Failure> {
+    let Some(first) = claims.first_mut() else { return Ok(Together::Granted(Vec::new())) };
+    let until = first.until();
+    let (database, writer) = first.database().await?;
+    for claim in claims.iter_mut() {
+        let (same, other) = claim.database().await?;
+        if !Arc::ptr_eq(&same, &database) {
+            return Err(Failure::unavailable("the database was replaced; it is tried again"));
+        }
+        if other != writer {
+            return Ok(Together::Separately);
+        }
+        database.may_grant(claim.request.lease)?;
+    }
+    let list = list(claims);
+    match take(claims, &database, writer, &list, until).await? {
+        Some(grants) => Ok(Together::Granted(grants)),
+        None => {
+            let (place, busy) = busy(&database, &list, until).await?;
+            Ok(Together::Busy { place: place.min(claims.len() - 1), busy })
+        }
+    }
+}
+
+/// The grants, or `None` when somebody else has one of them.
+async fn take(
+    claims: &mut [&mut SqliteClaim],
+    database: &Database,
+    writer: Writer,
+    list: &str,
+    until: Until,
+) -> Result<Option<Vec<Grant>>, Failure> {
+    let (mut turn, lane) = database.connections.writer(writer, until).await?;
+    let before: Vec<_> = claims.iter_mut().map(|claim| claim.unsettled.replace(lane)).collect();
+    let answer = turn
+        .run(until, |now| {
+            sqlx::query(database.statements.batch.take.clone())
+                .bind(now)
+                .bind(list.to_owned())
+                .bind(database.boot.clone())
+                .bind(time::wall_micros())
+        })
+        .await;
+    drop(turn);
+    let fences = answer.and_then(|answer| {
+        let rows = answer.rows.iter();
+        rows.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<HashMap<Vec<u8>, i64>, _>>()
+    });
+    let fences = match fences {
+        Ok(fences) => fences,
+        Err(error) => {
+            let failure = classify(error, database.connections.path());
+            if failure.kind() != ErrorKind::Unknown {
+                settle(claims, before);
+            }
+            return Err(failure);
+        }
+    };
+    if fences.is_empty() {
+        // Nothing was taken now; what an earlier attempt took stays open.
+        settle(claims, before);
+        return Ok(None);
+    }
+    let grants = claims.iter_mut().map(|claim| {
+        let fence = fences.get(claim.request.key.as_str().as_bytes())?;
+        let grant = Grant::new(Term::Lease(claim.request.lease));
+        Some(grant.with_fence(Fence::new(fence.unsigned_abs())))
+    });
+    let grants = grants.collect::<Option<Vec<_>>>();
+    let grants = grants.ok_or_else(|| Failure::unknown("the database did not tell of all locks"))?;
+    for claim in claims.iter_mut() {
+        (claim.unsettled, claim.held) = (None, true);
+    }
+    Ok(Some(grants))
+}
+
+fn settle(claims: &mut [&mut SqliteClaim], before: Vec<Option<usize>>) {
+    claims.iter_mut().zip(before).for_each(|(claim, before)| claim.unsettled = before);
+}
+
+/// Which one somebody else has. When nobody has any by now, the first is to be tried again at once.
+async fn busy(database: &Database, list: &str, until: Until) -> Result<(usize, Busy), Failure> {
+    let failed = |error| unchanged(classify(error, database.connections.path()));
+    let mut turn = database.connections.reader(until).await?;
+    let answer = turn
+        .run(until, |now| {
+            sqlx::query(database.statements.batch.busy.clone())
+                .bind(now)
+                .bind(list.to_owned())
+                .bind(database.boot.clone())
+        })
+        .await
+        .map_err(failed)?;
+    drop(turn);
+    let mut busy = Busy::default();
+    let Some(row) = answer.rows.first() else {
+        busy.retry_after = Some(Duration::ZERO);
+        return Ok((0, busy));
+    };
+    let place: i64 = row.try_get(0).map_err(failed)?;
+    let expires: i64 = row.try_get(2).map_err(failed)?;
+    let mut holder = Holder::parse(row.try_get(3).map_err(failed)?);
+    holder.fence = Some(Fence::new(row.try_get::<i64, _>(1).map_err(failed)?.unsigned_abs()));
+    holder.expires_in = Some(Duration::from_nanos(expires.saturating_sub(time::now()).max(0).unsigned_abs()));
+    busy.retry_after = holder.expires_in;
+    busy.holder = Some(Box::new(holder));
+    Ok((usize::try_from(place).unwrap_or(0), busy))
+}
+
+/// A JSON array of `[key, token, lease in nanoseconds, holder]`, all but the lease in hexadecimal.
+fn list(claims: &[&mut SqliteClaim]) -> String {
+    let mut list = String::with_capacity(claims.len() * 256);
+    for claim in claims {
+        let request = &claim.request;
+        list.push_str(if list.is_empty() { "[[\"" } else { ",[\"" });
+        hex(&mut list, request.key.as_str());
+        let _ = write!(list, "\",\"{}\",{},\"", request.token.to_hex(), time::nanos(request.lease));
+        hex(&mut list, &request.describe());
+        list.push_str("\"]");
+    }
+    list.push(']');
+    list
+}
+
+fn hex(list: &mut String, text: &str) {
+    for byte in text.bytes() {
+        for nibble in [byte >> 4, byte & 15] {
+            list.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
+        }
+    }
+}

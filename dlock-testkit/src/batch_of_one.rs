@@ -1,0 +1,100 @@
+//! Every lock as a batch of one, so that the suite tests [`Backend::attempt_all`] by the rules of an attempt.
+
+use std::sync::Arc;
+
+use dlock_core::backend::{
+    Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Together, Withdrawn,
+};
+use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
+
+/// A backend that takes every lock as a batch of one: what it takes in one step has to obey the same rules as a single
+/// lock does. Run it through the [suite](crate::conformance) beside the backend itself when that has
+/// [`Backend::attempt_all`].
+#[derive(Debug)]
+pub struct BatchOfOne<B>(Arc<B>);
+
+impl<B> BatchOfOne<B> {
+    /// `backend` by batches.
+    #[must_use]
+    pub fn new(backend: B) -> Self {
+        Self(Arc::new(backend))
+    }
+}
+
+impl<B: Backend> Backend for BatchOfOne<B> {
+    type Claim = ClaimOfOne<B>;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> ClaimOfOne<B> {
+        ClaimOfOne { claim: self.0.claim(request), backend: Arc::clone(&self.0) }
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.0.inspect(key).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+/// A claim of [`BatchOfOne`].
+pub struct ClaimOfOne<B: Backend> {
+    backend: Arc<B>,
+    claim: B::Claim,
+}
+
+impl<B: Backend> Claim for ClaimOfOne<B> {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        match self.backend.attempt_all(&mut [&mut self.claim]).await? {
+            Together::Granted(grants) => match grants[..] {
+                [grant] => Ok(Attempt::Granted(grant)),
+                _ => Err(Failure::unknown(format!("{} grants for one lock", grants.len()))),
+            },
+            Together::Busy { place: 0, busy } => Ok(Attempt::Busy(busy)),
+            Together::Busy { place, .. } => {
+                Err(Failure::new(ErrorKind::InvalidConfig, format!("lock {place} of one is busy")))
+            }
+            Together::Separately => {
+                Err(Failure::new(ErrorKind::Unsupported, "the backend takes no locks in one step"))
+            }
+        }
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        self.claim.changed().await
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        self.claim.granted(signal);
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.claim.renew().await
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+        self.claim.withdraw().await
+    }
+
+    fn is_clean(&self) -> bool {
+        self.claim.is_clean()
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for ClaimOfOne<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClaimOfOne").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
