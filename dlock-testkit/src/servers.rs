@@ -17,7 +17,12 @@ pub mod postgres;
 mod process;
 #[cfg(feature = "redis-server")]
 pub mod redis;
-#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+#[cfg(any(
+    feature = "mysql-server",
+    feature = "postgres-server",
+    feature = "redis-server",
+    feature = "zookeeper-tls"
+))]
 mod tls;
 pub mod zookeeper;
 
@@ -25,5 +30,10 @@ pub use clock::SteppedClock;
 pub use error::ServerError;
 pub use ports::Ports;
 pub use process::{Process, Program};
-#[cfg(any(feature = "mysql-server", feature = "postgres-server", feature = "redis-server"))]
+#[cfg(any(
+    feature = "mysql-server",
+    feature = "postgres-server",
+    feature = "redis-server",
+    feature = "zookeeper-tls"
+))]
 pub use tls::Certificates;

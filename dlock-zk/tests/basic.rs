@@ -306,3 +306,30 @@ async fn a_server_that_is_not_there_is_unavailable_and_named() {
     let error = locks.lock("room").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_is_verified_and_never_left_out() {
+    let server = ZooKeeperServer::options().tls().start().unwrap();
+    let authority = server.certificates().authority().display().to_string();
+    let pem = std::fs::read_to_string(&authority).unwrap();
+    let with_root = |url: String, pem: &str| ZooKeeper::builder(&url).with_root_certificate(pem).connect();
+
+    let trusting = Locks::new(with_root(server.tls_url(), &pem).await.unwrap());
+    let guard = take(&trusting, "room").await;
+    assert_eq!(server.admin().children("/dlock/room").len(), 1, "it is the same server");
+    guard.release().await.unwrap();
+    let by_file = format!("{}/?root_certificate={authority}", server.tls_url());
+    take(&Locks::new(ZooKeeper::connect(&by_file).await.unwrap()), "room").await.release().await.unwrap();
+
+    // Nobody to trust, somebody else to trust, and another name than the certificate's.
+    let error = ZooKeeper::connect(&server.tls_url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    let stranger = ZooKeeperServer::options().tls().start().unwrap();
+    let other = std::fs::read_to_string(stranger.certificates().authority()).unwrap();
+    with_root(server.tls_url(), &other).await.expect_err("signed by somebody else");
+    with_root(server.tls_url().replace("localhost", "127.0.0.1"), &pem).await.expect_err("another name");
+    // Not talked to without TLS, neither where that is spoken nor where it is not.
+    let in_the_open = server.url().replace("zk://", "zk+tls://").replace("127.0.0.1", "localhost");
+    with_root(in_the_open, &pem).await.expect_err("no TLS there");
+}

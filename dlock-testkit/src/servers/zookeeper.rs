@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+#[cfg(feature = "zookeeper-tls")]
+use super::Certificates;
 use super::{Ports, Process, Program, ServerError};
 
 pub use admin::{Administrator, Node, NodeKind};
@@ -40,6 +42,8 @@ pub struct ZooKeeperServer {
     process: Process,
     port: u16,
     options: ZooKeeperOptions,
+    #[cfg(feature = "zookeeper-tls")]
+    secured: Option<(u16, Certificates)>,
     directory: TempDir,
 }
 
@@ -79,9 +83,23 @@ impl ZooKeeperServer {
         let directory =
             tempfile::tempdir().map_err(|error| ServerError::because("a directory for ZooKeeper", &error))?;
         let port = options.port.unwrap_or_else(Ports::free);
+        #[cfg(feature = "zookeeper-tls")]
+        let (options, secured) = if options.tls {
+            let (port, certificates) = (Ports::free(), Certificates::in_directory(directory.path())?);
+            (options.secured(port, directory.path())?, Some((port, certificates)))
+        } else {
+            (options, None)
+        };
         options.write(port, directory.path())?;
         let process = spawn(&options, &directory)?;
-        Ok(Self { process, port, options, directory })
+        Ok(Self {
+            process,
+            port,
+            options,
+            #[cfg(feature = "zookeeper-tls")]
+            secured,
+            directory,
+        })
     }
 
     /// Waits until the server serves; in an ensemble, until it follows or leads.
@@ -111,6 +129,30 @@ impl ZooKeeperServer {
     #[must_use]
     pub fn url(&self) -> String {
         format!("zk://{}", self.address())
+    }
+
+    /// `zk+tls://localhost`, with [`ZooKeeperOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// When the server was started without it.
+    #[cfg(feature = "zookeeper-tls")]
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let (port, _) = self.secured.as_ref().expect("started with `tls`");
+        format!("zk+tls://localhost:{port}")
+    }
+
+    /// What the server proves itself with, with [`ZooKeeperOptions::tls`].
+    ///
+    /// # Panics
+    ///
+    /// When the server was started without it.
+    #[cfg(feature = "zookeeper-tls")]
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        let (_, certificates) = self.secured.as_ref().expect("started with `tls`");
+        certificates
     }
 
     /// Its administrator.

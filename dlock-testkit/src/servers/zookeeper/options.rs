@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+#[cfg(feature = "zookeeper-tls")]
+use super::super::tls;
 use super::admin::SUPERUSER_DIGEST;
 use super::{ServerError, ZooKeeperServer};
 
@@ -13,6 +15,11 @@ const LIBRARY: &str = "/usr/share/java/zookeeper.jar";
 
 /// What the server logs with.
 const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
+
+/// What a server with TLS needs besides.
+#[cfg(feature = "zookeeper-tls")]
+const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar:\
+    /usr/share/java/netty-transport-native-unix-common.jar";
 
 const CONFIG: &str = "zoo.cfg";
 
@@ -24,6 +31,8 @@ pub struct ZooKeeperOptions {
     settings: Vec<(String, String)>,
     properties: Vec<(String, String)>,
     pub(super) id: Option<u8>,
+    #[cfg(feature = "zookeeper-tls")]
+    pub(super) tls: bool,
 }
 
 impl Default for ZooKeeperOptions {
@@ -34,6 +43,8 @@ impl Default for ZooKeeperOptions {
             settings: Vec::new(),
             properties: Vec::new(),
             id: None,
+            #[cfg(feature = "zookeeper-tls")]
+            tls: false,
         }
     }
 }
@@ -71,6 +82,34 @@ impl ZooKeeperOptions {
     pub fn property(mut self, name: &str, value: &str) -> Self {
         self.properties.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Listens with TLS too, as `localhost`, on a port of its own.
+    #[cfg(feature = "zookeeper-tls")]
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    /// The settings of TLS, by certificates that are in `directory`.
+    #[cfg(feature = "zookeeper-tls")]
+    pub(super) fn secured(self, port: u16, directory: &Path) -> Result<Self, ServerError> {
+        let read = |name| {
+            std::fs::read_to_string(directory.join(name)).map_err(|error| ServerError::because(name, &error))
+        };
+        // The key first, then who it belongs to.
+        let identity = format!("{}{}", read(tls::KEY)?, read(tls::CERTIFICATE)?);
+        let store = directory.join("identity.pem");
+        std::fs::write(&store, identity).map_err(|error| ServerError::because("identity.pem", &error))?;
+        let text = |path: &Path| path.display().to_string();
+        Ok(self
+            .setting("serverCnxnFactory", "org.apache.zookeeper.server.NettyServerCnxnFactory")
+            .setting("secureClientPort", &port.to_string())
+            .setting("secureClientPortAddress", "127.0.0.1")
+            .setting("ssl.keyStore.location", &text(&store))
+            .setting("ssl.trustStore.location", &text(&directory.join(tls::AUTHORITY)))
+            .setting("ssl.clientAuth", "none"))
     }
 
     /// Is this one of an ensemble.
@@ -128,7 +167,10 @@ impl ZooKeeperOptions {
         all.push(format!("-Dzookeeper.DigestAuthenticationProvider.superDigest={SUPERUSER_DIGEST}").into());
         all.extend(self.properties.iter().map(|(name, value)| format!("-D{name}={value}").into()));
         let main = if self.id.is_some() { "quorum.QuorumPeerMain" } else { "ZooKeeperServerMain" };
-        all.extend(["-cp".into(), format!("{LIBRARY}:{LOGGER}").into()]);
+        let libraries = format!("{LIBRARY}:{LOGGER}");
+        #[cfg(feature = "zookeeper-tls")]
+        let libraries = if self.tls { format!("{libraries}:{NETTY}") } else { libraries };
+        all.extend(["-cp".into(), libraries.into()]);
         all.extend([format!("org.apache.zookeeper.server.{main}").into(), directory.join(CONFIG).into()]);
         Ok(all)
     }
