@@ -259,8 +259,9 @@ impl SessionServer for MysqlRows {
     }
 
     async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
+        // In this isolation only the row is locked, and not the place of one that is missing.
         let statements = format!(
-            "SET @dlock_session = CONNECTION_ID(); START TRANSACTION;
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION;
             SELECT {SESSION} FROM `{}` WHERE `key` = X'{}' FOR UPDATE NOWAIT",
             self.table(),
             hex(&name.row)
@@ -273,7 +274,6 @@ impl SessionServer for MysqlRows {
             Err(error) if LOCKED.contains(&number(&error)) => true,
             Err(error) => return Err(error),
         };
-        // Also a row that was looked for and is missing is locked: nobody else could make it.
         let statements = format!(
             "COMMIT; SELECT held.fence, held.holder, {SESSION}
             FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}'",
@@ -292,6 +292,11 @@ impl SessionServer for MysqlRows {
     }
 
     async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        // An insert would wait for a row that is there and locked.
+        let there = format!("SELECT 1 FROM `{}` WHERE `key` = ?", self.table());
+        if sqlx::query(AssertSqlSafe(there)).bind(&name.row).fetch_optional(&mut *on).await?.is_some() {
+            return Ok(false);
+        }
         // Never pruned, since that could take it from under a lock.
         let statement = format!(
             "INSERT IGNORE INTO `{}` (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, '')",

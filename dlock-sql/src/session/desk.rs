@@ -234,6 +234,10 @@ impl<M: Mode> Desk<M> {
             ids.push(id);
             some.push(take);
         }
+        if some.len() < 2 {
+            some.append(&mut rest);
+            return some;
+        }
         let sent = Instant::now();
         let act = Act::Take(wanted);
         let done = self.perform(&act).await;
@@ -403,7 +407,6 @@ impl<M: Mode> Desk<M> {
                 }
             }
         };
-        let late = answer.is_none();
         let fault = match answer {
             Some(Ok((id, done))) if id == session.id => {
                 self.prove(sent, sent_at);
@@ -422,7 +425,7 @@ impl<M: Mode> Desk<M> {
             }
         };
         if fault.broken {
-            self.give_up(if late { "the server did not answer in time" } else { "the connection broke" });
+            self.give_up(&format!("the connection broke ({})", text(&fault.failure)));
         }
         Err(fault)
     }
@@ -442,7 +445,7 @@ impl<M: Mode> Desk<M> {
     }
 
     /// Closes the connection without a word, and tells all holds.
-    fn give_up(&mut self, cause: &'static str) {
+    fn give_up(&mut self, cause: &str) {
         (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
         for (_, held) in self.held.drain() {
             held.line.lost(&format!("the connection that kept it is closed: {cause}"));
@@ -473,6 +476,11 @@ async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Resul
             Ok((session, Done::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
         }
     }
+}
+
+/// What went wrong, with the server's words.
+fn text(failure: &Failure) -> String {
+    copy(failure).message().to_owned()
 }
 
 fn collision(other: &Key) -> Failure {

@@ -11,6 +11,7 @@ use dlock_testkit::servers::mysql::MysqlServer;
 use dlock_testkit::servers::postgres::PostgresServer;
 
 /// A server, and the backend on it.
+#[cfg_attr(not(feature = "tls"), allow(dead_code))]
 pub(crate) trait Db: Send + Sync + Sized + 'static {
     type Backend: Backend + Clone;
     type Pool: Send + Sync;
