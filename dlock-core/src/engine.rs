@@ -1,5 +1,6 @@
 //! What the handles of one `Locks` share: the backend, the book of holds, and the line to the keeper.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -236,6 +237,12 @@ impl Book {
 
     pub(crate) fn held(&self) -> Vec<Arc<Hold>> {
         self.holds().iter().map(|(_, hold)| Arc::clone(hold)).collect()
+    }
+
+    /// What is held here and was not lost, so that nobody has to ask for it.
+    pub(crate) fn held_keys(&self) -> HashSet<Key> {
+        let holds = self.holds();
+        holds.iter().filter(|(_, hold)| !hold.is_lost()).map(|(_, hold)| hold.key.clone()).collect()
     }
 
     /// One piece of background work is done.

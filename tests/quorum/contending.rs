@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::Memory;
+use dlock::{Locks, Memory, Quorum};
+use dlock_testkit::wire::{Wire, Wired};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::support::{KEY, left_with_nothing, nodes, process};
+use crate::support::{KEY, left_with_nothing, nodes, process, take, try_take, until};
 
 /// Nodes so far away that those who ask at the same moment meet on the way.
 fn distant(count: usize) -> Vec<Memory> {
@@ -57,4 +58,63 @@ async fn a_split_vote_comes_to_a_winner() {
         assert!(most < Duration::from_secs(1), "{most:?}");
         left_with_nothing(&nodes);
     }
+}
+
+/// A process, and its ways to the nodes, of which those that `reaches` names are free and the others hang.
+fn through_wires(nodes: &[Memory], reaches: [usize; 2]) -> (Locks, Vec<Wire>) {
+    let wires: Vec<_> = nodes.iter().map(|_| Wire::default()).collect();
+    for (place, wire) in wires.iter().enumerate() {
+        if !reaches.contains(&place) {
+            wire.hang();
+        }
+    }
+    let ways = nodes.iter().zip(&wires).map(|(node, wire)| Wired::new(node.clone(), wire.clone()));
+    let quorum = Quorum::builder(ways).with_durable_nodes().with_node_timeout(Duration::from_secs(2));
+    (Locks::new(quorum.build().expect("a sound quorum")), wires)
+}
+
+#[tokio::test]
+async fn of_two_who_have_half_of_the_votes_each_the_one_with_the_first_gets_the_rest() {
+    let nodes = nodes(5);
+    nodes[4].faults().set_unavailable(true);
+    let (first, first_wires) = through_wires(&nodes, [0, 1]);
+    let (second, second_wires) = through_wires(&nodes, [2, 3]);
+    let asking = [first, second].map(|locks| tokio::spawn(async move { try_take(&locks).await }));
+    while nodes[..4].iter().any(|node| node.held() == 0) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for wire in first_wires.iter().chain(&second_wires) {
+        wire.mend();
+    }
+    let [first, second] = asking;
+    let guard = first.await.unwrap().unwrap().expect("it insists");
+    assert!(second.await.unwrap().unwrap().is_none(), "it gives its votes back");
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    left_with_nothing(&nodes[..4]);
+}
+
+#[tokio::test]
+async fn a_vote_that_comes_too_late_is_given_back_while_the_caller_waits_on() {
+    let nodes = nodes(3);
+    let other = take(&Locks::new(nodes[0].clone())).await;
+    nodes[1].faults().set_unavailable(true);
+    // Half of it is the way there, and the whole of it is more than the node timeout.
+    nodes[2].faults().set_delay(Duration::from_millis(300));
+    let lock = process(&nodes).lock(KEY);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let comes_and_goes = async {
+        for wanted in [1, 0] {
+            while nodes[2].held() != wanted {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), comes_and_goes).await.expect("the vote comes, and goes");
+    assert!(!waiter.is_finished());
+    nodes[2].faults().set_delay(Duration::ZERO);
+    nodes[1].faults().set_unavailable(false);
+    drop(other);
+    waiter.await.unwrap().expect("its turn comes").release().await.unwrap();
+    until("giving everything back", || nodes.iter().all(|node| node.held() == 0));
 }

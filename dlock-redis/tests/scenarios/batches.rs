@@ -34,7 +34,8 @@ async fn ten_locks_are_taken_in_one_request_and_given_back_in_two() {
     assert_eq!(calls(&on) - before, 1);
     let mut expected = keys(10);
     let mut there = held(&on.server);
-    (expected.sort(), there.sort());
+    expected.sort();
+    there.sort();
     assert_eq!(there, expected);
     guard.release().await.unwrap();
     assert!(calls(&on) - before <= 3, "{} requests in all", calls(&on) - before);

@@ -69,6 +69,9 @@ pub(crate) struct Sale {
     /// Seed of how long each customer's sale takes
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// How long a sale works between its look at the stock and its write, in milliseconds: on average, half of it less or more
+    #[arg(long, value_name = "MS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    work: u64,
     /// Lease of the locks, in milliseconds: how long a dead worker's lock blocks the others
     #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(500..=60_000))]
     lease: u64,

@@ -15,6 +15,8 @@ pub(crate) struct Job {
     pub(crate) buyers: u32,
     pub(crate) customers: Vec<u32>,
     pub(crate) seed: u64,
+    /// How long a sale works, on average.
+    pub(crate) work_ms: u64,
     /// A sale goes on when its lock is lost, so that its stale write really reaches the shop.
     pub(crate) regardless: bool,
     /// The stock is in segments, each with a lock of its own.

@@ -99,6 +99,7 @@ pub(crate) async fn run(
         buyers: sale.buyers,
         customers: Vec::new(),
         seed: sale.seed,
+        work_ms: sale.work,
         regardless: kind == Kind::Incidents,
         segmented: kind == Kind::Segments,
     };

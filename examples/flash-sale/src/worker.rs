@@ -44,6 +44,7 @@ struct Counter {
     /// Whether the next one inside of the critical section shall stay there.
     park: watch::Receiver<bool>,
     seed: u64,
+    work_ms: u64,
     /// Every segment was found empty, which does not change any more.
     sold_out: AtomicBool,
 }
@@ -84,7 +85,7 @@ async fn buy_regardless(
 }
 
 impl Counter {
-    /// Reads the stock, works for about a millisecond, and writes the stock back.
+    /// Reads the stock, works for a while, and writes the stock back.
     async fn sell(
         &self,
         place: (&str, u32),
@@ -128,7 +129,7 @@ impl Counter {
 
     async fn work(&self, customer: u32) {
         let mut random = fastrand::Rng::with_seed(self.seed.wrapping_add(u64::from(customer)));
-        tokio::time::sleep(Duration::from_micros(random.u64(500..1_500))).await;
+        tokio::time::sleep(Duration::from_micros(random.u64(self.work_ms * 500..self.work_ms * 1_500))).await;
     }
 
     async fn stay_if_told(&self, fence: Option<u64>) {
@@ -164,7 +165,13 @@ pub(crate) async fn work() -> Result<()> {
     let Some(Command::Start) = commands.recv().await.transpose()? else { return Ok(()) };
 
     let (park, parked) = watch::channel(false);
-    let counter = Arc::new(Counter { shop, park: parked, seed: job.seed, sold_out: AtomicBool::new(false) });
+    let counter = Arc::new(Counter {
+        shop,
+        park: parked,
+        seed: job.seed,
+        work_ms: job.work_ms,
+        sold_out: AtomicBool::new(false),
+    });
     let queue = Arc::new(Mutex::new(VecDeque::from(job.customers.clone())));
     let mut buyers = JoinSet::new();
     for _ in 0..job.buyers {
