@@ -145,7 +145,7 @@ impl Backend for ZooKeeper {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_fairness().with_notifications(SAFETY_NET).with_session()
+        Capabilities::basic().with_fencing().with_fairness().with_notifications(SAFETY_NET).with_session().with_durability()
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {
