@@ -145,7 +145,12 @@ impl Backend for ZooKeeper {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_fairness().with_notifications(SAFETY_NET).with_session().with_durability()
+        Capabilities::basic()
+            .with_fencing()
+            .with_fairness()
+            .with_notifications(SAFETY_NET)
+            .with_session()
+            .with_durability()
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {
