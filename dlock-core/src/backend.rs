@@ -68,6 +68,38 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A [`Failure`] when the backend cannot be asked.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
 
+    /// All locks that are held, with their holders, in any order. The default cannot; see
+    /// [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn holders(&self) -> impl Future<Output = Result<Vec<(Key, Holder)>, Failure>> + Send {
+        std::future::ready(Err(Failure::unsupported("list the holders of its locks")))
+    }
+
+    /// Who waits for `key`, the next one first, without the holder. The default cannot; see
+    /// [`Capabilities::shows_waiters`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn waiters(&self, key: &Key) -> impl Future<Output = Result<Vec<Holder>, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("tell who waits for a lock")))
+    }
+
+    /// Frees `key` whoever holds it, and says whether anybody did. The next grant has a higher fence; those who wait
+    /// are told as after a release. The default cannot; see [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn force_release(&self, key: &Key) -> impl Future<Output = Result<bool, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
+    }
+
     /// Closes connections, as the last step of a shutdown. Later calls may fail.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
@@ -263,6 +295,10 @@ pub struct Capabilities {
     pub notified: bool,
     /// A session keeps the lock, instead of a lease that is renewed.
     pub session_kept: bool,
+    /// [`Backend::holders`] and [`Backend::force_release`] work.
+    pub administered: bool,
+    /// [`Backend::waiters`] works.
+    pub shows_waiters: bool,
     /// The shortest useful pause between two polls of a busy lock.
     pub poll_from: Duration,
     /// The longest pause between two polls. With notifications this is only the safety net.
@@ -278,6 +314,8 @@ impl Capabilities {
             fair: false,
             notified: false,
             session_kept: false,
+            administered: false,
+            shows_waiters: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -309,6 +347,20 @@ impl Capabilities {
     #[must_use]
     pub const fn with_session(mut self) -> Self {
         self.session_kept = true;
+        self
+    }
+
+    /// Lists its holders, and frees a lock by force.
+    #[must_use]
+    pub const fn with_administration(mut self) -> Self {
+        self.administered = true;
+        self
+    }
+
+    /// Tells who waits.
+    #[must_use]
+    pub const fn with_waiters_shown(mut self) -> Self {
+        self.shows_waiters = true;
         self
     }
 

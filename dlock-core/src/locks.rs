@@ -1,5 +1,7 @@
 //! The handle that users hold.
 
+mod administration;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -140,7 +140,10 @@ impl Backend for Memory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_notifications(Duration::from_millis(500))
+        Capabilities::basic()
+            .with_fencing()
+            .with_notifications(Duration::from_millis(500))
+            .with_administration()
     }
 
     fn clock(&self) -> Clock {
@@ -161,6 +164,26 @@ impl Backend for Memory {
                 state.locks.get(key).filter(|entry| entry.expires > now).map(|entry| entry.holder(now))
             })
             .await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let shared = &self.0;
+        let list = || {
+            let now = shared.clock.now();
+            let state = shared.state();
+            let held = state.locks.iter().filter(|(_, entry)| entry.expires > now);
+            held.map(|(key, entry)| (key.clone(), entry.holder(now))).collect()
+        };
+        shared.faults.around(list).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        let shared = &self.0;
+        let force = || {
+            let now = shared.clock.now();
+            shared.remove(key.as_str()).is_some_and(|entry| entry.expires > now)
+        };
+        shared.faults.around(force).await
     }
 }
 
