@@ -29,6 +29,7 @@
 //! | feature | default | what it gives |
 //! |---|---|---|
 //! | `macros` | yes | the attribute |
+//! | `otel` | no | metrics and linked traces for OpenTelemetry |
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
@@ -44,6 +45,8 @@ mod connect;
 mod registry;
 
 pub use connect::{connect, from_url};
+#[cfg(feature = "otel")]
+pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key,
     Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, OnLost, Operation,

@@ -40,6 +40,7 @@ use crate::hold::Hold;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::options::{Options, Wait};
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -191,19 +192,25 @@ pub struct ClaimRequest {
     pub waits: bool,
     /// Who we are, to be stored with the lock.
     pub identity: Arc<Identity>,
+    pub(crate) trace: Trace,
 }
 
 impl ClaimRequest {
     pub(crate) fn new(key: Key, token: Token, options: &Options, identity: Arc<Identity>) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
-        Self { key, token, lease, request_timeout, recheck, waits, identity }
+        Self { key, token, lease, request_timeout, recheck, waits, identity, trace: Trace::current() }
     }
 
-    /// The line to store with the lock, for [`Holder::parse`] to read.
+    /// The line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
+    /// W3C trace context of the span that acquires.
     #[must_use]
     pub fn describe(&self) -> String {
-        self.identity.describe(SystemTime::now())
+        let line = self.identity.describe(SystemTime::now());
+        match self.trace.to_text() {
+            Some(trace) => format!("{line} trace={trace}"),
+            None => line,
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 mod acquire;
 pub mod backend;
 mod clock;
+mod course;
 mod engine;
 mod erased;
 mod error;
@@ -29,6 +30,8 @@ mod observe;
 mod options;
 mod scope;
 mod section;
+mod telemetry;
+mod template;
 mod token;
 mod wait;
 
@@ -47,3 +50,6 @@ pub use options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
 pub use scope::{current_hold, in_current_scope};
 pub use section::Section;
 pub use token::Token;
+
+#[cfg(feature = "otel")]
+pub use opentelemetry;

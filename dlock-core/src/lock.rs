@@ -111,6 +111,7 @@ impl Lock {
         };
         self.options.check().map_err(|failure| self.error(Operation::Acquire, failure))?;
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
+            self.engine.book.metrics.reentered(self.site);
             return Ok(guard);
         }
         acquire(&self.engine, key, self.site, &self.options).await

@@ -17,6 +17,7 @@ use crate::error::Failure;
 use crate::fence::Fence;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+use crate::telemetry::Trace;
 use crate::token::Token;
 pub use faults::Faults;
 
@@ -64,6 +65,7 @@ struct Entry {
     expires: Timestamp,
     identity: Arc<Identity>,
     since: SystemTime,
+    trace: Trace,
     signal: Option<Signal>,
 }
 
@@ -190,6 +192,7 @@ impl Backend for Memory {
 impl Entry {
     fn holder(&self, now: Timestamp) -> Holder {
         let mut holder = self.identity.to_holder(self.since);
+        holder.trace = self.trace.to_text();
         holder.fence = Some(self.fence);
         holder.expires_in = Some(self.expires.since(now));
         holder
@@ -237,6 +240,7 @@ impl MemoryClaim {
                     expires: now + request.lease,
                     identity: Arc::clone(&request.identity),
                     since: SystemTime::now(),
+                    trace: request.trace.clone(),
                     signal: None,
                 };
                 state.locks.insert(request.key.clone(), entry);

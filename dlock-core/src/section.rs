@@ -133,7 +133,7 @@ async fn supervise<F: Future>(
 ) -> Option<F::Output> {
     let Some(hold) = hold.filter(|_| on_lost == OnLost::Abort) else { return Some(body.await) };
     let mut lost = std::pin::pin!(hold.when(|hold| hold.condition() == Condition::Lost));
-    std::future::poll_fn(|cx| {
+    let output = std::future::poll_fn(|cx| {
         if hold.condition() == Condition::Lost {
             return Poll::Ready(None);
         }
@@ -142,7 +142,9 @@ async fn supervise<F: Future>(
         }
         lost.as_mut().poll(cx).map(|()| None)
     })
-    .await
+    .await;
+    observe::body_ended(output.is_none());
+    output
 }
 
 const fn is_unavailable(kind: ErrorKind) -> bool {

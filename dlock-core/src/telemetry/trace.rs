@@ -1,0 +1,164 @@
+//! Whose trace it is: the holder's context is stored with the lock, and the waiter's span links to it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use opentelemetry::Context;
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use crate::key::Key;
+
+/// The OpenTelemetry context of a span, if it has one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Trace(Option<SpanContext>);
+
+impl Trace {
+    /// That of the span we are in. None where the program has no bridge from `tracing` to OpenTelemetry.
+    pub(crate) fn current() -> Self {
+        let span = Span::current();
+        if span.is_disabled() {
+            return Self(None);
+        }
+        Self(Some(span.context().span().span_context().clone()).filter(SpanContext::is_valid))
+    }
+
+    pub(crate) const fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Reads a `traceparent` of W3C Trace Context. It was written by others: what is not one is none.
+    pub(crate) fn parse(text: &str) -> Self {
+        Self(parse(text))
+    }
+
+    /// The remote and the local view of a span differ in everything else.
+    pub(crate) fn is_same_span(&self, other: &Self) -> bool {
+        let span = |trace: &Self| trace.0.as_ref().map(|context| (context.trace_id(), context.span_id()));
+        span(self) == span(other)
+    }
+
+    /// As a `traceparent`.
+    pub(crate) fn to_text(&self) -> Option<String> {
+        let context = self.0.as_ref()?;
+        let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags());
+        Some(format!("00-{trace}-{span}-{flags:02x}"))
+    }
+
+    /// Links the span we are in to this one.
+    pub(crate) fn link(&self) {
+        if let Some(context) = &self.0 {
+            Span::current().add_link(context.clone());
+        }
+    }
+
+    /// Makes `span`, which must be new, a child of this one.
+    pub(crate) fn adopt(&self, span: &Span) {
+        if let Some(context) = &self.0 {
+            // Fails only where the span is not recorded by OpenTelemetry.
+            let _ = span.set_parent(Context::new().with_remote_span_context(context.clone()));
+        }
+    }
+}
+
+fn parse(text: &str) -> Option<SpanContext> {
+    let mut fields = text.split('-');
+    let mut field = |len: usize| {
+        let is_hex = |text: &&str| {
+            text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        };
+        fields.next().filter(is_hex)
+    };
+    let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+    // Later versions may add fields; this one may not, and ff is none.
+    if version == "ff" || (version == "00" && fields.next().is_some()) {
+        return None;
+    }
+    let context = SpanContext::new(
+        TraceId::from_hex(trace).ok()?,
+        SpanId::from_hex(span).ok()?,
+        TraceFlags::new(u8::from_str_radix(flags, 16).ok()?) & TraceFlags::SAMPLED,
+        true,
+        TraceState::default(),
+    );
+    context.is_valid().then_some(context)
+}
+
+/// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
+/// the backend.
+#[derive(Default)]
+pub(crate) struct Holders(Mutex<HashMap<Key, Trace>>);
+
+impl Holders {
+    fn traces(&self) -> MutexGuard<'_, HashMap<Key, Trace>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn begins(&self, key: &Key, trace: &Trace) {
+        if trace.is_some() {
+            self.traces().insert(key.clone(), trace.clone());
+        }
+    }
+
+    pub(crate) fn ends(&self, key: &Key, trace: &Trace) {
+        if trace.is_some() {
+            let mut traces = self.traces();
+            // A lock that was lost may have a new holder by now.
+            if traces.get(key) == Some(trace) {
+                traces.remove(key);
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, key: &Key) -> Trace {
+        self.traces().get(key).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_context_is_read_back_as_it_was_written() {
+        let trace = Trace::parse(TEXT);
+        assert_eq!(trace.to_text().as_deref(), Some(TEXT));
+        assert!(trace.0.is_some_and(|context| context.is_remote() && context.is_sampled()));
+    }
+
+    #[test]
+    fn what_is_no_context_is_none() {
+        let wrong = [
+            "",
+            "00",
+            "locked",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319é-b7ad6b7169203331-01",
+        ];
+        for text in wrong {
+            assert_eq!(Trace::parse(text), Trace::default(), "{text:?}");
+        }
+        assert!(Trace::parse(&TEXT.replacen("00", "cc", 1)).is_some(), "a later version");
+    }
+
+    #[test]
+    fn a_holder_that_was_followed_takes_its_successor_not_along() {
+        let (holders, key) = (Holders::default(), Key::new("k").unwrap());
+        let (old, new) = (Trace::parse(TEXT), Trace::parse(&TEXT.replace("b7ad", "c7ad")));
+        holders.begins(&key, &old);
+        holders.begins(&key, &new);
+        holders.ends(&key, &old);
+        assert_eq!(holders.of(&key), new);
+        holders.ends(&key, &new);
+        assert!(!holders.of(&key).is_some() && holders.traces().is_empty());
+    }
+}
