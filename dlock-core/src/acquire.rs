@@ -132,7 +132,7 @@ pub(crate) async fn acquire(
         site,
         options,
         started,
-        course: Course::begin(engine, site, started),
+        course: Course::begin(engine, key, site, started),
         first_sent: None,
         unknowns: 0,
         polls: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
@@ -168,10 +168,9 @@ impl<'a> Acquire<'a> {
         let mut ticket = None;
         // With a line before us there is no point in asking: the first in line does.
         if self.options.wait != Wait::No && !engine.capabilities.fair && engine.line.has(self.key) {
-            self.course.wait(self.key);
+            self.course.wait();
             ticket = Some(self.stand_in_line().await?);
-            self.course.wait(self.key);
-            self.course.woken();
+            self.course.turn();
         }
         loop {
             engine.refuse_when_closed()?;
@@ -193,14 +192,15 @@ impl<'a> Acquire<'a> {
                     if self.options.wait == Wait::No {
                         return Err(Failure::new(ErrorKind::Busy, ""));
                     }
+                    self.course.wait();
                     if ticket.is_none() && !engine.capabilities.fair {
                         let first = !engine.line.has(self.key);
                         ticket = Some(self.stand_in_line().await?);
                         if !first {
+                            self.course.turn();
                             continue;
                         }
                     }
-                    self.course.wait(self.key);
                     self.wait_for_change(retry_after, ticket.as_ref()).await?;
                     self.course.woken();
                 }

@@ -16,6 +16,7 @@ use crate::telemetry::Trace;
 /// One acquire. Dropping it before its end is an end too: the caller went away.
 pub(crate) struct Course<'a> {
     engine: &'a Engine,
+    key: &'a Key,
     site: Site,
     started: Instant,
     attempts: u32,
@@ -26,8 +27,8 @@ pub(crate) struct Course<'a> {
 }
 
 impl<'a> Course<'a> {
-    pub(crate) fn begin(engine: &'a Engine, site: Site, started: Instant) -> Self {
-        Self { engine, site, started, attempts: 0, waits: false, over: false, linked: Trace::default() }
+    pub(crate) fn begin(engine: &'a Engine, key: &'a Key, site: Site, started: Instant) -> Self {
+        Self { engine, key, site, started, attempts: 0, waits: false, over: false, linked: Trace::default() }
     }
 
     /// The backend is asked.
@@ -47,12 +48,23 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// It waits for the holder of `key`, in line with others of this process or as the first of them.
-    pub(crate) fn wait(&mut self, key: &Key) {
+    /// It waits for the holder, in line with others of this process or as the first of them.
+    pub(crate) fn wait(&mut self) {
         if !std::mem::replace(&mut self.waits, true) {
             self.engine.book.metrics.wait_begins(self.site);
         }
-        self.link(self.engine.book.holders.of(key));
+        self.link_to_local_holder();
+    }
+
+    /// Its turn in line has come.
+    pub(crate) fn turn(&mut self) {
+        self.link_to_local_holder();
+        observe::woken();
+    }
+
+    /// One in this process may be told of by nobody else.
+    fn link_to_local_holder(&mut self) {
+        self.link(self.engine.book.holders.of(self.key));
     }
 
     fn link(&mut self, holder: Trace) {
@@ -98,6 +110,7 @@ impl Drop for Course<'_> {
         let metrics = &self.engine.book.metrics;
         if self.waits {
             metrics.wait_ends(self.site);
+            self.engine.book.holders.line_left(self.key, &self.engine.line);
         }
         if !self.over {
             let waited = self.started.elapsed();

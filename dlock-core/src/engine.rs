@@ -207,7 +207,7 @@ impl Book {
     pub(crate) fn unlist(&self, hold: &Hold, lost: bool) {
         if let Some(slot) = take_slot(&hold.slot) {
             self.metrics.hold_ends(hold.site, lost, || self.clock.now().since(hold.acquired_at));
-            self.holders.ends(&hold.key, &hold.trace);
+            self.holders.ends(&hold.key, &hold.trace, &hold.engine.line);
             // Dropped outside of the lock.
             let _hold = self.holds().try_remove(slot);
             self.settled.notify_waiters();

@@ -7,6 +7,7 @@ use tracing::Span;
 use super::Loss;
 use crate::error::ErrorKind;
 use crate::key::Key;
+use crate::line::Line;
 use crate::options::Site;
 
 pub(crate) struct Metrics;
@@ -69,7 +70,8 @@ pub(crate) struct Holders {}
 
 impl Holders {
     pub(crate) const fn begins(&self, _: &Key, _: &Trace) {}
-    pub(crate) const fn ends(&self, _: &Key, _: &Trace) {}
+    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &Line) {}
+    pub(crate) const fn line_left(&self, _: &Key, _: &Line) {}
     pub(crate) const fn of(&self, _: &Key) -> Trace {
         Trace {}
     }

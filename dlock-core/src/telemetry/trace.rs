@@ -9,6 +9,7 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::key::Key;
+use crate::line::Line;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -88,31 +89,50 @@ fn parse(text: &str) -> Option<SpanContext> {
 /// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
 /// the backend.
 #[derive(Default)]
-pub(crate) struct Holders(Mutex<HashMap<Key, Trace>>);
+pub(crate) struct Holders(Mutex<HashMap<Key, Holder>>);
+
+struct Holder {
+    trace: Trace,
+    /// It has given the lock back, and those who stand in line have not all heard of it yet.
+    gone: bool,
+}
 
 impl Holders {
-    fn traces(&self) -> MutexGuard<'_, HashMap<Key, Trace>> {
+    fn traces(&self) -> MutexGuard<'_, HashMap<Key, Holder>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn begins(&self, key: &Key, trace: &Trace) {
         if trace.is_some() {
-            self.traces().insert(key.clone(), trace.clone());
+            self.traces().insert(key.clone(), Holder { trace: trace.clone(), gone: false });
         }
     }
 
-    pub(crate) fn ends(&self, key: &Key, trace: &Trace) {
+    /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
+    pub(crate) fn ends(&self, key: &Key, trace: &Trace, line: &Line) {
         if trace.is_some() {
             let mut traces = self.traces();
             // A lock that was lost may have a new holder by now.
-            if traces.get(key) == Some(trace) {
-                traces.remove(key);
+            if let Some(holder) = traces.get_mut(key).filter(|holder| holder.trace == *trace) {
+                holder.gone = true;
+                forget(&mut traces, key, line);
             }
         }
     }
 
+    /// Who waited for `key` has left the line.
+    pub(crate) fn line_left(&self, key: &Key, line: &Line) {
+        forget(&mut self.traces(), key, line);
+    }
+
     pub(crate) fn of(&self, key: &Key) -> Trace {
-        self.traces().get(key).cloned().unwrap_or_default()
+        self.traces().get(key).map(|holder| holder.trace.clone()).unwrap_or_default()
+    }
+}
+
+fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &Line) {
+    if traces.get(key).is_some_and(|holder| holder.gone) && !line.has(key) {
+        traces.remove(key);
     }
 }
 
@@ -156,9 +176,25 @@ mod tests {
         let (old, new) = (Trace::parse(TEXT), Trace::parse(&TEXT.replace("b7ad", "c7ad")));
         holders.begins(&key, &old);
         holders.begins(&key, &new);
-        holders.ends(&key, &old);
+        let line = Line::default();
+        holders.ends(&key, &old, &line);
         assert_eq!(holders.of(&key), new);
-        holders.ends(&key, &new);
+        holders.ends(&key, &new, &line);
         assert!(!holders.of(&key).is_some() && holders.traces().is_empty());
+    }
+
+    #[test]
+    fn a_holder_is_remembered_until_its_line_is_gone() {
+        let (holders, line, key) = (Holders::default(), Line::default(), Key::new("k").unwrap());
+        let trace = Trace::parse(TEXT);
+        holders.begins(&key, &trace);
+        let (first, second) = (line.join(&key), line.join(&key));
+        holders.ends(&key, &trace, &line);
+        drop(first);
+        holders.line_left(&key, &line);
+        assert_eq!(holders.of(&key), trace);
+        drop(second);
+        holders.line_left(&key, &line);
+        assert!(holders.traces().is_empty());
     }
 }
