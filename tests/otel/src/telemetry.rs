@@ -14,6 +14,9 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// For the last export; what a single one may take is said by the environment.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 pub(crate) struct Exported {
     meters: SdkMeterProvider,
     tracers: SdkTracerProvider,
@@ -79,8 +82,8 @@ impl Exported {
 
     pub(crate) async fn end(self) -> Result<()> {
         tokio::task::spawn_blocking(move || {
-            let (spans, metrics) = (self.tracers.shutdown(), self.meters.shutdown());
-            spans.and(metrics)
+            let spans = self.tracers.shutdown_with_timeout(PATIENCE);
+            spans.and(self.meters.shutdown_with_timeout(PATIENCE))
         })
         .await??;
         Ok(())

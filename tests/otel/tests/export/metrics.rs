@@ -3,7 +3,7 @@
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 
 use crate::receiver::{Metrics, Receiver};
-use crate::worker::Worker;
+use crate::worker::{Worker, exported};
 
 /// Name, unit, and what it is.
 const TABLE: &[(&str, &str, &str)] = &[
@@ -36,7 +36,7 @@ async fn of_a_tour() -> (Metrics, Metrics) {
     worker.says("shown").await;
     let shown = receiver.metrics();
     worker.go_on().await;
-    worker.ends_well().await;
+    exported(worker.ends_well().await);
     (shown, receiver.metrics())
 }
 

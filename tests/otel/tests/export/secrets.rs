@@ -1,7 +1,7 @@
 //! What must never leave the process.
 
 use crate::receiver::Receiver;
-use crate::worker::tour;
+use crate::worker::{exported, tour};
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|window| window == needle)
@@ -15,7 +15,7 @@ fn bytes_of(hex: &str) -> Vec<u8> {
 async fn no_key_token_or_password_is_exported() {
     let (receiver, url) = Receiver::start().await;
     let canary = "canary4711";
-    let said = tour(canary, &url, &[]).await;
+    let said = exported(tour(canary, &url, &[]).await);
     let (bytes, text) = receiver.everything();
     assert!(contains(&bytes, b"room_<mark>_<id>"), "the templates are there");
     // It is a part of all keys, and of a password.

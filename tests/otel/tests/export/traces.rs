@@ -3,7 +3,7 @@
 use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
 
 use crate::receiver::{Receiver, attribute};
-use crate::worker::{Worker, tour};
+use crate::worker::{Worker, exported, tour};
 
 fn named<'a>(spans: &'a [Span], name: &'a str) -> impl Iterator<Item = &'a Span> {
     spans.iter().filter(move |span| span.name == name)
@@ -37,8 +37,8 @@ async fn a_waiter_links_to_its_holder_in_another_process_and_its_trace_tells_why
     let mut waiter = Worker::start(&["wait", &place], &url, &[]);
     waiter.says("busy").await;
     holder.go_on().await;
-    holder.ends_well().await;
-    waiter.ends_well().await;
+    exported(holder.ends_well().await);
+    exported(waiter.ends_well().await);
 
     let spans = receiver.spans();
     let request = |role| only(&spans, "request", |span| attribute(&span.attributes, "role") == Some(role));
@@ -73,7 +73,7 @@ async fn a_waiter_links_to_its_holder_in_another_process_and_its_trace_tells_why
 #[tokio::test]
 async fn what_goes_wrong_is_told_by_outcome_and_status_and_a_waiter_links_within_a_process() {
     let (receiver, url) = Receiver::start().await;
-    tour("7", &url, &[]).await;
+    exported(tour("7", &url, &[]).await);
     let spans = receiver.spans();
 
     let acquire = |template: &'static str, outcome: &'static str| {

@@ -61,6 +61,12 @@ impl Worker {
     }
 }
 
+/// Checks that all of it was exported.
+pub(crate) fn exported(said: Vec<String>) -> Vec<String> {
+    assert!(!said.iter().any(|line| line.starts_with("not exported")), "{said:?}");
+    said
+}
+
 /// The whole tour with this mark in all keys, up to its end.
 pub(crate) async fn tour(mark: &str, url: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let mut worker = Worker::start(&["tour", mark], url, variables);
