@@ -216,7 +216,7 @@ pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result
         .map_err(|error| unchanged(classify(error, database.connections.path())))
 }
 
-fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
+pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
     let (token, boot): (Option<&[u8]>, &[u8]) = (row.try_get(0)?, row.try_get(2)?);
     let expires: i64 = row.try_get(3)?;
     if token.is_none() || boot != this_boot || expires <= now {

@@ -7,19 +7,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::backend::Signal;
-use dlock_core::{Failure, Token};
+use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
 use tokio::sync::mpsc;
 
+use super::claim::{Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
-use super::failure::{classify, is_busy, of_file};
+use super::failure::{classify, is_busy, of_file, unchanged};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::Presence;
 use super::renewals::{self, Renewal};
 use super::schema::{self, Wrong};
-use super::statements::{PRUNED_AT_ONCE, Statements};
+use super::statements::{AT_ONCE, Statements};
 use super::time;
 
 /// How long to go on opening while other processes are in the way.
@@ -226,10 +227,58 @@ impl Database {
                     row.try_get(0).map_err(|error| classify(error, self.connections.path()))?;
                 after = after.max(key);
             }
-            if rows.len() < PRUNED_AT_ONCE {
+            if rows.len() < AT_ONCE {
                 return Ok(deleted);
             }
         }
+    }
+
+    /// All locks that are held, in order.
+    pub(super) async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let failed = |error| unchanged(classify(error, self.connections.path()));
+        let mut all = Vec::new();
+        let mut after: Vec<u8> = Vec::new();
+        loop {
+            let until = Until::after(OPENING);
+            let mut turn = self.connections.reader(until).await?;
+            let answer = turn
+                .run(until, |now| {
+                    let list = sqlx::query(self.statements.list.clone());
+                    list.bind(after.clone()).bind(self.boot.clone()).bind(now)
+                })
+                .await
+                .map_err(failed)?;
+            drop(turn);
+            let now = time::now();
+            for row in &answer.rows {
+                after = row.try_get(5).map_err(failed)?;
+                // A row with another key is none of ours.
+                let key = std::str::from_utf8(&after).ok().and_then(|key| Key::new(key).ok());
+                let standing = understand(row, &self.boot, now).map_err(failed)?;
+                if let (Some(key), Standing::Held(holder)) = (key, standing) {
+                    all.push((key, *holder));
+                }
+            }
+            if answer.rows.len() < AT_ONCE {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Frees the lock whoever has it; whether anybody did.
+    pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
+        let until = Until::after(OPENING);
+        let (mut turn, _) = self.connections.writer(Writer::Any, until).await?;
+        let answer = turn
+            .run(until, |now| {
+                sqlx::query(self.statements.force.clone())
+                    .bind(key.as_str().as_bytes().to_vec())
+                    .bind(self.boot.clone())
+                    .bind(now)
+            })
+            .await
+            .map_err(|error| classify(error, self.connections.path()))?;
+        Ok(answer.changed == 1)
     }
 
     pub(super) async fn close(&self) {

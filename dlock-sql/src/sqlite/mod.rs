@@ -68,7 +68,7 @@ const NAME: &str = "sqlite";
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
 ///   after the release; they ask every 1 to 50 ms, less often the longer they wait.
 ///
-/// Clones share everything, so that a clone can be kept for [`prune`](Self::prune).
+/// Clones share everything, so that a clone can be kept for [`prune`](Self::prune) and the like.
 #[derive(Clone)]
 pub struct Sqlite(Arc<Shared>);
 
@@ -117,6 +117,36 @@ impl Sqlite {
             reopening: tokio::sync::Mutex::default(),
             closed: AtomicBool::new(false),
         })))
+    }
+
+    /// All locks that are held, by key.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) and others as in [`SqliteOptions::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn holders(&self) -> Result<Vec<(Key, Holder)>> {
+        let holders = async { self.0.current().await?.holders().await };
+        holders.await.map_err(|failure| Error::new(Operation::Inspect, failure).on(NAME))
+    }
+
+    /// Frees a lock whoever holds it, and says whether anybody did. The holder is told at the next renewal; until then he
+    /// may go on, and only resources that check fences are protected from him: the next grant has a higher one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when other processes keep the database busy,
+    /// [`ErrorKind::InvalidKey`](dlock_core::ErrorKind::InvalidKey), and others as in [`SqliteOptions::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the lock may still be freed.
+    pub async fn force_release(&self, key: &str) -> Result<bool> {
+        let forced = async { self.0.current().await?.force(&Key::new(key)?).await };
+        forced.await.map_err(|failure| Error::new(Operation::Release, failure).on(NAME))
     }
 
     /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` ago,
@@ -177,7 +207,10 @@ impl Backend for Sqlite {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_polling(Duration::from_millis(1), Duration::from_millis(50))
+        Capabilities::basic()
+            .with_fencing()
+            .with_polling(Duration::from_millis(1), Duration::from_millis(50))
+            .with_administration()
     }
 
     fn claim(&self, request: ClaimRequest) -> SqliteClaim {
@@ -190,6 +223,14 @@ impl Backend for Sqlite {
             Standing::Free => None,
             Standing::Held(holder) => Some(*holder),
         })
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.current().await?.holders().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.current().await?.force(key).await
     }
 
     async fn close(&self) {

@@ -31,6 +31,10 @@ pub(super) struct Statements {
     pub(super) take: SqlStr,
     /// key: the row.
     pub(super) read: SqlStr,
+    /// after key, boot, now: the rows of some locks that are held, with their keys.
+    pub(super) list: SqlStr,
+    /// key, boot, now: frees it whoever has it.
+    pub(super) force: SqlStr,
     /// key, token, boot, now: whether the lease was still running, or no row when it is not ours.
     pub(super) release: SqlStr,
     /// now, list, boot: extends what is ours.
@@ -45,8 +49,8 @@ pub(super) struct Statements {
     pub(super) identify: SqlStr,
 }
 
-/// How many rows one statement deletes, so that it does not keep others waiting.
-pub(super) const PRUNED_AT_ONCE: usize = 1_000;
+/// How many rows one statement deletes or lists, so that it does not keep others waiting.
+pub(super) const AT_ONCE: usize = 1_000;
 
 impl Statements {
     pub(super) fn of(table: &TableName) -> Self {
@@ -67,6 +71,14 @@ impl Statements {
                 RETURNING fence"#
             )),
             read: sql(format!(r#"SELECT token, fence, boot, expires, holder FROM "{table}" WHERE key = ?1"#)),
+            list: sql(format!(
+                r#"SELECT token, fence, boot, expires, holder, key FROM "{table}"
+                WHERE key > ?1 AND token IS NOT NULL AND boot = ?2 AND expires > ?3 ORDER BY key LIMIT {AT_ONCE}"#
+            )),
+            force: sql(format!(
+                r#"UPDATE "{table}" SET token = NULL, fence = fence + 1
+                WHERE key = ?1 AND token IS NOT NULL AND boot = ?2 AND expires > ?3"#
+            )),
             release: sql(format!(
                 r#"UPDATE "{table}" SET token = NULL WHERE key = ?1 AND token = ?2
                 RETURNING boot = ?3 AND expires > ?4"#
@@ -82,7 +94,7 @@ impl Statements {
                     SELECT key FROM "{table}" WHERE key > ?4
                     AND (token IS NULL OR boot <> ?1 OR expires <= ?2)
                     AND CASE WHEN boot = ?1 THEN expires ELSE 0 END <= ?3
-                    ORDER BY key LIMIT {PRUNED_AT_ONCE})
+                    ORDER BY key LIMIT {AT_ONCE})
                 RETURNING key"#
             )),
             mark: sql(format!(r#"SELECT holder, token, boot, expires FROM "{table}" WHERE key = x''"#)),

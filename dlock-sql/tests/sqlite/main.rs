@@ -1,5 +1,6 @@
 //! Locks in a SQLite database, on real files and with real processes.
 
+mod administrators;
 mod cancelling;
 mod fences;
 mod keys;
