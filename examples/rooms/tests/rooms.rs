@@ -3,8 +3,11 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::body::Bytes;
+use axum::http::Uri;
 use reqwest::blocking::Client;
 use reqwest::{Method, StatusCode};
 
@@ -183,6 +186,59 @@ fn a_collector_that_is_away_and_settings_that_are_wrong_stop_no_booking() {
         replica.terminate();
         let (good, said, complained) = replica.ended();
         assert!(good && said.ends_with("stopped\n"), "{envs:?}: {said}{complained}");
+    }
+}
+
+/// Takes whatever is exported, and keeps it.
+fn receiver(runtime: &tokio::runtime::Runtime) -> (String, Arc<Mutex<Vec<(String, Vec<u8>)>>>) {
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&received);
+    let keep = move |uri: Uri, body: Bytes| {
+        kept.lock().unwrap().push((uri.path().to_owned(), body.to_vec()));
+        std::future::ready(())
+    };
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let service = axum::Router::new().fallback(keep);
+    runtime.spawn(async move { axum::serve(listener, service).await });
+    (url, received)
+}
+
+#[test]
+fn what_is_exported_names_templates_and_spans_and_no_room_guest_or_password() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (url, received) = receiver(&runtime);
+    let directory = tempfile::tempdir().unwrap();
+    let replica = Replica::start(directory.path(), "replica-7", &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    assert_eq!(replica.book("canary-room", 1), StatusCode::CREATED);
+    assert_eq!(replica.book("canary-room", 1), StatusCode::CONFLICT);
+    replica.terminate();
+    let (good, _, complained) = replica.ended();
+    assert!(good, "{complained}");
+    let received = received.lock().unwrap();
+    let all = |path: &str| -> String {
+        let of_path = received.iter().filter(|(to, _)| to == path);
+        of_path.map(|(_, body)| String::from_utf8_lossy(body).into_owned()).collect()
+    };
+    let (metrics, traces) = (all("/v1/metrics"), all("/v1/traces"));
+    for name in ["dlock.acquire.duration", "dlock.hold.duration", "room_<room>", "replica-7", "sqlite"] {
+        assert!(metrics.contains(name), "{name} is not among the metrics");
+    }
+    for name in [
+        "POST /rooms/{room}/bookings",
+        "dlock.acquire",
+        "dlock.hold",
+        "dlock.release",
+        "room_<room>",
+        "replica-7",
+    ] {
+        assert!(traces.contains(name), "{name} is not among the spans");
+    }
+    for secret in ["canary-room", "ann"] {
+        let leaked = |text: &str| {
+            text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == secret)
+        };
+        assert!(!leaked(&metrics) && !leaked(&traces), "{secret} was exported");
     }
 }
 
