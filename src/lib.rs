@@ -68,6 +68,11 @@ pub use registry::{in_current_scope, register, registered, set_default, with_bac
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// So do those of the page on observability.
+#[cfg(all(doctest, feature = "otel"))]
+#[doc = include_str!("../docs/observability.md")]
+struct ObservabilityPage;
+
 /// So do those of the page on Redis.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../docs/backends/redis.md")]

@@ -1,6 +1,6 @@
 //! The SDK, as a service would set it up: where to is said by the usual environment variables.
 
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -10,6 +10,7 @@ use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::sync::watch;
 use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
@@ -22,13 +23,13 @@ pub(crate) struct Exported {
     tracers: SdkTracerProvider,
 }
 
-static BUSY: OnceLock<watch::Sender<u32>> = OnceLock::new();
+static BUSY: LazyLock<watch::Sender<u32>> = LazyLock::new(|| watch::Sender::new(0));
 
 /// How often an acquire met a busy lock.
 pub(crate) struct Notices(watch::Receiver<u32>);
 
 pub(crate) fn notices() -> Notices {
-    Notices(BUSY.get_or_init(|| watch::Sender::new(0)).subscribe())
+    Notices(BUSY.subscribe())
 }
 
 impl Notices {
@@ -38,9 +39,21 @@ impl Notices {
     }
 }
 
+/// Spans that are open. Others may keep one open for a moment longer than its work takes: the thread of a database, the
+/// keeper.
+static OPEN: LazyLock<watch::Sender<usize>> = LazyLock::new(|| watch::Sender::new(0));
+
 struct Watch;
 
 impl<S: tracing::Subscriber> Layer<S> for Watch {
+    fn on_new_span(&self, _: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        OPEN.send_modify(|open| *open += 1);
+    }
+
+    fn on_close(&self, _: Id, _: Context<'_, S>) {
+        OPEN.send_modify(|open| *open -= 1);
+    }
+
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         struct Message(bool);
         impl Visit for Message {
@@ -51,7 +64,7 @@ impl<S: tracing::Subscriber> Layer<S> for Watch {
         let mut message = Message(false);
         event.record(&mut message);
         if message.0 {
-            BUSY.get_or_init(|| watch::Sender::new(0)).send_modify(|n| *n += 1);
+            BUSY.send_modify(|n| *n += 1);
         }
     }
 }
@@ -80,7 +93,9 @@ impl Exported {
         Ok(())
     }
 
+    /// Exports what is left, once no span is open any more.
     pub(crate) async fn end(self) -> Result<()> {
+        OPEN.subscribe().wait_for(|open| *open == 0).await?;
         tokio::task::spawn_blocking(move || {
             let spans = self.tracers.shutdown_with_timeout(PATIENCE);
             spans.and(self.meters.shutdown_with_timeout(PATIENCE))

@@ -98,6 +98,8 @@ impl Tour {
         self.memory.faults().set_unavailable(true);
         say("nobody there", kind(self.lock("down").with_wait(Wait::No).acquire().await));
         self.memory.faults().set_unavailable(false);
+        // What may be there of it is withdrawn in the background.
+        self.until(|stats| stats.background == 0).await;
         Ok(())
     }
 
@@ -160,9 +162,10 @@ impl Tour {
 
     async fn abandoned(&self) -> Result<()> {
         let guard = self.held("abandoned").await?;
+        let before = self.locks.stats().failed_withdrawals;
         self.memory.faults().set_unavailable(true);
         drop(guard);
-        self.until(|stats| stats.failed_withdrawals > 0).await;
+        self.until(|stats| stats.failed_withdrawals > before).await;
         self.clock.advance(LEASE);
         self.until(|stats| stats.abandoned == 1).await;
         self.memory.faults().set_unavailable(false);

@@ -11,7 +11,7 @@ fn named<'a>(spans: &'a [Span], name: &'a str) -> impl Iterator<Item = &'a Span>
 
 fn only<'a>(spans: &'a [Span], name: &'a str, among: impl Fn(&Span) -> bool) -> &'a Span {
     let found: Vec<_> = named(spans, name).filter(|span| among(span)).collect();
-    assert_eq!(found.len(), 1, "{name}: {found:#?}");
+    assert_eq!(found.len(), 1, "{name}: {found:#?} of {} spans", spans.len());
     found[0]
 }
 
