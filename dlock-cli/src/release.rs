@@ -17,11 +17,8 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
         return report(json, key, false, None, &format!("nobody holds {shown}"));
     };
     if !release.yes {
-        let mut err = stderr().lock();
-        writeln!(err, "{shown} is held by {holder}")?;
-        write!(err, "The holder is not stopped by this. Take the lock away? [y/N] ")?;
-        err.flush()?;
-        drop(err);
+        let question = "The holder is not stopped by this. Take the lock away? [y/N] ";
+        stderr().write_all(format!("{shown} is held by {holder}\n{question}").as_bytes())?;
         let mut answer = String::new();
         stdin().read_line(&mut answer)?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {

@@ -77,8 +77,9 @@ impl Screen {
             Err(trouble) => format!("{now}  {trouble}\n"),
         };
         if self.terminal {
-            let (rows, columns) =
-                tcgetwinsize(&out).map_or((24, 80), |size| (size.ws_row.into(), size.ws_col.into()));
+            // A terminal that does not know its size says zero.
+            let size = tcgetwinsize(&out).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+            let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row.into(), size.ws_col.into()));
             write!(out, "\x1b[H{}\x1b[J", fit(&text, rows, columns))?;
         } else {
             writeln!(out, "{text}")?;

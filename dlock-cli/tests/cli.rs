@@ -2,8 +2,12 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use support::{Store, lines, until};
 
 #[test]
@@ -231,6 +235,39 @@ fn watch_follows_what_is_held_until_a_signal_ends_it() {
     let twice = store.dlock(["watch", "--every", "10ms", "--times", "2"]).done();
     assert_eq!((twice.code, twice.out.matches("no lock is held").count()), (0, 2), "{}", twice.out);
     assert!(!twice.out.contains('\u{1b}'), "no terminal, no escapes");
+}
+
+#[test]
+fn in_a_terminal_watch_draws_over_itself_and_leaves_the_screen_as_it_was() {
+    let store = Store::new();
+    let mut running = store.holding("room_7");
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    // Held open, so that the master can be read to the end of what was written.
+    let terminal = File::options().read(true).write(true).open(name).unwrap();
+    tcsetwinsize(&terminal, Winsize { ws_row: 10, ws_col: 30, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let ended = store.dlock(["watch", "--every", "10ms", "--times", "3"]).on(&terminal);
+    assert!(ended.success());
+    let mut screen = Vec::new();
+    let mut master = File::from(master);
+    let leave = b"\x1b[?25h\x1b[?1049l";
+    while !screen.ends_with(leave) {
+        let mut part = [0; 4096];
+        let count = master.read(&mut part).unwrap();
+        screen.extend_from_slice(&part[..count]);
+    }
+    let text = String::from_utf8_lossy(&screen);
+    assert!(text.starts_with("\x1b[?1049h\x1b[?25l\x1b[H"), "{text:?}");
+    assert_eq!(text.matches("\x1b[H").count(), 3, "{text:?}");
+    assert!(text.contains("room_7"), "{text:?}");
+    for line in text.split("\x1b[K") {
+        let line = line.rsplit("\x1b[H").next().unwrap_or_default().trim_start_matches("\r").trim();
+        assert!(line.starts_with('\x1b') || line.chars().count() <= 30, "{line:?} is too long");
+    }
+    running.finish();
+    running.wait();
 }
 
 #[test]

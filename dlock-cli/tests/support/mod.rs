@@ -107,6 +107,11 @@ impl Program {
         Running { child, input, output, said: String::new() }
     }
 
+    /// Runs to its end with its output on a terminal.
+    pub fn on(mut self, terminal: &std::fs::File) -> std::process::ExitStatus {
+        self.command.stdin(Stdio::null()).stdout(terminal.try_clone().unwrap()).status().unwrap()
+    }
+
     pub fn done(self) -> Done {
         let has_input = self.input.is_some();
         let mut running = self.start();

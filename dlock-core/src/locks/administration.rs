@@ -127,3 +127,84 @@ impl Locks {
             .map_err(|failure: Failure| engine.error(Operation::Release, failure).of(&key))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Backend, Capabilities, ClaimRequest};
+    use crate::{ErrorKind, Memory};
+
+    /// What the least backend has.
+    #[derive(Debug)]
+    struct Least(Memory);
+
+    impl Backend for Least {
+        type Claim = <Memory as Backend>::Claim;
+
+        fn name(&self) -> &'static str {
+            "least"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::basic()
+        }
+
+        fn claim(&self, request: ClaimRequest) -> Self::Claim {
+            self.0.claim(request)
+        }
+
+        async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+            self.0.inspect(key).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_backend_that_cannot_says_so_with_its_name() {
+        let locks = Locks::new(Least(Memory::new()));
+        let errors = [
+            locks.holders().await.unwrap_err(),
+            locks.waiters("k").await.unwrap_err(),
+            locks.force_release("k").await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(
+                error.to_string().contains("on least: ") && error.to_string().contains("cannot"),
+                "{error}"
+            );
+        }
+        assert!(!locks.capabilities().administered && !locks.capabilities().shows_waiters);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_that_hangs_is_not_waited_for_without_end() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        memory.faults().set_hanging(true);
+        assert_eq!(locks.holders().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        let error = locks.force_release("k").await.unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Unknown, Some("k")));
+        assert!(error.to_string().contains("look who holds it"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_release_by_force_whose_answer_is_lost_is_unknown_and_made() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        let _guard = locks.lock("k").acquire().await.unwrap();
+        memory.faults().drop_replies(1);
+        assert_eq!(locks.force_release("k").await.unwrap_err().kind(), ErrorKind::Unknown);
+        assert!(locks.inspect("k").await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn holders_are_listed_in_the_order_of_their_keys() {
+        let locks = Locks::new(Memory::new());
+        let mut guards = Vec::new();
+        for key in ["b", "a", "C", "aa"] {
+            guards.push(locks.lock(key).acquire().await.unwrap());
+        }
+        let held = locks.holders().await.unwrap();
+        assert_eq!(held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["C", "a", "aa", "b"]);
+    }
+}

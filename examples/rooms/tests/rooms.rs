@@ -189,9 +189,12 @@ fn a_collector_that_is_away_and_settings_that_are_wrong_stop_no_booking() {
     }
 }
 
+/// What was exported: where to, and the message.
+type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
 /// Takes whatever is exported, and keeps it.
-fn receiver(runtime: &tokio::runtime::Runtime) -> (String, Arc<Mutex<Vec<(String, Vec<u8>)>>>) {
-    let received = Arc::new(Mutex::new(Vec::new()));
+fn receiver(runtime: &tokio::runtime::Runtime) -> (String, Received) {
+    let received = Received::default();
     let kept = Arc::clone(&received);
     let keep = move |uri: Uri, body: Bytes| {
         kept.lock().unwrap().push((uri.path().to_owned(), body.to_vec()));
