@@ -204,9 +204,9 @@ impl Book {
     }
 
     /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
-    pub(crate) fn unlist(&self, hold: &Hold, lost: bool) {
+    pub(crate) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
         if let Some(slot) = take_slot(&hold.slot) {
-            self.metrics.hold_ends(hold.site, lost, || self.clock.now().since(hold.acquired_at));
+            self.metrics.hold_ends(hold.site, lost, now.since(hold.acquired_at));
             self.holders.ends(&hold.key, &hold.trace, &hold.engine.line);
             // Dropped outside of the lock.
             let _hold = self.holds().try_remove(slot);

@@ -116,11 +116,15 @@ impl Hold {
 
     /// A pure local test; no I/O. Notices by itself that the deadline has passed.
     pub(crate) fn condition(&self) -> Condition {
+        self.condition_at(|| self.engine.clock.now())
+    }
+
+    fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Condition::Released,
             LOST => Condition::Lost,
             state => {
-                if self.engine.clock.now() >= self.deadline() {
+                if now() >= self.deadline() {
                     self.lose_by(self.reason_of_expiry());
                     return Condition::Lost;
                 }
@@ -284,11 +288,12 @@ impl Hold {
 
     /// From here on nobody renews it. Says what it was worth until now.
     pub(crate) fn close(&self) -> Condition {
-        let was = self.condition();
+        let now = self.engine.clock.now();
+        let was = self.condition_at(|| now);
         let _ = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
-        self.engine.book.unlist(self, was == Condition::Lost);
+        self.engine.book.unlist(self, was == Condition::Lost, now);
         self.changed.notify_waiters();
         was
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use opentelemetry::metrics::{Counter, Histogram, Meter, UpDownCounter};
 use opentelemetry::{InstrumentationScope, KeyValue, global};
+use smallvec::SmallVec;
 
 use super::Loss;
 use crate::error::ErrorKind;
@@ -101,7 +102,12 @@ impl Metrics {
             Some(kind @ ErrorKind::TimedOut) => (kind.as_str(), Some(kind)),
             Some(kind) => ("failed", Some(kind)),
         };
-        self.record_acquire(&self.site(site).outcome(outcome).error(error), waited, attempts);
+        let mut labels = self.site(site);
+        labels.add("dlock.outcome", outcome);
+        if let Some(kind) = error {
+            labels.add("error.type", kind.as_str());
+        }
+        self.record_acquire(&labels, waited, attempts);
     }
 
     /// The caller went away.
@@ -127,11 +133,11 @@ impl Metrics {
         self.held.add(1, self.site(site).all());
     }
 
-    pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: impl FnOnce() -> Duration) {
-        let labels = self.site(site);
+    pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
+        let mut labels = self.site(site);
         self.held.add(-1, labels.all());
-        let labels = labels.outcome(if lost { "lost" } else { "released" });
-        self.hold.record(held().as_secs_f64(), labels.all());
+        labels.add("dlock.outcome", if lost { "lost" } else { "released" });
+        self.hold.record(held.as_secs_f64(), labels.all());
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
@@ -170,33 +176,28 @@ impl Metrics {
     }
 
     fn site(&self, site: Site) -> Labels {
-        let labels = Labels::new("dlock.backend", self.backend);
-        let labels = match site.template {
-            Some(template) => labels.with("dlock.template", template),
-            None => labels,
-        };
-        match site.function {
-            Some(function) => labels.with("dlock.function", function),
-            None => labels,
+        let mut labels = Labels(SmallVec::new());
+        labels.add("dlock.backend", self.backend);
+        if let Some(template) = site.template {
+            labels.add("dlock.template", template);
         }
+        if let Some(function) = site.function {
+            labels.add("dlock.function", function);
+        }
+        labels
     }
 }
 
 /// A few attributes, without an allocation.
-struct Labels {
-    labels: [KeyValue; 5],
-    len: usize,
-}
+struct Labels(SmallVec<[KeyValue; 5]>);
 
 impl Labels {
-    fn new(name: &'static str, value: &'static str) -> Self {
-        let labels = std::array::from_fn(|_| KeyValue::new(name, value));
-        Self { labels, len: 1 }
+    fn add(&mut self, name: &'static str, value: &'static str) {
+        self.0.push(KeyValue::new(name, value));
     }
 
     fn with(mut self, name: &'static str, value: &'static str) -> Self {
-        self.labels[self.len] = KeyValue::new(name, value);
-        self.len += 1;
+        self.add(name, value);
         self
     }
 
@@ -204,14 +205,14 @@ impl Labels {
         self.with("dlock.outcome", outcome)
     }
 
-    fn error(self, kind: Option<ErrorKind>) -> Self {
-        match kind {
-            Some(kind) => self.with("error.type", kind.as_str()),
-            None => self,
+    fn error(mut self, kind: Option<ErrorKind>) -> Self {
+        if let Some(kind) = kind {
+            self.add("error.type", kind.as_str());
         }
+        self
     }
 
     fn all(&self) -> &[KeyValue] {
-        &self.labels[..self.len]
+        &self.0
     }
 }

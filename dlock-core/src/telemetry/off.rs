@@ -18,7 +18,7 @@ impl Metrics {
     pub(crate) const fn wait_begins(&self, _: Site) {}
     pub(crate) const fn wait_ends(&self, _: Site) {}
     pub(crate) const fn hold_begins(&self, _: Site) {}
-    pub(crate) fn hold_ends(&self, _: Site, _: bool, _: impl FnOnce() -> Duration) {}
+    pub(crate) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
     pub(crate) const fn rechecked(&self, _: Site, _: &'static str) {}
     pub(crate) fn renewal(
         &self,

@@ -1,11 +1,12 @@
 //! Whose trace it is: the holder's context is stored with the lock, and the waiter's span links to it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use tracing::Span;
+use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::key::Key;
@@ -13,16 +14,22 @@ use crate::line::Line;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Trace(Option<SpanContext>);
+pub(crate) struct Trace(Option<Arc<SpanContext>>);
 
 impl Trace {
     /// That of the span we are in. None where the program has no bridge from `tracing` to OpenTelemetry.
     pub(crate) fn current() -> Self {
+        // Nobody listens at all: this costs next to nothing.
+        if LevelFilter::current() == LevelFilter::OFF {
+            return Self(None);
+        }
         let span = Span::current();
         if span.is_disabled() {
             return Self(None);
         }
-        Self(Some(span.context().span().span_context().clone()).filter(SpanContext::is_valid))
+        let context = span.context();
+        let context = context.span().span_context().clone();
+        Self(context.is_valid().then(|| Arc::new(context)))
     }
 
     pub(crate) const fn is_some(&self) -> bool {
@@ -31,7 +38,7 @@ impl Trace {
 
     /// Reads a `traceparent` of W3C Trace Context. It was written by others: what is not one is none.
     pub(crate) fn parse(text: &str) -> Self {
-        Self(parse(text))
+        Self(parse(text).map(Arc::new))
     }
 
     /// The remote and the local view of a span differ in everything else.
@@ -50,7 +57,7 @@ impl Trace {
     /// Links the span we are in to this one.
     pub(crate) fn link(&self) {
         if let Some(context) = &self.0 {
-            Span::current().add_link(context.clone());
+            Span::current().add_link(SpanContext::clone(context));
         }
     }
 
@@ -58,7 +65,7 @@ impl Trace {
     pub(crate) fn adopt(&self, span: &Span) {
         if let Some(context) = &self.0 {
             // Fails only where the span is not recorded by OpenTelemetry.
-            let _ = span.set_parent(Context::new().with_remote_span_context(context.clone()));
+            let _ = span.set_parent(Context::new().with_remote_span_context(SpanContext::clone(context)));
         }
     }
 }
