@@ -36,6 +36,7 @@
 //! | `mysql-tls` | no | the same over TLS |
 //! | `postgres` | no | locks in a PostgreSQL database |
 //! | `postgres-tls` | no | the same over TLS |
+//! | `otel` | no | metrics and linked traces for OpenTelemetry |
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
@@ -51,6 +52,8 @@ mod connect;
 mod registry;
 
 pub use connect::{connect, from_url};
+#[cfg(feature = "otel")]
+pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
     Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, Node,
@@ -72,6 +75,11 @@ pub use registry::{in_current_scope, register, registered, set_default, with_bac
 #[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So do those of the page on observability.
+#[cfg(all(doctest, feature = "otel"))]
+#[doc = include_str!("../docs/observability.md")]
+struct ObservabilityPage;
 
 /// So do those of the page on Redis.
 #[cfg(all(doctest, feature = "redis"))]

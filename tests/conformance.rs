@@ -15,6 +15,10 @@ impl Harness for OverMemory {
     async fn open(&self) -> Result<Memory> {
         Ok(self.0.clone())
     }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WAITERS
+    }
 }
 
 /// Every lock as a batch of one.
@@ -112,6 +116,10 @@ mod sqlite {
 
         async fn open(&self) -> Result<Sqlite> {
             SqliteOptions::new(self.0.path().join("locks.db")).connect().await
+        }
+
+        fn left_out(&self) -> &'static [&'static str] {
+            dlock_testkit::conformance::WAITERS
         }
     }
 }

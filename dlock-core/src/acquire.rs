@@ -8,6 +8,7 @@ use tracing::Instrument;
 
 use crate::backend::{Attempt, Busy, Grant};
 use crate::clock::Timestamp;
+use crate::course::Course;
 use crate::engine::{Engine, closed};
 use crate::erased::DynClaim;
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -75,6 +76,17 @@ enum Step {
     Unknown(Failure),
 }
 
+impl Step {
+    const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Granted(_) => "acquired",
+            Self::Busy(_) => "busy",
+            Self::Failed(_) => "failed",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+}
+
 /// One acquire.
 struct Acquire<'a> {
     engine: &'a Arc<Engine>,
@@ -83,7 +95,7 @@ struct Acquire<'a> {
     options: &'a Options,
     pending: Pending,
     started: Instant,
-    attempts: u32,
+    course: Course<'a>,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
     /// Attempts since the outcome was last known.
@@ -111,14 +123,16 @@ pub(crate) async fn acquire(
         )));
     }
     let span = observe::acquire_span(engine, key, site, None);
+    let started = Instant::now();
     let acquire = Acquire {
-        pending: Pending::new(engine, key, options).map_err(refuse)?,
+        // Inside of the span, whose trace goes along with the claim.
+        pending: span.in_scope(|| Pending::new(engine, key, options)).map_err(refuse)?,
         engine,
         key,
         site,
         options,
-        started: Instant::now(),
-        attempts: 0,
+        started,
+        course: Course::begin(engine, key, site, started),
         first_sent: None,
         unknowns: 0,
         polls: Backoff::of_polls(engine),
@@ -135,16 +149,16 @@ impl<'a> Acquire<'a> {
         let waited = self.started.elapsed();
         match result {
             Ok(guard) => {
-                observe::acquired(guard.fence(), waited, self.attempts);
+                self.course.acquired(guard.fence(), waited);
                 Ok(guard)
             }
             Err(failure) => {
                 let mut error = self.engine.error(Operation::Acquire, failure).of(self.key);
-                observe::not_acquired(&error, waited, self.attempts);
+                self.course.not_acquired(&error, waited);
                 if error.kind() == ErrorKind::Unknown {
                     error = error.maybe_held_for(self.maybe_held_for());
                 }
-                Err(error.after(waited, self.attempts).held_by(self.holder.take()))
+                Err(error.after(waited, self.course.attempts()).held_by(self.holder.take()))
             }
         }
     }
@@ -154,7 +168,9 @@ impl<'a> Acquire<'a> {
         let mut ticket = None;
         // With a line before us there is no point in asking: the first in line does.
         if self.options.wait != Wait::No && !engine.capabilities.fair && engine.line.has(self.key) {
+            self.course.wait();
             ticket = Some(self.stand_in_line().await?);
+            self.course.turn();
         }
         loop {
             engine.refuse_when_closed()?;
@@ -169,23 +185,27 @@ impl<'a> Acquire<'a> {
                 }
                 Step::Busy(busy) => {
                     let retry_after = busy.retry_after;
+                    self.course.busy(busy.holder.as_deref(), retry_after);
                     if let Some(holder) = busy.holder {
                         self.holder = Some(*holder);
                     }
                     if self.options.wait == Wait::No {
                         return Err(Failure::new(ErrorKind::Busy, ""));
                     }
+                    self.course.wait();
                     if ticket.is_none() && !engine.capabilities.fair {
                         let first = !engine.line.has(self.key);
                         ticket = Some(self.stand_in_line().await?);
                         if !first {
+                            self.course.turn();
                             continue;
                         }
                     }
                     self.wait_for_change(retry_after, ticket.as_ref()).await?;
+                    self.course.woken();
                 }
                 Step::Unknown(failure) => {
-                    observe::unknown_outcome(&failure, self.unknowns < self.options.rechecks);
+                    self.course.unknown(&failure, self.unknowns < self.options.rechecks);
                     self.recheck_after(failure).await?;
                 }
                 Step::Failed(failure) if self.first_sent.is_some() => {
@@ -215,8 +235,9 @@ impl<'a> Acquire<'a> {
 
     async fn attempt(&mut self) -> Step {
         let sent = self.engine.clock.now();
-        self.attempts = self.attempts.saturating_add(1);
-        if self.unknowns > 0 {
+        self.course.attempt();
+        let rechecks = self.unknowns > 0;
+        if rechecks {
             self.engine.book.count(|counters| &counters.rechecks);
         }
         let limit = self.options.request_timeout();
@@ -227,7 +248,7 @@ impl<'a> Acquire<'a> {
         let first_sent = self.first_sent;
         // Noted before the request goes out: from now on something of ours may be on the server.
         self.first_sent.get_or_insert(sent);
-        match tokio::time::timeout(limit, claim.attempt()).await {
+        let step = match tokio::time::timeout(limit, claim.attempt()).await {
             Ok(Ok(Attempt::Granted(grant))) => Step::Granted(grant),
             Ok(Ok(Attempt::Busy(busy))) => {
                 // Somebody else has it, so an earlier attempt of ours does not. It may still be on its way, which is
@@ -244,7 +265,11 @@ impl<'a> Acquire<'a> {
             }
             Ok(Err(failure)) => Step::Unknown(failure),
             Err(_) => Step::Unknown(Failure::unknown(format!("no answer within {limit:?}"))),
+        };
+        if rechecks {
+            self.course.rechecked(step.outcome());
         }
+        step
     }
 
     /// Makes a guard of a grant; `None` when the grant came so late that it is worth nothing any more.

@@ -41,6 +41,7 @@ use crate::fence::Fence;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::options::{Options, Wait};
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -88,6 +89,38 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// A [`Failure`] when the backend cannot be asked.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
+
+    /// All locks that are held, with their holders, in any order. The default cannot; see
+    /// [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn holders(&self) -> impl Future<Output = Result<Vec<(Key, Holder)>, Failure>> + Send {
+        std::future::ready(Err(Failure::unsupported("list the holders of its locks")))
+    }
+
+    /// Who waits for `key`, the next one first, without the holder. The default cannot; see
+    /// [`Capabilities::shows_waiters`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn waiters(&self, key: &Key) -> impl Future<Output = Result<Vec<Holder>, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("tell who waits for a lock")))
+    }
+
+    /// Frees `key` whoever holds it, and says whether anybody did. The next grant has a higher fence; those who wait
+    /// are told as after a release. The default cannot; see [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn force_release(&self, key: &Key) -> impl Future<Output = Result<bool, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
+    }
 
     /// Closes connections, as the last step of a shutdown. Later calls may fail.
     fn close(&self) -> impl Future<Output = ()> + Send {
@@ -180,19 +213,25 @@ pub struct ClaimRequest {
     pub waits: bool,
     /// Who we are, to be stored with the lock.
     pub identity: Arc<Identity>,
+    pub(crate) trace: Trace,
 }
 
 impl ClaimRequest {
     pub(crate) fn new(key: Key, token: Token, options: &Options, identity: Arc<Identity>) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
-        Self { key, token, lease, request_timeout, recheck, waits, identity }
+        Self { key, token, lease, request_timeout, recheck, waits, identity, trace: Trace::current() }
     }
 
-    /// The line to store with the lock, for [`Holder::parse`] to read.
+    /// The line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
+    /// W3C trace context of the span that acquires.
     #[must_use]
     pub fn describe(&self) -> String {
-        self.identity.describe(SystemTime::now())
+        let line = self.identity.describe(SystemTime::now());
+        match self.trace.to_text() {
+            Some(trace) => format!("{line} trace={trace}"),
+            None => line,
+        }
     }
 }
 
@@ -304,6 +343,10 @@ pub struct Capabilities {
     pub session_kept: bool,
     /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
     pub durable: bool,
+    /// [`Backend::holders`] and [`Backend::force_release`] work.
+    pub administered: bool,
+    /// [`Backend::waiters`] works.
+    pub shows_waiters: bool,
     /// The shortest useful pause between two polls of a busy lock.
     pub poll_from: Duration,
     /// The longest pause between two polls. With notifications this is only the safety net.
@@ -320,6 +363,8 @@ impl Capabilities {
             notified: false,
             session_kept: false,
             durable: false,
+            administered: false,
+            shows_waiters: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -358,6 +403,20 @@ impl Capabilities {
     #[must_use]
     pub const fn with_durability(mut self) -> Self {
         self.durable = true;
+        self
+    }
+
+    /// Lists its holders, and frees a lock by force.
+    #[must_use]
+    pub const fn with_administration(mut self) -> Self {
+        self.administered = true;
+        self
+    }
+
+    /// Tells who waits.
+    #[must_use]
+    pub const fn with_waiters_shown(mut self) -> Self {
+        self.shows_waiters = true;
         self
     }
 

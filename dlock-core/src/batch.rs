@@ -181,7 +181,12 @@ impl Batch {
             taken.push(scope::reenter(one.engine, one.key, &one.options)?);
         }
         match take(&wanted, &mut taken, wait, started).await {
-            Ok(()) => Ok(BatchGuard::new(taken.into_iter().flatten().collect())),
+            Ok(()) => {
+                if let [first, ..] = &*wanted {
+                    first.engine.book.metrics.batch_taken(first.site, wanted.len());
+                }
+                Ok(BatchGuard::new(taken.into_iter().flatten().collect()))
+            }
             Err(error) => {
                 let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
                 let guard = BatchGuard::new(taken.into_iter().flatten().collect());

@@ -20,6 +20,7 @@ use crate::key::Key;
 use crate::line::Line;
 use crate::observe;
 use crate::options::Options;
+use crate::telemetry::{Holders, Loss, Metrics};
 use crate::token::Token;
 
 /// One backend with everything that is going on with it in this process.
@@ -43,10 +44,11 @@ impl Engine {
         backend: Box<dyn DynBackend>,
         label: Option<String>,
         show_keys: bool,
+        metrics: Metrics,
     ) -> Result<Arc<Self>, Failure> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let clock = backend.clock();
-        let book = Arc::new(Book::new(clock.clone()));
+        let book = Arc::new(Book::new(clock.clone(), metrics));
         let (jobs, inbox) = mpsc::unbounded_channel();
         keeper::look_after(Arc::clone(&book), inbox)?;
         Ok(Arc::new(Self {
@@ -89,7 +91,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn note_lost(&self, hold: &Hold) {
+    pub(crate) fn note_lost(&self, hold: &Hold, cause: Loss) {
+        self.book.metrics.lost(hold.site, cause);
         self.book.count(|counters| &counters.lost);
         observe::lost(hold);
     }
@@ -108,6 +111,9 @@ pub(crate) fn closed() -> Failure {
 /// What is held, and what is being cleaned up.
 pub(crate) struct Book {
     pub(crate) clock: Clock,
+    pub(crate) metrics: Metrics,
+    /// The traces of those who hold something here.
+    pub(crate) holders: Holders,
     holds: Mutex<Slab<Arc<Hold>>>,
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
@@ -164,9 +170,11 @@ pub struct Stats {
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 impl Book {
-    fn new(clock: Clock) -> Self {
+    fn new(clock: Clock, metrics: Metrics) -> Self {
         Self {
             clock,
+            metrics,
+            holders: Holders::default(),
             holds: Mutex::default(),
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
@@ -187,6 +195,8 @@ impl Book {
     pub(crate) fn list(&self, hold: &Arc<Hold>) {
         let slot = self.holds().insert(Arc::clone(hold));
         hold.listed_at(slot);
+        self.metrics.hold_begins(hold.site);
+        self.holders.begins(&hold.key, &hold.trace);
         self.look_by(hold.due_at());
     }
 
@@ -198,8 +208,11 @@ impl Book {
         }
     }
 
-    pub(crate) fn unlist(&self, slot: &AtomicUsize) {
-        if let Some(slot) = take_slot(slot) {
+    /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
+    pub(crate) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
+        if let Some(slot) = take_slot(&hold.slot) {
+            self.metrics.hold_ends(hold.site, lost, now.since(hold.acquired_at));
+            self.holders.ends(&hold.key, &hold.trace, &hold.engine.line);
             // Dropped outside of the lock.
             let _hold = self.holds().try_remove(slot);
             self.settled.notify_waiters();

@@ -25,6 +25,9 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
         claims: Vec<&'a mut Box<dyn DynClaim>>,
     ) -> Answer<'a, Result<Together, Failure>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>>;
+    fn holders(&self) -> Answer<'_, Result<Vec<(Key, Holder)>, Failure>>;
+    fn waiters<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Vec<Holder>, Failure>>;
+    fn force_release<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<bool, Failure>>;
     fn close(&self) -> Answer<'_, ()>;
 }
 
@@ -60,6 +63,18 @@ impl<B: Backend> DynBackend for B {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>> {
         Box::pin(Backend::inspect(self, key))
+    }
+
+    fn holders(&self) -> Answer<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        Box::pin(Backend::holders(self))
+    }
+
+    fn waiters<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Vec<Holder>, Failure>> {
+        Box::pin(Backend::waiters(self, key))
+    }
+
+    fn force_release<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<bool, Failure>> {
+        Box::pin(Backend::force_release(self, key))
     }
 
     fn close(&self) -> Answer<'_, ()> {

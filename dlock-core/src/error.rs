@@ -367,6 +367,11 @@ impl Failure {
         Self::new(ErrorKind::InvalidConfig, message)
     }
 
+    /// The backend has no such ability. Final.
+    pub(crate) fn unsupported(what: &str) -> Self {
+        Self::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
+    }
+
     /// Attaches the underlying error. Its text becomes part of the message: redact credentials first.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {

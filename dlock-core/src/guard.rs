@@ -118,9 +118,7 @@ impl Guard {
         let was = hold.close();
         let span = observe::release_span(&hold.engine, &hold.key, false);
         let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
-        if !span.is_disabled() {
-            span.record("outcome", result.as_ref().map_or_else(|e| e.kind().as_str(), |()| "released"));
-        }
+        observe::released(&span, result.as_ref().err());
         result
     }
 }

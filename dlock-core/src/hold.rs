@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::key::Key;
 use crate::options::{Options, Site, margin};
+use crate::telemetry::{Loss, Trace};
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -45,6 +46,8 @@ pub(crate) struct Hold {
     /// The lease to be kept up, or the requested one where a session keeps the lock.
     pub(crate) lease: Duration,
     term: Term,
+    /// Of the span that took it.
+    pub(crate) trace: Trace,
     /// When `max_hold` ends it.
     ends_at: Timestamp,
     state: AtomicU8,
@@ -53,7 +56,7 @@ pub(crate) struct Hold {
     at_risk: AtomicBool,
     /// How many guards share the hold; the last one gives the lock back.
     shares: AtomicU32,
-    slot: AtomicUsize,
+    pub(crate) slot: AtomicUsize,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
     claim: tokio::sync::Mutex<Option<Box<dyn DynClaim>>>,
@@ -91,6 +94,7 @@ impl Hold {
             rechecks: options.rechecks,
             lease: length.unwrap_or(options.lease),
             term: grant.term,
+            trace: Trace::current(),
             ends_at,
             state: AtomicU8::new(HELD),
             deadline: AtomicU64::new(deadline.as_nanos()),
@@ -112,12 +116,16 @@ impl Hold {
 
     /// A pure local test; no I/O. Notices by itself that the deadline has passed.
     pub(crate) fn condition(&self) -> Condition {
+        self.condition_at(|| self.engine.clock.now())
+    }
+
+    fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Condition::Released,
             LOST => Condition::Lost,
             state => {
-                if self.engine.clock.now() >= self.deadline() {
-                    self.lose(self.reason_of_expiry());
+                if now() >= self.deadline() {
+                    self.lose_by(self.reason_of_expiry());
                     return Condition::Lost;
                 }
                 if state == SUSPECT { Condition::Suspect } else { Condition::Held }
@@ -152,26 +160,31 @@ impl Hold {
         self.loss.get().cloned().unwrap_or_default()
     }
 
-    fn reason_of_expiry(&self) -> Cow<'static, str> {
-        if self.deadline() == self.ends_at {
-            "it was held for max_hold".into()
-        } else {
-            "its lease ran out before a renewal was confirmed".into()
-        }
+    fn reason_of_expiry(&self) -> Loss {
+        if self.deadline() == self.ends_at { Loss::MaxHold } else { Loss::Expired }
     }
 
     pub(crate) fn deadline(&self) -> Timestamp {
         Timestamp::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Marks the hold lost, for good. Does nothing to one that was released.
+    /// Marks the hold lost, for good, as the backend said. Does nothing to one that was released.
     pub(crate) fn lose(&self, cause: Cow<'static, str>) {
+        self.note_loss(Loss::Backend, cause);
+    }
+
+    /// Marks the hold lost, for good. Does nothing to one that was released.
+    pub(crate) fn lose_by(&self, loss: Loss) {
+        self.note_loss(loss, loss.sentence());
+    }
+
+    fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
         let _ = self.loss.set(cause);
         let was = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
         if was.is_ok() {
-            self.engine.note_lost(self);
+            self.engine.note_lost(self, loss);
             self.changed.notify_waiters();
         }
     }
@@ -289,11 +302,12 @@ impl Hold {
 
     /// From here on nobody renews it. Says what it was worth until now.
     pub(crate) fn close(&self) -> Condition {
-        let was = self.condition();
+        let now = self.engine.clock.now();
+        let was = self.condition_at(|| now);
         let _ = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
-        self.engine.book.unlist(&self.slot);
+        self.engine.book.unlist(self, was == Condition::Lost, now);
         self.changed.notify_waiters();
         was
     }

@@ -18,6 +18,7 @@ use crate::error::{ErrorKind, Failure};
 use crate::hold::{Condition, Hold};
 use crate::key::Key;
 use crate::observe;
+use crate::telemetry::{Loss, Trace};
 use crate::wait::Backoff;
 
 /// Work for the keeper.
@@ -71,7 +72,9 @@ async fn keep(book: Arc<Book>, mut inbox: mpsc::UnboundedReceiver<Job>) {
         }
         let look = async {
             tokio::select! {
-                () = book.clock.sleep_until(next) => {}
+                () = book.clock.sleep_until(next) => {
+                    book.metrics.keeper_lagged(book.clock.now().since(next));
+                }
                 () = book.wake.notified() => {}
             }
         };
@@ -115,15 +118,22 @@ async fn renew_once(hold: &Hold) {
         Ok(Ok(Renewed::Extended)) => {
             hold.confirm(sent);
             book.count(|counters| &counters.renewals);
+            book.metrics.renewal(hold.site, "renewed", None, || clock.now().since(sent));
             observe::renewed(hold);
         }
-        Ok(Ok(Renewed::Gone)) => hold.lose("the backend no longer has it under our token".into()),
+        Ok(Ok(Renewed::Gone)) => {
+            hold.engine.book.metrics.renewal(hold.site, "gone", None, || clock.now().since(sent));
+            observe::outcome("gone");
+            hold.lose_by(Loss::Gone);
+        }
         failed => {
             let failure = match failed {
                 Ok(Err(failure)) => failure,
                 _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
             };
             book.count(|counters| &counters.failed_renewals);
+            let took = || clock.now().since(sent);
+            book.metrics.renewal(hold.site, "failed", Some(failure.kind()), took);
             observe::renewal_failed(hold, &failure);
             let pause = (hold.lease / 12).max(Duration::from_millis(5));
             hold.plan_renewal(clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
@@ -134,20 +144,25 @@ async fn renew_once(hold: &Hold) {
 
 impl Job {
     async fn carry_out(self) {
+        let mut trace = Trace::default();
         let abandoned = match self {
             Self::Withdraw(abandoned) => abandoned,
             Self::Release(hold) => match hold.take_claim().await {
-                Some(claim) => Abandoned {
-                    engine: Arc::clone(&hold.engine),
-                    key: hold.key.clone(),
-                    claim,
-                    lease: hold.lease,
-                    request_timeout: hold.request_timeout,
-                },
+                Some(claim) => {
+                    trace = hold.trace.clone();
+                    Abandoned {
+                        engine: Arc::clone(&hold.engine),
+                        key: hold.key.clone(),
+                        claim,
+                        lease: hold.lease,
+                        request_timeout: hold.request_timeout,
+                    }
+                }
                 None => return hold.engine.book.finished(),
             },
         };
         let span = observe::release_span(&abandoned.engine, &abandoned.key, true);
+        trace.adopt(&span);
         abandoned.withdraw().instrument(span).await;
     }
 }
@@ -159,13 +174,19 @@ impl Abandoned {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
             match withdraw_once(&mut self.claim, self.request_timeout).await {
-                Ok(_) => break,
+                Ok(_) => {
+                    observe::outcome("released");
+                    break;
+                }
                 Err(failure) => {
                     self.engine.book.count(|counters| &counters.failed_withdrawals);
+                    self.engine.book.metrics.release_failed(failure.kind());
                     let given_up = !failure.is_transient() || self.engine.clock.now() >= until;
                     observe::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
                     if given_up {
                         self.engine.book.count(|counters| &counters.abandoned);
+                        self.engine.book.metrics.abandoned();
+                        observe::failed(failure.kind());
                         break;
                     }
                 }

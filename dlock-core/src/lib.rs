@@ -13,6 +13,7 @@ mod acquire;
 pub mod backend;
 mod batch;
 mod clock;
+mod course;
 mod engine;
 mod erased;
 mod error;
@@ -35,6 +36,8 @@ mod require;
 mod scope;
 mod section;
 mod segment;
+mod telemetry;
+mod template;
 mod token;
 mod wait;
 
@@ -59,3 +62,6 @@ pub use scope::{current_hold, in_current_scope};
 pub use section::Section;
 pub use segment::{Segment, Segmented, SegmentedSection};
 pub use token::Token;
+
+#[cfg(feature = "otel")]
+pub use opentelemetry;

@@ -113,6 +113,7 @@ impl Lock {
     pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
         let key = self.checked(&self.options)?;
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
+            self.engine.book.metrics.reentered(self.site);
             return Ok(guard);
         }
         acquire(&self.engine, key, self.site, &self.options).await

@@ -18,6 +18,7 @@ use crate::error::Failure;
 use crate::fence::Fence;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+use crate::telemetry::Trace;
 use crate::token::Token;
 pub use faults::Faults;
 
@@ -65,6 +66,7 @@ struct Entry {
     expires: Timestamp,
     identity: Arc<Identity>,
     since: SystemTime,
+    trace: Trace,
     signal: Option<Signal>,
 }
 
@@ -171,6 +173,7 @@ impl State {
             expires: now + request.lease,
             identity: Arc::clone(&request.identity),
             since: SystemTime::now(),
+            trace: request.trace.clone(),
             signal: None,
         };
         self.locks.insert(request.key.clone(), entry);
@@ -186,7 +189,10 @@ impl Backend for Memory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_notifications(Duration::from_millis(500))
+        Capabilities::basic()
+            .with_fencing()
+            .with_notifications(Duration::from_millis(500))
+            .with_administration()
     }
 
     fn clock(&self) -> Clock {
@@ -221,11 +227,32 @@ impl Backend for Memory {
             })
             .await
     }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let shared = &self.0;
+        let list = || {
+            let now = shared.clock.now();
+            let state = shared.state();
+            let held = state.locks.iter().filter(|(_, entry)| entry.expires > now);
+            held.map(|(key, entry)| (key.clone(), entry.holder(now))).collect()
+        };
+        shared.faults.around(list).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        let shared = &self.0;
+        let force = || {
+            let now = shared.clock.now();
+            shared.remove(key.as_str()).is_some_and(|entry| entry.expires > now)
+        };
+        shared.faults.around(force).await
+    }
 }
 
 impl Entry {
     fn holder(&self, now: Timestamp) -> Holder {
         let mut holder = self.identity.to_holder(self.since);
+        holder.trace = self.trace.to_text();
         holder.fence = Some(self.fence);
         holder.expires_in = Some(self.expires.since(now));
         holder

@@ -3,9 +3,12 @@
 //! | span | level | covers | fields |
 //! |---|---|---|---|
 //! | `dlock.acquire` | info | the wait for a lock | `outcome`, `waited_ms`, `attempts`, `fence` |
-//! | `dlock.hold` | info | the body that runs under a lock; the parent of the body's own spans | `fence` |
-//! | `dlock.renew` | debug | one renewal, on the keeper's thread | `outcome` |
+//! | `dlock.hold` | info | the body that runs under a lock; the parent of the body's own spans | `outcome`, `fence` |
+//! | `dlock.renew` | debug | one renewal, on the keeper's thread, in the trace of the acquire | `outcome` |
 //! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
+//!
+//! What failed has `error.type` and `otel.status_code`. Inside of an acquire there are the events `busy`, `re-check` and
+//! `wake-up`, at debug level. With the feature `otel` an acquire that waits links to the acquire of the holder.
 //!
 //! All have `backend` and `key`, of a batch that of its first lock and `keys`, how many there are; those of a lock that the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a
 //! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
@@ -18,7 +21,7 @@ use tracing::field::Empty;
 use tracing::{Span, debug, debug_span, info_span, warn};
 
 use crate::engine::Engine;
-use crate::error::{Error, Failure};
+use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::held::Held;
 use crate::hold::Hold;
@@ -36,6 +39,8 @@ pub(crate) fn acquire_span(engine: &Engine, key: &Key, site: Site, keys: Option<
         template = site.template,
         function = site.function,
         outcome = Empty,
+        error.type = Empty,
+        otel.status_code = Empty,
         waited_ms = Empty,
         attempts = Empty,
         fence = Empty,
@@ -59,7 +64,31 @@ pub(crate) fn not_acquired(error: &Error, waited: Duration, attempts: u32) {
         return;
     }
     span.record("outcome", error.kind().as_str());
+    if error.kind() != ErrorKind::Busy {
+        record_error(&span, error.kind());
+    }
     record_wait(&span, waited, attempts);
+}
+
+pub(crate) fn acquire_cancelled(waited: Duration, attempts: u32) {
+    let span = Span::current();
+    if !span.is_disabled() {
+        span.record("outcome", "cancelled");
+        record_wait(&span, waited, attempts);
+    }
+}
+
+pub(crate) fn busy(attempts: u32, retry_after: Option<Duration>) {
+    let retry_after_ms = retry_after.map(|left| left.as_secs_f64() * 1e3);
+    debug!(target: "dlock", attempts, retry_after_ms, "busy");
+}
+
+pub(crate) fn woken() {
+    debug!(target: "dlock", "wake-up");
+}
+
+pub(crate) fn rechecked(found: &'static str) {
+    debug!(target: "dlock", found, "re-check");
 }
 
 fn record_wait(span: &Span, waited: Duration, attempts: u32) {
@@ -84,8 +113,16 @@ pub(crate) fn hold_span(held: &Held) -> Span {
         template = hold.site.template,
         function = hold.site.function,
         fence = held.fence().map(Fence::get),
+        outcome = Empty,
+        error.type = Empty,
+        otel.status_code = Empty,
     );
     with_key(span, &hold.engine, &hold.key)
+}
+
+/// A body is done, or was stopped since its lock was lost.
+pub(crate) fn body_ended(lost: bool) {
+    if lost { failed(ErrorKind::Lost) } else { outcome("done") }
 }
 
 pub(crate) fn renew_span(hold: &Hold) -> Span {
@@ -97,7 +134,10 @@ pub(crate) fn renew_span(hold: &Hold) -> Span {
         key = Empty,
         template = hold.site.template,
         outcome = Empty,
+        error.type = Empty,
+        otel.status_code = Empty,
     );
+    hold.trace.adopt(&span);
     with_key(span, &hold.engine, &hold.key)
 }
 
@@ -106,7 +146,7 @@ pub(crate) fn renewed(_hold: &Hold) {
 }
 
 pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
-    outcome(failure.kind().as_str());
+    failed(failure.kind());
     let left = hold.deadline().since(hold.engine.clock.now());
     warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again");
 }
@@ -125,13 +165,33 @@ pub(crate) fn release_span(engine: &Engine, key: &Key, background: bool) -> Span
         backend = engine.name,
         key = Empty,
         background,
-        outcome = Empty
+        outcome = Empty,
+        error.type = Empty,
+        otel.status_code = Empty,
     );
     with_key(span, engine, key)
 }
 
 pub(crate) fn outcome(word: &'static str) {
     Span::current().record("outcome", word);
+}
+
+/// What the span we are in stands for has failed.
+pub(crate) fn failed(kind: ErrorKind) {
+    outcome(kind.as_str());
+    record_error(&Span::current(), kind);
+}
+
+pub(crate) fn released(span: &Span, error: Option<&Error>) {
+    span.record("outcome", error.map_or("released", |error| error.kind().as_str()));
+    if let Some(error) = error {
+        record_error(span, error.kind());
+    }
+}
+
+fn record_error(span: &Span, kind: ErrorKind) {
+    span.record("error.type", kind.as_str());
+    span.record("otel.status_code", "ERROR");
 }
 
 pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, failure: &Failure, given_up: bool) {

@@ -99,6 +99,24 @@ impl<B: Backend> Backend for Prefixed<B> {
         self.backend.inspect(&self.key(key)).await
     }
 
+    /// Those with this prefix. A long key is listed by its name on the servers, which ends with its digest.
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let all = self.backend.holders().await?;
+        let ours = all.into_iter().filter_map(|(name, holder)| {
+            let key = Key::new(name.as_str().strip_prefix(self.prefix.as_str())?).ok()?;
+            Some((key, holder))
+        });
+        Ok(ours.collect())
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.backend.waiters(&self.key(key)).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.backend.force_release(&self.key(key)).await
+    }
+
     async fn close(&self) {
         self.backend.close().await;
     }
@@ -142,6 +160,18 @@ impl Backend for Erased {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.0.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.0.waiters(key).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force_release(key).await
     }
 
     async fn close(&self) {

@@ -196,7 +196,7 @@ async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F
         return Some(body.await);
     }
     let mut lost = std::pin::pin!(held.lost());
-    std::future::poll_fn(|cx| {
+    let output = std::future::poll_fn(|cx| {
         if held.find_lost().is_some() {
             return Poll::Ready(None);
         }
@@ -205,7 +205,9 @@ async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F
         }
         lost.as_mut().poll(cx).map(|()| None)
     })
-    .await
+    .await;
+    observe::body_ended(output.is_none());
+    output
 }
 
 const fn is_unavailable(kind: ErrorKind) -> bool {

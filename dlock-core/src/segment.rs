@@ -190,6 +190,8 @@ impl SegmentedSection {
         if !segment.exhausted.load(Ordering::Acquire) {
             return Ok(Some(output));
         }
+        let lock = &self.segmented.lock;
+        lock.engine().book.metrics.segment_moved(lock.site());
         if let Some(left) = &mut self.left {
             left.retain(|number| *number != segment.number);
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlock_core::backend::{Backend, Capabilities, ClaimRequest, Together};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, Token};
 
+use crate::administration;
 use crate::claim::{self, RedisClaim};
 use crate::config::{Config, RedisBuilder, Replicas};
 use crate::connection::{Servers, Untracked};
@@ -53,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) hub: Hub,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
-    namer: Namer,
+    pub(crate) namer: Namer,
     /// Marks this client in the owner fields, as Redisson's do.
     client: String,
 }
@@ -153,7 +154,7 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_notifications(SAFETY_NET)
+        Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration()
     }
 
     fn claim(&self, request: ClaimRequest) -> RedisClaim {
@@ -176,6 +177,15 @@ impl Backend for Redis {
             Answer::Busy { left, who, fence } => Ok(Some(holder(who.as_deref(), fence, left))),
             _ => Err(Fault::Cut("the reply makes no sense".into()).into_failure()),
         }
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        administration::holders(&self.0).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        let (slot, command) = administration::force(&self.0.names(key));
+        Ok(self.ask(slot, &command).await? == redis::Value::Int(1))
     }
 
     async fn close(&self) {

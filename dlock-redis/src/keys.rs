@@ -77,6 +77,25 @@ impl Namer {
         })
     }
 
+    /// The key of a lock with this name; `None` when no lock is called so.
+    pub(crate) fn key_of(&self, lock: &str) -> Option<Key> {
+        let key = Key::new(decode(lock.strip_prefix(&self.prefix)?)?).ok()?;
+        (lock == [&self.prefix, &*encode(key.as_str())].concat()).then_some(key)
+    }
+
+    /// The pattern of `SCAN` that all names of locks match.
+    pub(crate) fn pattern(&self) -> String {
+        let mut pattern = String::with_capacity(self.prefix.len() + 1);
+        for character in self.prefix.chars() {
+            if matches!(character, '*' | '?' | '[' | ']' | '^' | '\\') {
+                pattern.push('\\');
+            }
+            pattern.push(character);
+        }
+        pattern.push('*');
+        pattern
+    }
+
     pub(crate) fn names(&self, key: &Key) -> Names {
         let lock = format!("{}{}", self.prefix, encode(key.as_str()));
         let channel = suffixed("redisson_lock__channel", &lock);
@@ -125,6 +144,23 @@ fn encode(key: &str) -> std::borrow::Cow<'_, str> {
         }
     }
     encoded.into()
+}
+
+fn decode(stored: &str) -> Option<std::borrow::Cow<'_, str>> {
+    let Some(encoded) = stored.strip_prefix(MARK) else { return Some(stored.into()) };
+    let mut key = String::with_capacity(encoded.len());
+    let mut parts = encoded.split(MARK);
+    key.push_str(parts.next()?);
+    for part in parts {
+        key.push(match part.get(..2)? {
+            "25" => '%',
+            "7B" => '{',
+            "7D" => '}',
+            _ => return None,
+        });
+        key.push_str(&part[2..]);
+    }
+    Some(key.into())
 }
 
 /// The hash slot of a name, by the rules of Redis Cluster.
@@ -180,6 +216,30 @@ mod tests {
         for (name, slot) in [("foo", 12_182), ("bar", 5_061), ("{foo}bar", 12_182), ("{}foo", 9_500)] {
             assert_eq!(slot_of(name), slot, "{name}");
         }
+    }
+
+    #[test]
+    fn the_key_of_a_name_is_found_again_and_nothing_else_is_one() {
+        for prefix in ["", "dlock:", "{locks}:"] {
+            let namer = Namer::new(prefix, Counters::Slot, true).unwrap();
+            for text in ["room_7", "a{b}c", "%", "%%", "%7B", "{", "}%25{", "Zürich 🔒", " "] {
+                let key = Key::new(text).unwrap();
+                assert_eq!(namer.key_of(&namer.names(&key).lock), Some(key), "{prefix:?} {text:?}");
+            }
+            // Encoded for no reason, badly encoded, or with nothing behind the prefix.
+            for text in ["%a", "%%2", "%%ZZ", "%%7é", "a{b}", ""] {
+                assert_eq!(namer.key_of(&format!("{prefix}{text}")), None, "{prefix:?} {text:?}");
+            }
+        }
+        assert_eq!(Namer::new("dlock:", Counters::Server, false).unwrap().key_of("other:a"), None);
+    }
+
+    #[test]
+    fn the_pattern_takes_the_prefix_by_the_letter() {
+        let pattern = |prefix| Namer::new(prefix, Counters::Server, false).unwrap().pattern();
+        assert_eq!(pattern("dlock:"), "dlock:*");
+        assert_eq!(pattern(""), "*");
+        assert_eq!(pattern("a*b?[c]^\\:"), "a\\*b\\?\\[c\\]\\^\\\\:*");
     }
 
     #[test]

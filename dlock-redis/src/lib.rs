@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod administration;
 mod backend;
 mod claim;
 mod config;

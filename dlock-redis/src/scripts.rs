@@ -216,7 +216,7 @@ fn text(value: Value) -> Option<String> {
 }
 
 /// The fence and the holder's line, of a value that dlock stored.
-fn ours(value: &str) -> Option<(u64, &str)> {
+pub(crate) fn ours(value: &str) -> Option<(u64, &str)> {
     let (fence, who) = value.split_once(' ')?;
     Some((fence.parse().ok()?, who))
 }

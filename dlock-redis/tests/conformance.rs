@@ -23,6 +23,10 @@ impl Harness for OnServers {
     async fn open(&self) -> Result<Redis> {
         Redis::builder(&self.url).with_prefix(&self.prefix).connect().await
     }
+
+    fn left_out(&self) -> &'static [&'static str] {
+        conformance::WAITERS
+    }
 }
 
 fn suite(topology: &str, url: String) -> Vec<Trial> {

@@ -16,6 +16,7 @@
 //! impl Harness for OverMemory {
 //!     type Backend = Memory;
 //!     async fn open(&self) -> Result<Memory> { Ok(self.0.clone()) }
+//!     fn left_out(&self) -> &'static [&'static str] { conformance::WAITERS }
 //! }
 //!
 //! fn main() {
@@ -97,17 +98,33 @@ pub enum Needs {
     Lease,
     /// A lease, and fences.
     LeaseAndFences,
+    /// [`Capabilities::administered`].
+    Administration,
+    /// [`Capabilities::administered`], and fences.
+    AdministrationAndFences,
+    /// [`Capabilities::administered`], and a lease.
+    LeaseAndAdministration,
+    /// [`Capabilities::shows_waiters`].
+    Waiters,
 }
 
 impl Needs {
     /// Why `capabilities` are not enough, if they are not.
     fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
-        let fences = matches!(self, Self::Fences | Self::LeaseAndFences);
-        let lease = matches!(self, Self::Lease | Self::LeaseAndFences);
+        let fences = matches!(self, Self::Fences | Self::LeaseAndFences | Self::AdministrationAndFences);
+        let lease = matches!(self, Self::Lease | Self::LeaseAndFences | Self::LeaseAndAdministration);
+        let administration = matches!(
+            self,
+            Self::Administration | Self::AdministrationAndFences | Self::LeaseAndAdministration
+        );
         if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {
             Some("a session keeps the locks, and no lease runs out")
+        } else if administration && !capabilities.administered {
+            Some("the backend cannot list its holders or release by force")
+        } else if self == Self::Waiters && !capabilities.shows_waiters {
+            Some("the backend does not know who waits")
         } else {
             None
         }
@@ -188,6 +205,10 @@ fn reason(panic: &(dyn std::any::Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "it panicked".to_owned())
 }
+
+/// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`].
+pub const WAITERS: &[&str] =
+    &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
 
 /// All cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
@@ -314,5 +335,7 @@ mod tests {
         account_for(&Capabilities::basic(), &named).unwrap();
         account_for(&Capabilities::basic(), WITH_FENCES).unwrap();
         account_for(&Capabilities::basic().with_fencing(), &named).unwrap_err();
+        account_for(&Capabilities::basic().with_administration(), &named).unwrap_err();
+        account_for(&Capabilities::basic().with_waiters_shown(), &named).unwrap_err();
     }
 }

@@ -59,11 +59,15 @@ pub enum Mutation {
     CutsLongKeys,
     /// Nobody is told who holds a lock.
     HidesTheHolder,
+    /// The list of holders has at most one of them.
+    ListsOneHolder,
+    /// A release by force is confirmed and not made.
+    ForcesNothing,
 }
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -83,6 +87,8 @@ impl Mutation {
         Self::TrimsKeys,
         Self::CutsLongKeys,
         Self::HidesTheHolder,
+        Self::ListsOneHolder,
+        Self::ForcesNothing,
     ];
 }
 
@@ -169,6 +175,25 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
             holder.fence = Some(Fence::new(1));
         }
         Ok(holder.filter(|_| self.mutation != Mutation::HidesTheHolder))
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let mut held = self.backend.holders().await?;
+        if self.mutation == Mutation::ListsOneHolder {
+            held.truncate(1);
+        }
+        Ok(held)
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.backend.waiters(&self.key(key)).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        match self.mutation {
+            Mutation::ForcesNothing => Ok(self.backend.inspect(key).await?.is_some()),
+            _ => self.backend.force_release(&self.key(key)).await,
+        }
     }
 
     async fn close(&self) {

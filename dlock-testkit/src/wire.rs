@@ -251,6 +251,27 @@ impl<B: Backend> Backend for Wired<B> {
         wire.back(backend.inspect(key).await)
     }
 
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let Inner { backend, wire, .. } = &*self.0;
+        wire.count(Request::Inspect);
+        wire.there().await?;
+        wire.back(backend.holders().await)
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        let Inner { backend, wire, .. } = &*self.0;
+        wire.count(Request::Inspect);
+        wire.there().await?;
+        wire.back(backend.waiters(key).await)
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        let Inner { backend, wire, .. } = &*self.0;
+        wire.count(Request::Withdraw);
+        wire.there().await?;
+        wire.back(backend.force_release(key).await)
+    }
+
     async fn close(&self) {
         self.0.backend.close().await;
     }

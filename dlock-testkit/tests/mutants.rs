@@ -65,6 +65,11 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
         Mutation::FoldsCase | Mutation::TrimsKeys => &["keys_that_look_alike_are_different_locks"],
         Mutation::CutsLongKeys => &["keys_of_the_full_length_differ_by_their_last_byte"],
         Mutation::HidesTheHolder => &["the_holder_tells_host_process_label_and_time"],
+        Mutation::ListsOneHolder => &["the_list_of_holders_has_every_lock_that_is_held_and_no_other"],
+        Mutation::ForcesNothing => &[
+            "a_lock_released_by_force_is_free_for_others",
+            "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
+        ],
         other => panic!("{other:?} has no case that catches it"),
     }
 }

@@ -9,6 +9,7 @@ use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
 use zookeeper::Stat;
 
+use crate::administration;
 use crate::claim::ZooKeeperClaim;
 use crate::config::{Config, ZooKeeperBuilder};
 use crate::fenced::FencedWrite;
@@ -151,6 +152,8 @@ impl Backend for ZooKeeper {
             .with_notifications(SAFETY_NET)
             .with_session()
             .with_durability()
+            .with_administration()
+            .with_waiters_shown()
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {
@@ -159,6 +162,22 @@ impl Backend for ZooKeeper {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         Ok(self.places(key, 1).await?.pop())
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        administration::holders(&self.0).await
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        let mut queue = self.places(key, usize::MAX).await?;
+        if !queue.is_empty() {
+            queue.remove(0);
+        }
+        Ok(queue)
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        administration::force(&self.0, key).await
     }
 
     async fn close(&self) {

@@ -72,6 +72,31 @@ impl Base {
     }
 }
 
+impl Base {
+    /// The directory of all locks.
+    pub(crate) fn path(&self) -> &str {
+        if self.path.is_empty() { "/" } else { &self.path }
+    }
+
+    /// The key whose directory has this name below the base; `None` when no lock's has.
+    pub(crate) fn key_of(&self, name: &str) -> Option<Key> {
+        let key = Key::new(decode(name)?).ok()?;
+        (*self.directory(&key) == *format!("{}/{name}", self.path)).then_some(key)
+    }
+}
+
+fn decode(name: &str) -> Option<String> {
+    let Some(encoded) = name.strip_prefix(MARK) else { return Some(name.to_owned()) };
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut parts = encoded.split(MARK);
+    bytes.extend_from_slice(parts.next()?.as_bytes());
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// Whether ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are surrogates.
 fn is_legal(c: char) -> bool {
     !matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
@@ -204,6 +229,26 @@ mod tests {
         assert_eq!(directory("/dlock", "a\n"), "/dlock/%a%0A");
         assert_eq!(directory("/dlock", "🔒"), "/dlock/%%F0%9F%94%92");
         assert_eq!(directory("/dlock", "\u{f8ff}\u{fff0}\u{7f}"), "/dlock/%%EF%A3%BF%EF%BF%B0%7F");
+    }
+
+    #[test]
+    fn the_key_of_a_directory_is_found_again_and_nothing_else_is_one() {
+        for base in ["/", "/dlock"] {
+            let base = Base::new(&[base]).unwrap();
+            for text in ["room_7", "a/b", "%", "%%2E", ".", "..", "zookeeper", "a\n", "Zürich 🔒", "\u{f8ff}"]
+            {
+                let key = Key::new(text).unwrap();
+                let directory = base.directory(&key);
+                let name = directory.rsplit_once('/').unwrap().1;
+                assert_eq!(base.key_of(name), Some(key), "{text:?}");
+            }
+            // Encoded for no reason, or badly.
+            for name in ["%a", "%", "%a%2f", "%%G0", "%%F", "%%FF", "."] {
+                assert_eq!(base.key_of(name), None, "{name:?}");
+            }
+        }
+        assert_eq!(Base::new(&["/"]).unwrap().key_of("zookeeper"), None);
+        assert_eq!(Base::new(&["/"]).unwrap().path(), "/");
     }
 
     #[test]

@@ -72,6 +72,7 @@ const LEASES: &[&str] = &[
     "an_acquire_on_a_backend_that_hangs_comes_to_an_end",
     "a_grant_that_comes_after_a_pause_counts_from_its_first_request",
     "what_the_holder_has_left_is_not_more_than_the_lease",
+    "an_expired_lock_has_no_place_in_the_list",
 ];
 
 /// Locks on a majority of independent servers. They never forget.

@@ -37,7 +37,8 @@ enum Command {
     /// Everything that a change has to pass: lint, test and interop
     Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
-    /// `bench sql` compare with the bare client and other libraries, and install what these need
+    /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench otel` measures
+    /// what metrics and spans cost
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -76,6 +77,7 @@ fn carry_out(command: Command) -> Result<()> {
                     needs::install(if backend == "sql" { needs::SQL } else { needs::INTEROP })?;
                     (&*format!("dlock-bench-{backend}"), rest)
                 }
+                Some((what, rest)) if what == "otel" => ("dlock-bench-otel", rest),
                 _ => ("dlock-bench", &*arguments),
             };
             cargo(["run", "--release", "--package", package, "--"]).args(arguments).run()

@@ -13,6 +13,7 @@ use super::Wanted;
 use crate::acquire::{Pending, change, left, poll, stand_in_line, within};
 use crate::backend::{Busy, Grant, Together};
 use crate::clock::Timestamp;
+use crate::course::Course;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guard::Guard;
 use crate::hold::{Condition, Hold};
@@ -53,13 +54,14 @@ pub(super) async fn acquire(
     let span = observe::acquire_span(engine, first.key, first.site, Some(wanted.len()));
     let timeouts = wanted.iter().map(|one| one.options.request_timeout());
     let acquire = Acquire {
-        pendings: pendings(wanted).map_err(refuse)?,
+        // Inside of the span, whose trace goes along with the claims.
+        pendings: span.in_scope(|| pendings(wanted)).map_err(refuse)?,
         wanted,
         wait,
         started,
         request_timeout: timeouts.min().unwrap_or_default(),
         rechecks: wanted.iter().map(|one| one.options.rechecks).min().unwrap_or_default(),
-        attempts: 0,
+        course: Course::begin(engine, first.key, first.site, started),
         first_sent: None,
         unknowns: 0,
         tries: 0,
@@ -75,6 +77,17 @@ fn pendings(wanted: &[&Wanted<'_>]) -> Result<Vec<Pending>, Failure> {
     wanted.iter().map(|one| Pending::new(one.engine, one.key, &one.options)).collect()
 }
 
+impl Step {
+    const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Granted(_) => "acquired",
+            Self::Busy(..) => "busy",
+            Self::Separately | Self::Failed(_) => "failed",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+}
+
 struct Acquire<'a> {
     wanted: &'a [&'a Wanted<'a>],
     wait: Wait,
@@ -82,7 +95,7 @@ struct Acquire<'a> {
     request_timeout: Duration,
     rechecks: u32,
     pendings: Vec<Pending>,
-    attempts: u32,
+    course: Course<'a>,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
     /// Attempts since the outcome was last known.
@@ -102,18 +115,19 @@ impl<'a> Acquire<'a> {
         let (waited, one) = (self.started.elapsed(), self.wanted[self.place]);
         match result {
             Ok(guards) => {
-                if guards.is_some() {
-                    observe::acquired(None, waited, self.attempts);
+                match guards {
+                    Some(_) => self.course.acquired(None, waited),
+                    None => self.course.set_aside(),
                 }
                 Ok(guards)
             }
             Err(failure) => {
                 let mut error = one.engine.error(Operation::Acquire, failure).of(one.key);
-                observe::not_acquired(&error, waited, self.attempts);
+                self.course.not_acquired(&error, waited);
                 if error.kind() == ErrorKind::Unknown {
                     error = error.maybe_held_for(self.maybe_held_for());
                 }
-                Err(error.after(waited, self.attempts).held_by(self.holder.take()))
+                Err(error.after(waited, self.course.attempts()).held_by(self.holder.take()))
             }
         }
     }
@@ -126,7 +140,10 @@ impl<'a> Acquire<'a> {
             && let Some(place) = self.wanted.iter().position(|one| engine.line.has(one.key))
         {
             self.place = place;
+            self.course.turn_to(self.wanted[place].key);
+            self.course.wait();
             ticket = Some((place, self.stand_in_line(place).await?));
+            self.course.turn();
         }
         loop {
             engine.refuse_when_closed()?;
@@ -142,6 +159,8 @@ impl<'a> Acquire<'a> {
                 Step::Separately => return Ok(None),
                 Step::Busy(place, busy) => {
                     self.place = place;
+                    self.course.turn_to(self.wanted[place].key);
+                    self.course.busy(busy.holder.as_deref(), busy.retry_after);
                     self.holder = busy.holder.map(|holder| *holder);
                     if self.wait == Wait::No {
                         return Err(Failure::new(ErrorKind::Busy, ""));
@@ -150,19 +169,22 @@ impl<'a> Acquire<'a> {
                     if self.tries >= MOST_TRIES {
                         return Ok(None);
                     }
+                    self.course.wait();
                     if ticket.as_ref().is_none_or(|(at, _)| *at != place) {
                         drop(ticket.take());
                         let first = !engine.line.has(self.wanted[place].key);
                         ticket = Some((place, self.stand_in_line(place).await?));
                         if !first {
+                            self.course.turn();
                             continue;
                         }
                     }
                     self.wait_for_change(busy.retry_after, ticket.as_ref().map(|(_, ticket)| ticket)).await?;
+                    self.course.woken();
                 }
                 Step::Unknown(failure) => {
                     let again = self.unknowns < self.rechecks;
-                    observe::unknown_outcome(&failure, again);
+                    self.course.unknown(&failure, again);
                     if !again {
                         return Err(failure);
                     }
@@ -197,12 +219,21 @@ impl<'a> Acquire<'a> {
     }
 
     async fn attempt(&mut self) -> Step {
+        self.course.attempt();
+        let rechecks = self.unknowns > 0;
+        if rechecks {
+            self.wanted[0].engine.book.count(|counters| &counters.rechecks);
+        }
+        let step = self.ask().await;
+        if rechecks {
+            self.course.rechecked(step.outcome());
+        }
+        step
+    }
+
+    async fn ask(&mut self) -> Step {
         let engine = self.wanted[0].engine;
         let sent = engine.clock.now();
-        self.attempts = self.attempts.saturating_add(1);
-        if self.unknowns > 0 {
-            engine.book.count(|counters| &counters.rechecks);
-        }
         let (first_sent, unsettled) =
             (self.first_sent, self.pendings.iter().any(|pending| pending.unsettled));
         // Noted before the request goes out: from now on something of ours may be on the server.

@@ -14,6 +14,7 @@ use crate::holder::Identity;
 use crate::keeper;
 use crate::key::Key;
 use crate::locks::Locks;
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`] (whose defaults do not
@@ -194,6 +195,7 @@ impl Member {
             recheck: false,
             waits: false,
             identity: Identity::of_this_process(Some("dlock quorum".into())),
+            trace: Trace::default(),
         };
         // Never given back. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);

@@ -1,6 +1,6 @@
 //! Which server of a cluster is responsible for a hash slot.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -114,6 +114,15 @@ impl Cluster {
         fastrand::choice(nodes).ok_or_else(|| Failure::unavailable("no server of the cluster is known"))
     }
 
+    /// All masters that serve slots.
+    pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
+        let seen = self.map().version;
+        self.refresh(seen).await?;
+        let mut map = self.map();
+        let masters: HashSet<Endpoint> = map.masters.iter().flatten().cloned().collect();
+        Ok(masters.iter().map(|master| self.node(&mut map, master)).collect())
+    }
+
     pub(crate) fn close(&self) {
         for node in self.map().nodes.values() {
             node.close();
@@ -179,7 +188,7 @@ impl Cluster {
             }
         }
         let Map { nodes, masters, .. } = &mut *map;
-        let used: std::collections::HashSet<&Endpoint> = masters.iter().flatten().collect();
+        let used: HashSet<&Endpoint> = masters.iter().flatten().collect();
         nodes.retain(|endpoint, _| used.contains(endpoint));
         map.version += 1;
         map.stale = false;

@@ -124,6 +124,29 @@ impl Servers {
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
     }
 
+    /// All servers that grant locks.
+    pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
+        match self {
+            Self::One(node) => Ok(vec![Arc::clone(node)]),
+            Self::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// Sends commands that are no lock's to one server, all at once.
+    pub(crate) async fn ask_at(
+        &self,
+        node: &Node,
+        patience: Duration,
+        commands: &redis::Pipeline,
+    ) -> Result<Vec<redis::Value>, Failure> {
+        let path = node.link(patience).await?;
+        let mut connection = path.link.connection();
+        match connection.send_packed_commands(commands, 0, commands.len()).await {
+            Ok(replies) => Ok(replies),
+            Err(error) => Err(self.failed(&path, Fault::of(error))),
+        }
+    }
+
     /// Follows the sentinels, on dlock's own thread, for as long as this is in use.
     pub(crate) fn watch(&self) -> Result<(), Failure> {
         match self {

@@ -2,6 +2,7 @@
 
 mod support;
 
+mod administering;
 mod administrators;
 mod batches;
 mod cancelling;

@@ -208,7 +208,10 @@ impl Backend for Sqlite {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_polling(Duration::from_millis(1), Duration::from_millis(50))
+        Capabilities::basic()
+            .with_fencing()
+            .with_polling(Duration::from_millis(1), Duration::from_millis(50))
+            .with_administration()
     }
 
     fn claim(&self, request: ClaimRequest) -> SqliteClaim {
@@ -225,6 +228,14 @@ impl Backend for Sqlite {
             Standing::Free => None,
             Standing::Held(holder) => Some(*holder),
         })
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.current().await?.holders().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.current().await?.force(key).await
     }
 
     async fn close(&self) {

@@ -1,5 +1,6 @@
 //! The cases, by subject.
 
+mod administering;
 mod basic;
 mod cancelling;
 mod dropping;
@@ -34,6 +35,7 @@ pub(super) const ALL: &[&[Case]] = &[
     outages::CASES,
     cancelling::CASES,
     inspecting::CASES,
+    administering::CASES,
     shutting_down::CASES,
 ];
 

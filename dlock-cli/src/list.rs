@@ -1,0 +1,84 @@
+//! Who holds what.
+
+use std::io::{Write, stdout};
+
+use dlock::{Holder, Locks};
+use serde_json::json;
+
+use crate::show::{self, Line, Person};
+use crate::trouble::Trouble;
+
+/// All locks that are held.
+pub(crate) async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
+    let lines = lines(locks).await?;
+    let mut out = stdout().lock();
+    if json {
+        let all: Vec<_> = lines.iter().map(Line::to_json).collect();
+        writeln!(out, "{}", json!({ "backend": locks.backend(), "held": all }))?;
+    } else if lines.is_empty() {
+        writeln!(out, "no lock is held")?;
+    } else {
+        write!(out, "{}", show::table(&lines))?;
+    }
+    Ok(0)
+}
+
+/// The locks that are held, with the number of those who wait where the backend knows.
+pub(crate) async fn lines(locks: &Locks) -> Result<Vec<Line>, Trouble> {
+    let mut lines = Vec::new();
+    for (key, holder) in locks.holders().await? {
+        let waiting =
+            if locks.capabilities().shows_waiters { Some(locks.waiters(&key).await?.len()) } else { None };
+        lines.push(Line { key, holder, waiting });
+    }
+    Ok(lines)
+}
+
+/// Everything that is known of one lock.
+pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, Trouble> {
+    let holder = locks.inspect(key).await?;
+    let waiters = if locks.capabilities().shows_waiters { Some(locks.waiters(key).await?) } else { None };
+    let mut out = stdout().lock();
+    if json {
+        let mut document =
+            json!({ "backend": locks.backend(), "key": key, "holder": holder.as_ref().map(Person::of) });
+        if let Some(waiters) = &waiters {
+            document["waiters"] = json!(waiters.iter().map(Person::of).collect::<Vec<_>>());
+        }
+        writeln!(out, "{document}")?;
+        return Ok(0);
+    }
+    let Some(holder) = holder else {
+        writeln!(out, "nobody holds {}", show::printable(key))?;
+        return Ok(0);
+    };
+    writeln!(out, "key         {}", show::printable(key))?;
+    for (name, value) in facts(&holder) {
+        writeln!(out, "{name:<11} {value}")?;
+    }
+    match waiters {
+        None => {}
+        Some(waiters) if waiters.is_empty() => writeln!(out, "waiting     nobody")?,
+        Some(waiters) => {
+            for (place, waiter) in waiters.iter().enumerate() {
+                let name = if place == 0 { "waiting" } else { "" };
+                let label = waiter.label.as_deref().map(show::printable).unwrap_or_default();
+                let who = format!("{name:<11} {}. {} {label}", place + 1, show::place(waiter));
+                writeln!(out, "{}", who.trim_end())?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("holder", show::place(holder))];
+    let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
+    add("label", holder.label.as_deref().map(show::printable));
+    add("since", holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()));
+    add("held for", show::held_for(holder).map(show::short));
+    add("lease left", holder.expires_in.map(show::short));
+    add("fence", holder.fence.map(|fence| fence.to_string()));
+    add("trace", holder.trace.as_deref().map(show::printable));
+    facts
+}

@@ -1,0 +1,183 @@
+//! `dlock`: who holds which lock, and commands that run under one.
+//!
+//! ```text
+//! dlock --locks redis://127.0.0.1/ ls
+//! dlock inspect room_7
+//! dlock run --key nightly-report --wait 0 -- ./report.sh
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod group;
+mod list;
+mod release;
+mod run;
+mod show;
+mod signals;
+mod store;
+mod trouble;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use dlock::Wait;
+
+use crate::trouble::{CODES, Trouble};
+
+#[derive(Debug, Parser)]
+#[command(name = "dlock", version, about = "Who holds which lock, and commands that run under one", after_help = CODES)]
+struct Cli {
+    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, sqlite:/// (better not a password on the command
+    /// line, which others on this host can see)
+    #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
+    locks: Option<String>,
+    /// Print JSON: one document, or with `watch` one in each line
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// List all locks that are held
+    Ls,
+    /// Say who holds a lock, and who waits for it where the backend knows
+    Inspect {
+        /// The lock's key
+        key: String,
+    },
+    /// Show the locks that are held again and again, until interrupted
+    Watch(Watch),
+    /// Run a command while holding a lock
+    ///
+    /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed on to
+    /// it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse lower
+    /// ones. When the lock is lost it is stopped: TERM, then KILL, and the exit code is 79. When dlock itself is killed by KILL, the
+    /// command goes on, and others get the lock after the lease: then only the fence protects.
+    Run(Run),
+    /// Take a lock away from whoever holds it
+    ///
+    /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next grant
+    /// has a higher fence.
+    Release(Release),
+}
+
+#[derive(Debug, Args)]
+struct Watch {
+    /// How long to pause between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    every: Duration,
+    /// Look so many times, then end
+    #[arg(long, value_name = "COUNT")]
+    times: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// The lock's key
+    #[arg(long)]
+    key: String,
+    /// How long to wait for the lock: a time, 0 to try once, or `forever`
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = wait)]
+    wait: Wait,
+    /// How long the lock outlives this process when it dies; it is renewed at a third of that
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    lease: Duration,
+    /// How long the command may take to end when the lock is lost, before it is killed
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    grace: Duration,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Args)]
+struct Release {
+    /// Yes, by force: a lock is released by its holder otherwise
+    #[arg(long, required = true)]
+    force: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+    /// The lock's key
+    key: String,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "write a number with a unit, such as 500ms, 5s or 2m".to_owned())
+}
+
+fn wait(text: &str) -> Result<Wait, String> {
+    match text {
+        "0" => Ok(Wait::No),
+        "forever" => Ok(Wait::Forever),
+        text => match duration(text) {
+            Ok(Duration::ZERO) => Ok(Wait::No),
+            Ok(limit) => Ok(Wait::For(limit)),
+            Err(_) => Err("write 0, forever, or a number with a unit, such as 500ms, 5s or 2m".to_owned()),
+        },
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { trouble::USAGE } else { 0 });
+        }
+    };
+    match carry_out(cli).await {
+        Ok(code) => ExitCode::from(code),
+        Err(trouble) => trouble.tell(),
+    }
+}
+
+async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
+    let url = cli
+        .locks
+        .filter(|url| !url.is_empty())
+        .ok_or_else(|| Trouble::usage("where are the locks? give --locks URL, or set DLOCK_URL"))?;
+    match cli.task {
+        Task::Ls => list::ls(&store::look_into(&url).await?, cli.json).await,
+        Task::Inspect { key } => list::inspect(&store::look_into(&url).await?, &key, cli.json).await,
+        Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
+        Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
+        Task::Release(release) => release::release(&store::look_into(&url).await?, &release, cli.json).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wait_is_none_endless_or_a_time_with_a_unit() {
+        assert_eq!(wait("0"), Ok(Wait::No));
+        assert_eq!(wait("0s"), Ok(Wait::No));
+        assert_eq!(wait("forever"), Ok(Wait::Forever));
+        assert_eq!(wait("500ms"), Ok(Wait::For(Duration::from_millis(500))));
+        for wrong in ["", "5", "five", "-1s", "never"] {
+            assert!(wait(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn help_does_not_show_a_password_from_the_environment() {
+        use clap::CommandFactory;
+        let command = Cli::command();
+        let locks = command.get_arguments().find(|argument| argument.get_id() == "locks").unwrap();
+        assert!(locks.is_hide_env_values_set());
+    }
+}

@@ -1,0 +1,126 @@
+//! A command under a lock.
+
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use dlock::{Guard, Locks};
+use rustix::process::Signal;
+use tokio::process::Command;
+use tokio::time::Instant;
+
+use crate::group::Group;
+use crate::signals::{Signals, exit_code};
+use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
+use crate::{Run, trouble};
+
+/// How long to wait for what is left to be given back.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// Takes the lock, runs the command, gives the lock back.
+pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
+    let mut signals = Signals::catch()?;
+    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(run.wait);
+    let taken = tokio::select! {
+        taken = lock.acquire() => taken,
+        signal = signals.end() => {
+            // Whatever was asked for is withdrawn.
+            let _ = locks.shutdown(SHUTDOWN).await;
+            return Ok(exit_code(signal.as_raw()));
+        }
+    };
+    let guard = match taken {
+        Ok(guard) => guard,
+        Err(error) => {
+            let _ = locks.shutdown(SHUTDOWN).await;
+            return Err(error.into());
+        }
+    };
+    let mut outcome = under(&guard, run, &mut signals).await;
+    match guard.release().await {
+        Ok(()) => {}
+        Err(_) if matches!(outcome, Ok(LOST)) => {}
+        Err(error) => {
+            // Somebody else may have had it while the command ran.
+            if error.kind() == dlock::ErrorKind::NotHeld && outcome.is_ok() {
+                outcome = Ok(LOST);
+            }
+            warn(&error.to_string());
+        }
+    }
+    let _ = locks.shutdown(SHUTDOWN).await;
+    outcome
+}
+
+/// Runs the command for as long as the lock is held.
+async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
+    let mut group = start(guard, run)?;
+    // From the loss on: when the command is killed.
+    let mut deadline = None;
+    let status = loop {
+        tokio::select! {
+            biased;
+            status = group.ended() => break status?,
+            () = guard.lost(), if deadline.is_none() => {
+                let why = guard.check().err().map(|error| error.to_string()).unwrap_or_default();
+                warn(&format!("{why}; the command is stopped"));
+                group.send(Signal::TERM);
+                // One that was stopped cannot end.
+                group.send(Signal::CONT);
+                deadline = Some(Instant::now() + run.grace);
+            }
+            () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                group.send(Signal::KILL);
+                break group.ended().await?;
+            }
+            signal = signals.next() => group.pass_on(signal),
+        }
+    };
+    match deadline {
+        Some(deadline) => {
+            group.sweep(deadline).await;
+            Ok(LOST)
+        }
+        None if guard.check().is_err() => {
+            warn("the lock was lost just before the command ended");
+            Ok(LOST)
+        }
+        None => Ok(code(status)),
+    }
+}
+
+fn start(guard: &Guard, run: &Run) -> Result<Group, Trouble> {
+    let Some((program, arguments)) = run.command.split_first() else {
+        return Err(Trouble::usage("which command?"));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).env("DLOCK_KEY", &run.key).env_remove("DLOCK_FENCE").kill_on_drop(true);
+    if let Some(fence) = guard.fence() {
+        command.env("DLOCK_FENCE", fence.to_string());
+    }
+    Group::start(command).map_err(|error| {
+        let program = program.to_string_lossy();
+        match error.kind() {
+            ErrorKind::NotFound => {
+                Trouble::new(NO_SUCH_COMMAND, format!("{program}: there is no such command"))
+            }
+            ErrorKind::PermissionDenied => {
+                Trouble::new(CANNOT_EXECUTE, format!("{program}: it may not be executed"))
+            }
+            _ => Trouble::new(CANNOT_EXECUTE, format!("{program}: {error}")),
+        }
+    })
+}
+
+fn code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, Some(signal)) => exit_code(signal),
+        (None, None) => trouble::OTHER,
+    }
+}
+
+fn warn(what: &str) {
+    eprintln!("dlock: {}", one_line(what));
+}

@@ -1,0 +1,176 @@
+//! Locks as tables and as JSON.
+
+use std::time::{Duration, SystemTime};
+
+use comfy_table::{CellAlignment, Table, presets};
+use dlock::{Fence, Holder, Key};
+use serde::Serialize;
+
+/// A lock that is held, as JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct Held<'a> {
+    key: &'a str,
+    #[serde(flatten)]
+    holder: Person<'a>,
+    /// How many wait, where the backend knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<usize>,
+}
+
+/// A holder or a waiter, as JSON. What is not known is left out.
+#[derive(Debug, Serialize)]
+pub(crate) struct Person<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<&'a str>,
+    /// RFC 3339, by the holder's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_in_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<&'a str>,
+}
+
+impl<'a> Person<'a> {
+    pub(crate) fn of(holder: &'a Holder) -> Self {
+        Self {
+            host: holder.host.as_deref(),
+            pid: holder.pid,
+            label: holder.label.as_deref(),
+            since: holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
+            fence: holder.fence.map(Fence::get),
+            expires_in_ms: holder.expires_in.map(millis),
+            trace: holder.trace.as_deref(),
+        }
+    }
+}
+
+/// One line of the list.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) key: Key,
+    pub(crate) holder: Holder,
+    pub(crate) waiting: Option<usize>,
+}
+
+impl Line {
+    pub(crate) fn to_json(&self) -> Held<'_> {
+        Held { key: self.key.as_str(), holder: Person::of(&self.holder), waiting: self.waiting }
+    }
+}
+
+/// The list as a table, a line of text for each.
+pub(crate) fn table(lines: &[Line]) -> String {
+    let waiters = lines.iter().any(|line| line.waiting.is_some());
+    let mut table = Table::new();
+    let mut header = vec!["KEY", "HOLDER", "LABEL", "HELD FOR", "LEASE LEFT", "FENCE"];
+    header.extend(waiters.then_some("WAITING"));
+    table.load_style(presets::NOTHING).set_header(header);
+    for line in lines {
+        let holder = &line.holder;
+        let mut row = vec![
+            printable(line.key.as_str()),
+            place(holder),
+            printable(holder.label.as_deref().unwrap_or("-")),
+            held_for(holder).map_or_else(dash, short),
+            holder.expires_in.map_or_else(dash, short),
+            holder.fence.map_or_else(dash, |fence| fence.to_string()),
+        ];
+        if waiters {
+            row.push(line.waiting.map_or_else(dash, |count| count.to_string()));
+        }
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// Who it is: `pid@host`.
+pub(crate) fn place(holder: &Holder) -> String {
+    match (&holder.host, holder.pid) {
+        (Some(host), Some(pid)) => format!("{pid}@{}", printable(host)),
+        (Some(host), None) => printable(host),
+        (None, Some(pid)) => pid.to_string(),
+        (None, None) => dash(),
+    }
+}
+
+/// By this machine's clock, which may differ from the holder's.
+pub(crate) fn held_for(holder: &Holder) -> Option<Duration> {
+    SystemTime::now().duration_since(holder.since?).ok()
+}
+
+/// A length of time with one or two units.
+pub(crate) fn short(length: Duration) -> String {
+    let rounded = match length.as_secs() {
+        0 => Duration::from_millis(millis(length)),
+        1..60 => return format!("{:.1}s", length.as_secs_f64()),
+        60..86_400 => Duration::from_secs(length.as_secs()),
+        _ => Duration::from_secs(length.as_secs() / 60 * 60),
+    };
+    if rounded.is_zero() { "0s".to_owned() } else { humantime::format_duration(rounded).to_string() }
+}
+
+/// Text that others wrote, without what a terminal would obey.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn millis(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_cannot_command_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+        assert_eq!(printable("Zürich 🔒"), "Zürich 🔒");
+    }
+
+    #[test]
+    fn lengths_are_short_and_have_units() {
+        let text = |millis| short(Duration::from_millis(millis));
+        assert_eq!(text(0), "0s");
+        assert_eq!(text(250), "250ms");
+        assert_eq!(text(29_940), "29.9s");
+        assert_eq!(text(61_900), "1m 1s");
+        assert_eq!(text(90_061_000), "1day 1h 1m");
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_lock_and_columns_for_what_is_known() {
+        let mut holder = Holder::parse("host=web-1 pid=7 label=orders");
+        holder.fence = Some(Fence::new(42));
+        let line = |waiting| Line { key: Key::new("room_7").unwrap(), holder: holder.clone(), waiting };
+        let text = table(&[line(None), line(None)]);
+        assert_eq!(text.lines().count(), 3, "{text}");
+        for word in ["KEY", "room_7", "7@web-1", "orders", "42"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert!(!text.contains("WAITING"));
+        assert!(table(&[line(Some(3))]).contains("WAITING"));
+        let json = serde_json::to_string(&line(Some(3)).to_json()).unwrap();
+        assert_eq!(
+            json,
+            r#"{"key":"room_7","host":"web-1","pid":7,"label":"orders","fence":42,"waiting":3}"#
+        );
+    }
+}

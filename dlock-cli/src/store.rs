@@ -1,0 +1,36 @@
+//! The locks that the URL names.
+
+use dlock::sql::SqliteOptions;
+use dlock::{Locks, LocksBuilder};
+
+use crate::trouble::Trouble;
+
+/// What this process calls itself to others.
+const LABEL: &str = "dlock-cli";
+
+/// To take locks; makes a database that is missing.
+pub(crate) async fn open(url: &str) -> Result<Locks, Trouble> {
+    build(dlock::from_url(refuse_memory(url)?).await?)
+}
+
+/// To look and to release; makes nothing, so that a mistyped path is not a new and empty store.
+pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
+    let builder = match refuse_memory(url)? {
+        url if url.starts_with("sqlite:") => Locks::builder(SqliteOptions::from_url(url)?.open().await?),
+        url => dlock::from_url(url).await?,
+    };
+    build(builder)
+}
+
+fn refuse_memory(url: &str) -> Result<&str, Trouble> {
+    if url.starts_with("memory:") {
+        return Err(Trouble::usage(
+            "`memory:` is within one process, where nobody else can be; use another URL",
+        ));
+    }
+    Ok(url)
+}
+
+fn build(builder: LocksBuilder) -> Result<Locks, Trouble> {
+    Ok(builder.with_label(LABEL).build()?)
+}

@@ -1,0 +1,126 @@
+//! A table that follows what is held.
+
+use std::io::{IsTerminal, Write, stdout};
+use std::time::SystemTime;
+
+use dlock::Locks;
+use rustix::termios::tcgetwinsize;
+use serde_json::json;
+use tokio::time::MissedTickBehavior;
+
+use crate::Watch;
+use crate::list::lines;
+use crate::show::{Line, table};
+use crate::signals::Signals;
+use crate::trouble::Trouble;
+
+/// Another screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Shows the locks until a signal comes, or `times` were enough. A backend that is away is shown as such and asked again.
+pub(crate) async fn watch(locks: &Locks, watch: &Watch, json: bool) -> Result<u8, Trouble> {
+    if watch.every.is_zero() {
+        return Err(Trouble::usage("--every is zero; use for example 500ms"));
+    }
+    let mut signals = Signals::catch()?;
+    let screen = Screen::enter(!json && stdout().is_terminal())?;
+    let mut ticks = tokio::time::interval(watch.every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut left = watch.times.unwrap_or(u64::MAX);
+    while left > 0 {
+        left -= 1;
+        let look = async {
+            ticks.tick().await;
+            lines(locks).await
+        };
+        tokio::select! {
+            _ = signals.end() => return Ok(0),
+            held = look => screen.show(locks.backend(), held, json)?,
+        }
+    }
+    Ok(0)
+}
+
+/// The terminal, or a plain stream of tables.
+struct Screen {
+    terminal: bool,
+}
+
+impl Screen {
+    fn enter(terminal: bool) -> std::io::Result<Self> {
+        if terminal {
+            stdout().write_all(ENTER.as_bytes())?;
+        }
+        Ok(Self { terminal })
+    }
+
+    fn show(&self, backend: &str, held: Result<Vec<Line>, Trouble>, json: bool) -> std::io::Result<()> {
+        let now = humantime::format_rfc3339_seconds(SystemTime::now());
+        let mut out = stdout().lock();
+        if json {
+            let document = match held {
+                Ok(lines) => {
+                    let all: Vec<_> = lines.iter().map(Line::to_json).collect();
+                    json!({ "at": now.to_string(), "backend": backend, "held": all })
+                }
+                Err(trouble) => {
+                    json!({ "at": now.to_string(), "backend": backend, "error": trouble.to_string() })
+                }
+            };
+            writeln!(out, "{document}")?;
+            return out.flush();
+        }
+        let text = match held {
+            Ok(lines) if lines.is_empty() => format!("{now}  {backend}  no lock is held\n"),
+            Ok(lines) => format!("{now}  {backend}  {} held\n\n{}", lines.len(), table(&lines)),
+            Err(trouble) => format!("{now}  {trouble}\n"),
+        };
+        if self.terminal {
+            // A terminal that does not know its size says zero.
+            let size = tcgetwinsize(&out).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+            let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row.into(), size.ws_col.into()));
+            write!(out, "\x1b[H{}\x1b[J", fit(&text, rows, columns))?;
+        } else {
+            writeln!(out, "{text}")?;
+        }
+        out.flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if self.terminal {
+            let _ = stdout().write_all(LEAVE.as_bytes());
+            let _ = stdout().flush();
+        }
+    }
+}
+
+/// As much of the text as the screen has room for; the rest of each line is cleared.
+fn fit(text: &str, rows: usize, columns: usize) -> String {
+    let all = text.lines().count();
+    let room = rows.saturating_sub(1).max(1);
+    let shown = if all > room { room - 1 } else { all };
+    let cut = |line: &str| line.chars().take(columns).collect::<String>() + "\x1b[K";
+    let mut lines: Vec<String> = text.lines().take(shown).map(cut).collect();
+    if all > shown {
+        lines.push(cut(&format!("and {} more", all - shown)));
+    }
+    lines.join("\r\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit;
+
+    #[test]
+    fn what_has_no_room_is_counted_and_lines_are_cut() {
+        let text = "one\ntwo\nthree\nfour\n";
+        let plain = |rows, columns| fit(text, rows, columns).replace("\x1b[K", "");
+        assert_eq!(plain(10, 80), "one\r\ntwo\r\nthree\r\nfour");
+        assert_eq!(plain(4, 80), "one\r\ntwo\r\nand 2 more");
+        assert_eq!(plain(10, 2), "on\r\ntw\r\nth\r\nfo");
+        assert_eq!(plain(0, 80), "and 4 more");
+    }
+}

@@ -1,0 +1,63 @@
+//! The `dlock` program over Redis and ZooKeeper.
+
+mod support;
+
+use dlock_testkit::servers::redis::RedisServer;
+use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use support::{Store, until};
+
+fn round_trip(store: &Store) {
+    let mut running = store.holding("room {7}");
+    let document = store.dlock(["--json", "ls"]).done().json();
+    assert_eq!(document["held"].as_array().unwrap().len(), 1, "{document}");
+    assert_eq!(document["held"][0]["key"], "room {7}");
+    assert_eq!(document["held"][0]["pid"], running.pid());
+    assert_eq!(store.run("room {7}", &["--wait", "0"], "true").done().code, 75);
+    let released = store.dlock(["--json", "release", "--force", "--yes", "room {7}"]).done();
+    assert_eq!(released.json()["released"], true, "{}", released.err);
+    let done = store.run("room {7}", &["--wait", "5s"], "echo $DLOCK_FENCE").done();
+    assert!(done.out.trim().parse::<u64>().unwrap() > document["held"][0]["fence"].as_u64().unwrap());
+    running.finish();
+    running.wait();
+}
+
+#[test]
+fn locks_on_redis_are_listed_and_released_by_force() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&server.url());
+    round_trip(&store);
+    // Data beside the locks is none of dlock's business.
+    server.command::<u64>(&["HSET", "dlock:data", "name", "value"]);
+    assert_eq!(store.dlock(["ls"]).done().out.trim(), "no lock is held");
+    let refused = store.dlock(["release", "--force", "--yes", "data"]).done();
+    assert_ne!(refused.code, 0, "{}", refused.out);
+    assert_eq!(server.command::<u64>(&["EXISTS", "dlock:data"]), 1, "data was deleted");
+}
+
+#[test]
+fn locks_on_zookeeper_are_listed_with_those_who_wait_in_line() {
+    let server = ZooKeeperServer::start().unwrap();
+    let store = Store::at(&server.url());
+    round_trip(&store);
+    let mut running = store.holding("k");
+    let mut waiting = Vec::new();
+    for count in 1..=2 {
+        waiting.push(store.run("k", &["--wait", "forever"], "true").start());
+        until("it to stand in line", || {
+            let document = store.dlock(["--json", "inspect", "k"]).done().json();
+            document["waiters"].as_array().is_some_and(|waiters| waiters.len() == count)
+        });
+    }
+    let document = store.dlock(["--json", "inspect", "k"]).done().json();
+    let pids: Vec<_> =
+        document["waiters"].as_array().unwrap().iter().map(|waiter| waiter["pid"].clone()).collect();
+    assert_eq!(pids, waiting.iter().map(|one| one.pid().into()).collect::<Vec<serde_json::Value>>());
+    assert!(store.dlock(["ls"]).done().out.contains("WAITING"));
+    let text = store.dlock(["inspect", "k"]).done().out;
+    assert!(text.contains(&format!("2. {}@", waiting[1].pid())), "{text}");
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+    for one in waiting {
+        assert_eq!(one.wait().code, 0);
+    }
+}

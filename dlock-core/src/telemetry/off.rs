@@ -1,0 +1,80 @@
+//! The same names without the feature: nothing.
+
+use std::time::Duration;
+
+use tracing::Span;
+
+use super::Loss;
+use crate::error::ErrorKind;
+use crate::key::Key;
+use crate::line::Line;
+use crate::options::Site;
+
+pub(crate) struct Metrics;
+
+impl Metrics {
+    pub(crate) const fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: Duration, _: u32) {}
+    pub(crate) const fn acquire_cancelled(&self, _: Site, _: Duration, _: u32) {}
+    pub(crate) const fn wait_begins(&self, _: Site) {}
+    pub(crate) const fn wait_ends(&self, _: Site) {}
+    pub(crate) const fn hold_begins(&self, _: Site) {}
+    pub(crate) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
+    pub(crate) const fn rechecked(&self, _: Site, _: &'static str) {}
+    pub(crate) fn renewal(
+        &self,
+        _: Site,
+        _: &'static str,
+        _: Option<ErrorKind>,
+        _: impl FnOnce() -> Duration,
+    ) {
+    }
+    pub(crate) const fn lost(&self, _: Site, _: Loss) {}
+    pub(crate) const fn release_failed(&self, _: ErrorKind) {}
+    pub(crate) const fn abandoned(&self) {}
+    pub(crate) const fn reentered(&self, _: Site) {}
+    pub(crate) const fn batch_taken(&self, _: Site, _: usize) {}
+    pub(crate) const fn segment_moved(&self, _: Site) {}
+    pub(crate) const fn keeper_lagged(&self, _: Duration) {}
+}
+
+// With braces: a value that could be copied would be used in other ways than the real one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trace {}
+
+impl Trace {
+    pub(crate) const fn current() -> Self {
+        Self {}
+    }
+
+    pub(crate) const fn is_some(&self) -> bool {
+        false
+    }
+
+    pub(crate) const fn parse(_: &str) -> Self {
+        Self {}
+    }
+
+    pub(crate) const fn is_same_span(&self, _: &Self) -> bool {
+        true
+    }
+
+    pub(crate) const fn to_text(&self) -> Option<String> {
+        None
+    }
+
+    pub(crate) const fn link(&self) {}
+
+    pub(crate) const fn adopt(&self, _: &Span) {}
+}
+
+#[derive(Default)]
+pub(crate) struct Holders {}
+
+impl Holders {
+    pub(crate) const fn begins(&self, _: &Key, _: &Trace) {}
+    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &Line) {}
+    pub(crate) const fn line_left(&self, _: &Key, _: &Line) {}
+    pub(crate) const fn of(&self, _: &Key) -> Trace {
+        Trace {}
+    }
+}

@@ -1,0 +1,207 @@
+//! Whose trace it is: the holder's context is stored with the lock, and the waiter's span links to it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use opentelemetry::Context;
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use tracing::Span;
+use tracing::level_filters::LevelFilter;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use crate::key::Key;
+use crate::line::Line;
+
+/// The OpenTelemetry context of a span, if it has one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Trace(Option<Arc<SpanContext>>);
+
+impl Trace {
+    /// That of the span we are in. None where the program has no bridge from `tracing` to OpenTelemetry.
+    pub(crate) fn current() -> Self {
+        // Nobody listens at all: this costs next to nothing.
+        if LevelFilter::current() == LevelFilter::OFF {
+            return Self(None);
+        }
+        let span = Span::current();
+        if span.is_disabled() {
+            return Self(None);
+        }
+        let context = span.context();
+        let context = context.span().span_context().clone();
+        Self(context.is_valid().then(|| Arc::new(context)))
+    }
+
+    pub(crate) const fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Reads a `traceparent` of W3C Trace Context. It was written by others: what is not one is none.
+    pub(crate) fn parse(text: &str) -> Self {
+        Self(parse(text).map(Arc::new))
+    }
+
+    /// The remote and the local view of a span differ in everything else.
+    pub(crate) fn is_same_span(&self, other: &Self) -> bool {
+        let span = |trace: &Self| trace.0.as_ref().map(|context| (context.trace_id(), context.span_id()));
+        span(self) == span(other)
+    }
+
+    /// As a `traceparent`.
+    pub(crate) fn to_text(&self) -> Option<String> {
+        let context = self.0.as_ref()?;
+        let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags());
+        Some(format!("00-{trace}-{span}-{flags:02x}"))
+    }
+
+    /// Links the span we are in to this one.
+    pub(crate) fn link(&self) {
+        if let Some(context) = &self.0 {
+            Span::current().add_link(SpanContext::clone(context));
+        }
+    }
+
+    /// Makes `span`, which must be new, a child of this one.
+    pub(crate) fn adopt(&self, span: &Span) {
+        if let Some(context) = &self.0 {
+            // Fails only where the span is not recorded by OpenTelemetry.
+            let _ = span.set_parent(Context::new().with_remote_span_context(SpanContext::clone(context)));
+        }
+    }
+}
+
+fn parse(text: &str) -> Option<SpanContext> {
+    let mut fields = text.split('-');
+    let mut field = |len: usize| {
+        let is_hex = |text: &&str| {
+            text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        };
+        fields.next().filter(is_hex)
+    };
+    let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+    // Later versions may add fields; this one may not, and ff is none.
+    if version == "ff" || (version == "00" && fields.next().is_some()) {
+        return None;
+    }
+    let context = SpanContext::new(
+        TraceId::from_hex(trace).ok()?,
+        SpanId::from_hex(span).ok()?,
+        TraceFlags::new(u8::from_str_radix(flags, 16).ok()?) & TraceFlags::SAMPLED,
+        true,
+        TraceState::default(),
+    );
+    context.is_valid().then_some(context)
+}
+
+/// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
+/// the backend.
+#[derive(Default)]
+pub(crate) struct Holders(Mutex<HashMap<Key, Holder>>);
+
+struct Holder {
+    trace: Trace,
+    /// It has given the lock back, and those who stand in line have not all heard of it yet.
+    gone: bool,
+}
+
+impl Holders {
+    fn traces(&self) -> MutexGuard<'_, HashMap<Key, Holder>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn begins(&self, key: &Key, trace: &Trace) {
+        if trace.is_some() {
+            self.traces().insert(key.clone(), Holder { trace: trace.clone(), gone: false });
+        }
+    }
+
+    /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
+    pub(crate) fn ends(&self, key: &Key, trace: &Trace, line: &Line) {
+        if trace.is_some() {
+            let mut traces = self.traces();
+            // A lock that was lost may have a new holder by now.
+            if let Some(holder) = traces.get_mut(key).filter(|holder| holder.trace == *trace) {
+                holder.gone = true;
+                forget(&mut traces, key, line);
+            }
+        }
+    }
+
+    /// Who waited for `key` has left the line.
+    pub(crate) fn line_left(&self, key: &Key, line: &Line) {
+        forget(&mut self.traces(), key, line);
+    }
+
+    pub(crate) fn of(&self, key: &Key) -> Trace {
+        self.traces().get(key).map(|holder| holder.trace.clone()).unwrap_or_default()
+    }
+}
+
+fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &Line) {
+    if traces.get(key).is_some_and(|holder| holder.gone) && !line.has(key) {
+        traces.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_context_is_read_back_as_it_was_written() {
+        let trace = Trace::parse(TEXT);
+        assert_eq!(trace.to_text().as_deref(), Some(TEXT));
+        assert!(trace.0.is_some_and(|context| context.is_remote() && context.is_sampled()));
+    }
+
+    #[test]
+    fn what_is_no_context_is_none() {
+        let wrong = [
+            "",
+            "00",
+            "locked",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319é-b7ad6b7169203331-01",
+        ];
+        for text in wrong {
+            assert_eq!(Trace::parse(text), Trace::default(), "{text:?}");
+        }
+        assert!(Trace::parse(&TEXT.replacen("00", "cc", 1)).is_some(), "a later version");
+    }
+
+    #[test]
+    fn a_holder_that_was_followed_takes_its_successor_not_along() {
+        let (holders, key) = (Holders::default(), Key::new("k").unwrap());
+        let (old, new) = (Trace::parse(TEXT), Trace::parse(&TEXT.replace("b7ad", "c7ad")));
+        holders.begins(&key, &old);
+        holders.begins(&key, &new);
+        let line = Line::default();
+        holders.ends(&key, &old, &line);
+        assert_eq!(holders.of(&key), new);
+        holders.ends(&key, &new, &line);
+        assert!(!holders.of(&key).is_some() && holders.traces().is_empty());
+    }
+
+    #[test]
+    fn a_holder_is_remembered_until_its_line_is_gone() {
+        let (holders, line, key) = (Holders::default(), Line::default(), Key::new("k").unwrap());
+        let trace = Trace::parse(TEXT);
+        holders.begins(&key, &trace);
+        let (first, second) = (line.join(&key), line.join(&key));
+        holders.ends(&key, &trace, &line);
+        drop(first);
+        holders.line_left(&key, &line);
+        assert_eq!(holders.of(&key), trace);
+        drop(second);
+        holders.line_left(&key, &line);
+        assert!(holders.traces().is_empty());
+    }
+}

@@ -1,0 +1,99 @@
+//! What an operator sees and does: the list of holders, and a release by force.
+
+use dlock_core::ErrorKind;
+use dlock_redis::Redis;
+use dlock_testkit::servers::redis::{RedisCluster, RedisServer};
+
+use crate::support::{LONG, error_of, locks, over, soon, until};
+
+const JAVA: &str = "0a1b2c3d-0000-4000-8000-00000000000a:17";
+
+/// As Redisson stores a lock.
+fn lock_as_redisson(server: &RedisServer, key: &str) {
+    server.command::<u64>(&["HSET", key, JAVA, "2"]);
+    server.command::<u64>(&["PEXPIRE", key, "30000"]);
+}
+
+#[tokio::test]
+async fn a_lock_of_redisson_is_listed_by_its_owner_and_released_by_force() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::builder(&server.url()).with_prefix("").connect().await.unwrap();
+    let locks = over(redis, LONG);
+    lock_as_redisson(&server, "room_7");
+    let held = locks.holders().await.unwrap();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!((held[0].0.as_str(), held[0].1.label.as_deref()), ("room_7", Some(JAVA)));
+    let waiter = tokio::spawn({
+        let lock = locks.lock("room_7");
+        async move { lock.acquire().await }
+    });
+    until("the waiter to listen", || !server.channels().is_empty()).await;
+    assert!(locks.force_release("room_7").await.unwrap());
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn data_is_neither_listed_nor_deleted() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::builder(&server.url()).with_prefix("").connect().await.unwrap();
+    let locks = over(redis, LONG);
+    server.command::<()>(&["SET", "text", "value"]);
+    server.command::<u64>(&["HSET", "hash", "name", "value"]);
+    server.command::<u64>(&["HSET", "two", JAVA, "1", "mode", "read"]);
+    assert!(locks.holders().await.unwrap().is_empty());
+    for key in ["text", "hash", "two"] {
+        error_of(locks.force_release(key).await, ErrorKind::InvalidConfig);
+        assert_eq!(server.command::<u64>(&["EXISTS", key]), 1, "{key} was deleted");
+    }
+}
+
+#[tokio::test]
+async fn only_locks_with_the_own_prefix_are_listed() {
+    let server = RedisServer::start().unwrap();
+    let with = async |prefix: &str| {
+        over(Redis::builder(&server.url()).with_prefix(prefix).connect().await.unwrap(), LONG)
+    };
+    let (shop, star, other) = (with("shop:").await, with("sh*:").await, with("shop").await);
+    let _one = shop.lock("a").acquire().await.unwrap();
+    assert_eq!(shop.holders().await.unwrap().len(), 1);
+    assert!(star.holders().await.unwrap().is_empty(), "a star in a prefix is a star");
+    // A shorter prefix sees it as a key of its own, which it is.
+    assert_eq!(other.holders().await.unwrap()[0].0.as_str(), ":a");
+}
+
+#[tokio::test]
+async fn the_locks_of_all_servers_of_a_cluster_are_listed() {
+    let cluster = RedisCluster::start().unwrap();
+    let locks = locks(&cluster.url(), LONG).await;
+    let mut guards = Vec::new();
+    for number in 0..60 {
+        guards.push(locks.lock(format!("room_{number}")).acquire().await.unwrap());
+    }
+    assert_eq!(locks.holders().await.unwrap().len(), 60);
+    for number in 0..60 {
+        assert!(locks.force_release(format!("room_{number}")).await.unwrap());
+    }
+    assert!(locks.holders().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_user_without_the_rights_is_denied_and_told_so() {
+    let rights =
+        ["~dlock:*", "&redisson_lock__channel:*", "+eval", "+evalsha", "+pttl", "+hgetall", "+publish"];
+    for (besides, lists, forces) in [("+ping", false, false), ("+scan", true, false), ("+del", false, true)] {
+        let rights: Vec<&str> = rights.iter().copied().chain([besides]).collect();
+        let server = RedisServer::options().user("operator", "pw", &rights).start().unwrap();
+        lock_as_redisson(&server, "dlock:room_7");
+        let redis = Redis::builder(&server.url_as("operator", "pw")).build().unwrap();
+        let locks = over(redis, LONG);
+        let denied = |lacks| if lacks { ErrorKind::Denied } else { ErrorKind::Unknown };
+        match locks.holders().await {
+            Ok(held) => assert!(lists && held.len() == 1, "{besides}: {held:?}"),
+            Err(error) => assert_eq!(error.kind(), denied(!lists), "{besides}: {error}"),
+        }
+        match locks.force_release("room_7").await {
+            Ok(forced) => assert!(forces && forced, "{besides}"),
+            Err(error) => assert_eq!(error.kind(), denied(!forces), "{besides}: {error}"),
+        }
+    }
+}

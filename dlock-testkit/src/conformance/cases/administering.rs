@@ -1,0 +1,223 @@
+//! What administrators ask and do.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Holder};
+
+use super::cases;
+use crate::conformance::expect::{error_of, give_back, soon};
+use crate::conformance::{Process, Stage};
+
+cases! {
+    the_list_of_holders_has_every_lock_that_is_held_and_no_other: Administration, Easy;
+    the_list_names_keys_of_any_text_as_they_are: Administration, Easy;
+    a_list_of_many_locks_is_complete: Administration, Easy;
+    an_expired_lock_has_no_place_in_the_list: LeaseAndAdministration, Timed;
+    a_list_that_cannot_be_read_is_an_error_and_not_empty: Administration, Easy;
+    a_lock_released_by_force_is_free_for_others: Administration, Easy;
+    releasing_a_free_lock_by_force_changes_nothing: Administration, Easy;
+    a_release_by_force_wakes_who_waits: Administration, Easy;
+    a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded: AdministrationAndFences, Timed;
+    a_release_by_force_leaves_other_locks_alone: Administration, Easy;
+    waiters_are_listed_in_their_order_without_the_holder: Waiters, Easy;
+    a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
+}
+
+/// The locks of this case that are held; others may use the same store.
+async fn held(process: &Process, keys: &[String]) -> BTreeMap<String, Holder> {
+    let all = process.locks.holders().await.expect("they can be listed");
+    let held = all.into_iter().map(|(key, holder)| (key.as_str().to_owned(), holder));
+    held.filter(|(key, _)| keys.contains(key)).collect()
+}
+
+/// Of several processes, with what each tells of itself.
+async fn the_list_of_holders_has_every_lock_that_is_held_and_no_other(stage: Stage) {
+    let ours = stage.process_with(|builder| builder.with_label("first")).await;
+    let theirs = stage.process_with(|builder| builder.with_label("second")).await;
+    let keys = [stage.key(), stage.key(), stage.key()];
+    let one = ours.take(&keys[0]).await;
+    let two = theirs.take(&keys[1]).await;
+    give_back(theirs.take(&keys[2]).await).await;
+    for process in [&ours, &theirs] {
+        let held = held(process, &keys).await;
+        assert_eq!(held.keys().collect::<Vec<_>>(), [&keys[0], &keys[1]]);
+        assert_eq!(held[&keys[0]].label.as_deref(), Some("first"));
+        assert_eq!(held[&keys[1]].label.as_deref(), Some("second"));
+        assert_eq!(held[&keys[0]].pid, Some(std::process::id()));
+        assert_eq!(held[&keys[0]].fence, one.fence());
+    }
+    give_back(one).await;
+    give_back(two).await;
+    assert!(held(&ours, &keys).await.is_empty());
+}
+
+/// Whatever a backend does to keys to store them.
+async fn the_list_names_keys_of_any_text_as_they_are(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    let ends = ["", "{a}", "%7B", "*?[a]", "/a/../b", "Zürich 🔒", "a b\t\n", "\\^'\"", ".", "%"];
+    let keys: Vec<String> = ends.iter().map(|end| format!("{key}{end}")).collect();
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(process.take(key).await);
+    }
+    let held = held(&process, &keys).await;
+    for key in &keys {
+        assert!(held.contains_key(key), "{key:?} is not in the list");
+    }
+    for guard in guards {
+        give_back(guard).await;
+    }
+}
+
+/// More than one answer of a server has.
+async fn a_list_of_many_locks_is_complete(stage: Stage) {
+    let process = stage.process().await;
+    let keys: Vec<String> = (0..300).map(|_| stage.key()).collect();
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(process.take(key).await);
+    }
+    assert_eq!(held(&process, &keys).await.len(), keys.len());
+    for guard in guards {
+        drop(guard);
+    }
+}
+
+/// Nobody holds it, although nobody gave it back.
+async fn an_expired_lock_has_no_place_in_the_list(stage: Stage) {
+    let (ours, theirs, keys) = (stage.short().await, stage.process().await, [stage.key()]);
+    let guard = ours.take(&keys[0]).await;
+    ours.wire.cut();
+    soon("the loss", guard.lost()).await;
+    soon("the end of the lease", async {
+        while !held(&theirs, &keys).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// "Nobody" would be a lie.
+async fn a_list_that_cannot_be_read_is_an_error_and_not_empty(stage: Stage) {
+    let process = stage.process().await;
+    process.wire.cut();
+    error_of(process.locks.holders().await, &[ErrorKind::Unavailable]);
+    let key = stage.key();
+    let error = error_of(process.locks.force_release(&key).await, &[ErrorKind::Unavailable]);
+    assert_eq!(error.key(), Some(&*key));
+    process.wire.mend();
+}
+
+/// By a process that has nothing to do with it.
+async fn a_lock_released_by_force_is_free_for_others(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let stuck = ours.take(&key).await;
+    let forced = theirs.locks.force_release(&key).await.expect("it can be released");
+    assert!(forced, "somebody held it");
+    assert!(theirs.locks.inspect(&key).await.expect("it can be asked").is_none());
+    let next = theirs.take_soon(&key).await;
+    // What comes late of the first holder does not touch the next one.
+    let _ = stuck.release().await;
+    ours.sees_held(&key).await;
+    give_back(next).await;
+}
+
+/// And says so.
+async fn releasing_a_free_lock_by_force_changes_nothing(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    assert!(!process.locks.force_release(&key).await.expect("it can be asked"));
+    give_back(process.take(&key).await).await;
+    assert!(!process.locks.force_release(&key).await.expect("it can be asked"));
+    give_back(process.take(&key).await).await;
+    error_of(process.locks.force_release("").await, &[ErrorKind::InvalidKey]);
+}
+
+/// As a release does.
+async fn a_release_by_force_wakes_who_waits(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let _stuck = ours.take(&key).await;
+    let waiting = tokio::spawn({
+        let (theirs, key) = (theirs.clone(), key.clone());
+        async move { theirs.take_soon(&key).await }
+    });
+    soon("an attempt", async {
+        while theirs.wire.attempts() == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    assert!(stage.process().await.locks.force_release(&key).await.expect("it can be released"));
+    give_back(soon("the waiter's turn", waiting).await.expect("it did not panic")).await;
+}
+
+/// The holder is told late; the resource is protected at once.
+async fn a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded(stage: Stage) {
+    let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
+    let stuck = ours.take(&key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be released"));
+    let next = theirs.take_soon(&key).await;
+    assert!(next.fence() > stuck.fence(), "{:?} after {:?}", next.fence(), stuck.fence());
+    soon("the loss", stuck.lost()).await;
+    error_of(stuck.check(), &[ErrorKind::Lost]);
+    next.check().expect("the next holder is not concerned");
+    give_back(next).await;
+}
+
+/// Also those whose names begin alike.
+async fn a_release_by_force_leaves_other_locks_alone(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let longer = format!("{key}*");
+    let (one, two) = (ours.take(&key).await, ours.take(&longer).await);
+    assert!(theirs.locks.force_release(&longer).await.expect("it can be released"));
+    theirs.sees_held(&key).await;
+    give_back(one).await;
+    drop(two);
+}
+
+/// The order in which they will be served.
+async fn waiters_are_listed_in_their_order_without_the_holder(stage: Stage) {
+    let (ours, key) = (stage.process_with(|builder| builder.with_label("holder")).await, stage.key());
+    assert!(ours.locks.waiters(&key).await.expect("it can be asked").is_empty());
+    let guard = ours.take(&key).await;
+    let mut waiting = Vec::new();
+    for label in ["one", "two", "three"] {
+        let process = stage.process_with(|builder| builder.with_label(label)).await;
+        let lock = process.locks.lock(&key);
+        waiting.push(tokio::spawn(async move { lock.acquire().await }));
+        listed(&ours, &key, waiting.len()).await;
+    }
+    let labels: Vec<_> = listed(&ours, &key, 3).await.into_iter().map(|waiter| waiter.label).collect();
+    assert_eq!(labels, [Some("one".into()), Some("two".into()), Some("three".into())]);
+    give_back(guard).await;
+    for waiter in waiting {
+        give_back(soon("its turn", waiter).await.expect("it did not panic").expect("it is served")).await;
+    }
+    assert!(ours.locks.waiters(&key).await.expect("it can be asked").is_empty());
+}
+
+/// As soon as it is known.
+async fn a_waiter_that_gave_up_is_not_listed(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let lock = theirs.locks.lock(&key);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    listed(&ours, &key, 1).await;
+    waiting.abort();
+    listed(&ours, &key, 0).await;
+    give_back(guard).await;
+}
+
+/// Those who wait, once they are so many.
+async fn listed(process: &Process, key: &str, count: usize) -> Vec<Holder> {
+    soon("the list of waiters", async {
+        loop {
+            let waiters = process.locks.waiters(key).await.expect("it can be asked");
+            if waiters.len() == count {
+                return waiters;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await
+}

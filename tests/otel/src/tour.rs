@@ -1,0 +1,200 @@
+//! Everything that can happen to a lock, each thing a known number of times.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dlock::{Error, ErrorKind, Guard, Lock, Locks, Memory, MovableClock, Wait, distributed_lock};
+use tracing::{Instrument, info_span};
+
+use crate::Turn;
+use crate::spy::Spy;
+use crate::telemetry::{Exported, notices};
+
+const LEASE: Duration = Duration::from_secs(60);
+/// A renewal is due after a third of the lease.
+const THIRD: Duration = Duration::from_secs(21);
+const SHORT: Duration = Duration::from_millis(20);
+
+struct Tour {
+    clock: MovableClock,
+    memory: Memory,
+    locks: Locks,
+    /// What all keys contain.
+    mark: String,
+}
+
+#[distributed_lock(key = "room_<mark>_<id>", locks = locks)]
+async fn book(locks: &Locks, mark: &str, id: u64) -> Result<u64, Error> {
+    tokio::task::yield_now().await;
+    Ok(id)
+}
+
+/// What came of it, for the tests to compare.
+fn say(what: &str, outcome: impl Debug) {
+    println!("{what}: {outcome:?}");
+}
+
+fn kind<T>(result: Result<T, Error>) -> Result<(), ErrorKind> {
+    result.map(drop).map_err(|error| error.kind())
+}
+
+/// `mark` is a part of every key.
+pub(crate) async fn take(mark: &str, exported: &Exported, turn: &mut Turn) -> Result<()> {
+    let clock = MovableClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let spy = Spy::on(memory.clone());
+    let locks = Locks::builder(spy.clone()).with_lease(LEASE).build()?;
+    let tour = Tour { clock, memory, locks, mark: mark.to_owned() };
+    tour.wanted().instrument(info_span!("wanted")).await?;
+    tour.in_doubt().instrument(info_span!("in_doubt")).await?;
+    tour.renewed().instrument(info_span!("renewed")).await?;
+    tour.lost().instrument(info_span!("lost")).await?;
+    tour.abandoned().instrument(info_span!("abandoned")).await?;
+    tour.secret().await;
+    tour.waiting(exported, turn).await?;
+    for token in spy.tokens() {
+        println!("token {token}");
+    }
+    Ok(())
+}
+
+impl Tour {
+    fn lock(&self, name: &str) -> Lock {
+        self.locks.lock_named(format!("{name}_<id>"), format!("{name}_{}", self.mark))
+    }
+
+    async fn held(&self, name: &str) -> Result<Guard> {
+        Ok(self.lock(name).acquire().await?)
+    }
+
+    /// Waits for what the keeper does.
+    async fn until(&self, done: impl Fn(&dlock::Stats) -> bool) {
+        while !done(&self.locks.stats()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn wanted(&self) -> Result<()> {
+        for id in 0..3 {
+            say("booked", kind(book(&self.locks, &self.mark, id).await));
+        }
+        let guard = self.held("wanted").await?;
+        say("asked once", self.lock("wanted").try_acquire().await.map(|guard| guard.is_some()).ok());
+        say("waited", kind(self.lock("wanted").with_wait(SHORT).acquire().await));
+        let gone = tokio::time::timeout(SHORT, self.lock("wanted").acquire()).await;
+        say("went away", gone.is_err());
+        guard.release().await?;
+        let nested = self.lock("nested");
+        say("nested", kind(nested.run(async { nested.run(async {}).await }).await));
+        Ok(())
+    }
+
+    async fn in_doubt(&self) -> Result<()> {
+        self.memory.faults().drop_replies(1);
+        let guard = self.held("doubted").await;
+        say("asked again", guard.is_ok());
+        guard?.release().await?;
+        self.memory.faults().set_unavailable(true);
+        say("nobody there", kind(self.lock("down").with_wait(Wait::No).acquire().await));
+        self.memory.faults().set_unavailable(false);
+        // What may be there of it is withdrawn in the background.
+        self.until(|stats| stats.background == 0).await;
+        Ok(())
+    }
+
+    async fn renewed(&self) -> Result<()> {
+        let guard = self.held("renewed").await?;
+        self.clock.advance(THIRD);
+        self.until(|stats| stats.renewals == 1).await;
+        self.memory.faults().set_unavailable(true);
+        self.clock.advance(THIRD);
+        // By then the next one is planned.
+        guard.held().at_risk().await;
+        self.memory.faults().set_unavailable(false);
+        self.clock.advance(LEASE / 12);
+        self.until(|stats| stats.renewals == 2).await;
+        say("renewed", kind(guard.release().await));
+        Ok(())
+    }
+
+    async fn lost(&self) -> Result<()> {
+        let guard = self.held("taken").await?;
+        ensure!(self.memory.lose(guard.key()));
+        guard.lost().await;
+        say("taken away", kind(guard.release().await));
+
+        let guard = self.held("deleted").await?;
+        ensure!(self.memory.delete(guard.key()));
+        self.clock.advance(THIRD);
+        guard.lost().await;
+        say("deleted", kind(guard.release().await));
+
+        let guard = self.held("expired").await?;
+        self.clock.advance(LEASE);
+        guard.lost().await;
+        say("expired", kind(guard.release().await));
+
+        let renewals = self.locks.stats().renewals;
+        let guard = self.lock("capped").with_max_hold(LEASE).acquire().await?;
+        self.clock.advance(THIRD);
+        self.until(|stats| stats.renewals > renewals).await;
+        self.clock.advance(LEASE);
+        guard.lost().await;
+        say("held for too long", kind(guard.release().await));
+
+        let lock = self.lock("stopped");
+        let body = lock.run(async {
+            self.memory.lose(&format!("stopped_{}", self.mark));
+            std::future::pending::<()>().await;
+        });
+        say("a body was stopped", kind(body.await));
+
+        let others = Locks::builder(self.memory.clone()).build()?;
+        let guard = others.lock_named("shut_<id>", format!("shut_{}", self.mark)).acquire().await?;
+        let leave = async {
+            guard.lost().await;
+            drop(guard);
+        };
+        say("shut down", kind(tokio::join!(others.shutdown(Duration::from_secs(10)), leave).0));
+        Ok(())
+    }
+
+    async fn abandoned(&self) -> Result<()> {
+        let guard = self.held("abandoned").await?;
+        let before = self.locks.stats().failed_withdrawals;
+        self.memory.faults().set_unavailable(true);
+        drop(guard);
+        self.until(|stats| stats.failed_withdrawals > before).await;
+        self.clock.advance(LEASE);
+        self.until(|stats| stats.abandoned == 1).await;
+        self.memory.faults().set_unavailable(false);
+        say("abandoned", self.locks.stats().abandoned);
+        Ok(())
+    }
+
+    /// A server that is not there, with a password in its address.
+    async fn secret(&self) {
+        let url = format!("redis://user:password-{}@127.0.0.1:1/", self.mark);
+        let unreachable = async {
+            let locks = dlock::connect(&url).await?;
+            locks.lock(format!("secret_{}", self.mark)).with_wait(Wait::No).acquire().await.map(drop)
+        };
+        let outcome = unreachable.instrument(info_span!("secret")).await;
+        say("unreachable", kind(outcome));
+    }
+
+    /// One holds, and one waits, while the metrics are looked at.
+    async fn waiting(&self, exported: &Exported, turn: &mut Turn) -> Result<()> {
+        let guard = self.held("shown").await?;
+        let mut notices = notices();
+        let lock = self.lock("shown");
+        let waiter = tokio::spawn(async move { lock.acquire().await?.release().await });
+        notices.busy().await;
+        say("shown", exported.flush().await.is_ok());
+        turn.take().await?;
+        guard.release().await?;
+        waiter.await??;
+        Ok(())
+    }
+}
