@@ -108,7 +108,10 @@ fn server_text(error: &RedisError) -> Option<String> {
 fn code_in(text: &str) -> Option<&'static str> {
     text.split(|c: char| !c.is_ascii_uppercase())
         .find_map(|word| CODES.iter().find(|code| **code == word).copied())
-        .or_else(|| text.contains("ACL failure").then_some("NOPERM"))
+        .or_else(|| {
+            let denied = text.contains("ACL failure") || text.contains("executing the script can't run");
+            denied.then_some("NOPERM")
+        })
 }
 
 /// What a refusal by the server means. It changed nothing.
@@ -196,6 +199,7 @@ mod tests {
             "WRONGPASS invalid username-password pair or user is disabled.",
             "NOPERM User shop has no permissions to run the 'incr' command",
             "ERR ACL failure in script: User shop has no permissions to run the 'incr' command",
+            "ERR The user executing the script can't run this command or subcommand script: f00, on @user_script:12.",
         ] {
             assert_eq!(kind(text), ErrorKind::Denied, "{text}");
         }

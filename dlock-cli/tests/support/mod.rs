@@ -5,7 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes on a busy machine.
@@ -27,7 +27,7 @@ pub struct Program {
 pub struct Running {
     child: Child,
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    output: Box<dyn BufRead + Send>,
     said: String,
 }
 
@@ -99,7 +99,8 @@ impl Program {
     pub fn start(mut self) -> Running {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.command.spawn().unwrap();
-        let (mut input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let mut input = child.stdin.take();
+        let output = Box::new(BufReader::new(child.stdout.take().unwrap()));
         if let Some(text) = &self.input {
             // It may have ended without reading.
             let _ = input.take().unwrap().write_all(text.as_bytes());
@@ -164,10 +165,8 @@ impl Running {
     }
 
     pub fn wait(mut self) -> Done {
-        let mut rest = String::new();
-        self.output.read_to_string(&mut rest).unwrap();
-        let mut err = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        let rest = to_the_end(std::mem::replace(&mut self.output, Box::new(std::io::empty())));
+        let err = to_the_end(self.child.stderr.take().unwrap());
         let end = Instant::now() + LIMIT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -193,6 +192,17 @@ impl Done {
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {} {}", self.out, self.err))
     }
+}
+
+/// What is still to be read, which ends when nobody has it open to write.
+fn to_the_end(mut output: impl Read + Send + 'static) -> String {
+    let (done, text) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        let _ = done.send(text);
+    });
+    text.recv_timeout(LIMIT).expect("something that it started still runs")
 }
 
 /// The lines of a text.

@@ -136,3 +136,19 @@ async fn the_key_is_hashed_unless_it_is_asked_for() {
         }
     }
 }
+
+#[tokio::test]
+async fn keys_passed_as_templates_are_warned_about_once_and_counted_together() {
+    let locks = Locks::new(Memory::new());
+    let lines = traced(async {
+        for n in 0..1_000 {
+            let key = format!("room_{n}");
+            locks.lock_named(&key, &key).acquire().await.unwrap().release().await.unwrap();
+        }
+    })
+    .await;
+    let warnings = lines.all().iter().filter(|line| line.contains("is a key passed instead?")).count();
+    assert_eq!(warnings, 1);
+    let others = lines.all().iter().filter(|line| line.contains("template=\"other\"")).count();
+    assert!(others >= 800, "{others}");
+}

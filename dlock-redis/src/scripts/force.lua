@@ -10,5 +10,6 @@ if #held ~= 2 or not string.find(held[1], '^%x+%-%x+%-%x+%-%x+%-%x+:%w+$') then
   return redis.error_reply('WRONGTYPE the key holds a hash that is no lock')
 end
 redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', ARGV[1], '0')
+-- Who is not told asks again by himself.
+redis.pcall('PUBLISH', ARGV[1], '0')
 return 1

@@ -1,9 +1,10 @@
 //! Everything that can happen to a lock, each thing a known number of times.
 
 use std::fmt::Debug;
+use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use dlock::{Error, ErrorKind, Guard, Lock, Locks, Memory, MovableClock, Wait, distributed_lock};
 use tracing::{Instrument, info_span};
 
@@ -189,12 +190,17 @@ impl Tour {
         let guard = self.held("shown").await?;
         let mut notices = notices();
         let lock = self.lock("shown");
-        let waiter = tokio::spawn(async move { lock.acquire().await?.release().await });
-        notices.busy().await;
+        let mut waiter = pin!(async move { lock.acquire().await?.release().await });
+        // In one task: when it is told that the lock is busy, the waiter has begun to wait.
+        tokio::select! {
+            biased;
+            gone = &mut waiter => bail!("it did not wait: {gone:?}"),
+            () = notices.busy() => {}
+        }
         say("shown", exported.flush().await.is_ok());
         turn.take().await?;
         guard.release().await?;
-        waiter.await??;
+        waiter.await?;
         Ok(())
     }
 }

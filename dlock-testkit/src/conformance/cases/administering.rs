@@ -24,6 +24,9 @@ cases! {
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }
 
+/// A session looks after its locks a few times within its timeout, which is longer than the lease of the case.
+const NOTICE: Duration = Duration::from_secs(30);
+
 /// The locks of this case that are held; others may use the same store.
 async fn held(process: &Process, keys: &[String]) -> BTreeMap<String, Holder> {
     let all = process.locks.holders().await.expect("they can be listed");
@@ -158,7 +161,7 @@ async fn a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded
     assert!(theirs.locks.force_release(&key).await.expect("it can be released"));
     let next = theirs.take_soon(&key).await;
     assert!(next.fence() > stuck.fence(), "{:?} after {:?}", next.fence(), stuck.fence());
-    soon("the loss", stuck.lost()).await;
+    tokio::time::timeout(NOTICE, stuck.lost()).await.expect("the holder learns of the loss");
     error_of(stuck.check(), &[ErrorKind::Lost]);
     next.check().expect("the next holder is not concerned");
     give_back(next).await;
