@@ -29,8 +29,8 @@ use crate::trouble::{CODES, Trouble};
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, about = "Who holds which lock, and commands that run under one", after_help = CODES)]
 struct Cli {
-    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, sqlite:/// (better not a password on the command
-    /// line, which others on this host can see)
+    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///
+    /// (better not a password on the command line, which others on this host can see)
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
     locks: Option<String>,
     /// Print JSON: one document, or with `watch` one in each line

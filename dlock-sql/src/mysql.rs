@@ -149,7 +149,7 @@ impl Backend for Mysql {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_polling(POLLING.0, POLLING.1)
+        Capabilities::basic().with_fencing().with_administration().with_polling(POLLING.0, POLLING.1)
     }
 
     fn claim(&self, request: ClaimRequest) -> MysqlClaim {
@@ -158,6 +158,14 @@ impl Backend for Mysql {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.0.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force(key).await
     }
 
     async fn close(&self) {

@@ -152,7 +152,8 @@ impl Backend for Postgres {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let basic = Capabilities::basic().with_fencing().with_polling(POLLING.0, POLLING.1);
+        let basic =
+            Capabilities::basic().with_fencing().with_administration().with_polling(POLLING.0, POLLING.1);
         if self.notified { basic.with_notifications(SAFETY_NET) } else { basic }
     }
 
@@ -162,6 +163,14 @@ impl Backend for Postgres {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.rows.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.rows.holders().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.rows.force(key).await
     }
 
     async fn close(&self) {

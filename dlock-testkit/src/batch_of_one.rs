@@ -44,6 +44,18 @@ impl<B: Backend> Backend for BatchOfOne<B> {
         self.0.inspect(key).await
     }
 
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.0.waiters(key).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force_release(key).await
+    }
+
     async fn close(&self) {
         self.0.close().await;
     }

@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions, Row};
 
 use super::claim::{Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
-use super::failure::{classify, is_busy, of_file, unchanged};
+use super::failure::{classify, is_busy, of_file};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::Presence;
