@@ -59,40 +59,21 @@ impl Desk {
         accepted(self.bookings.add(room, day, guest, fence).await?)
     }
 
-    /// Moves a booking to another room, under the locks of both.
+    /// Moves a booking to another room, under the locks of both. They are always taken in the same order, so that two moves
+    /// in opposite directions do not wait for each other.
+    #[distributed_lock(
+        keys = ["room_<from>", "room_<to>"],
+        locks = self.locks,
+        wait = "5s",
+        lease = "10s",
+        guard = held
+    )]
     pub(crate) async fn relocate(&self, from: &str, to: &str, day: u32) -> Result<(), Refusal> {
-        // Always in the same order, so that two moves in opposite directions do not wait for each other.
-        match from.cmp(to) {
-            std::cmp::Ordering::Less => self.under_both(from, to, from, to, day).await,
-            std::cmp::Ordering::Greater => self.under_both(to, from, from, to, day).await,
-            std::cmp::Ordering::Equal => Err(Refusal::SameRoom),
+        if from == to {
+            return Err(Refusal::SameRoom);
         }
-    }
-
-    #[distributed_lock(key = "room_<first>", locks = self.locks, wait = "5s", lease = "10s", guard = held)]
-    async fn under_both(
-        &self,
-        first: &str,
-        second: &str,
-        from: &str,
-        to: &str,
-        day: u32,
-    ) -> Result<(), Refusal> {
-        let outer = fence_of(&held)?;
-        self.under_second(second, outer, from, to, day).await
-    }
-
-    #[distributed_lock(key = "room_<second>", locks = self.locks, wait = "5s", lease = "10s", guard = held)]
-    async fn under_second(
-        &self,
-        second: &str,
-        outer: Fence,
-        from: &str,
-        to: &str,
-        day: u32,
-    ) -> Result<(), Refusal> {
-        let inner = fence_of(&held)?;
-        let (from_fence, to_fence) = if second == to { (outer, inner) } else { (inner, outer) };
+        let fence_of = |room| held.fence_of(&format!("room_{room}")).ok_or(Refusal::Overtaken);
+        let (from_fence, to_fence) = (fence_of(from)?, fence_of(to)?);
         accepted(self.bookings.enter(from, from_fence).await?)?;
         accepted(self.bookings.enter(to, to_fence).await?)?;
         if self.bookings.guest(from, day).await?.is_none() {
