@@ -35,7 +35,7 @@ pub(crate) struct Pending {
 impl Pending {
     pub(crate) fn new(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Self, Failure> {
         let claim = engine.claim(key, options)?;
-        engine.book.acquire_begins();
+        engine.book.step_begins();
         Ok(Self {
             engine: Arc::clone(engine),
             key: key.clone(),
@@ -62,7 +62,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         self.hand_over();
-        self.engine.book.acquire_ends();
+        self.engine.book.step_ends();
     }
 }
 

@@ -120,8 +120,8 @@ pub(crate) struct Book {
     pub(crate) wake: Notify,
     closed: AtomicBool,
     shut: Notify,
-    /// Acquires under way.
-    acquiring: AtomicUsize,
+    /// Acquires and releases under way.
+    stepping: AtomicUsize,
     background: AtomicUsize,
     settled: Notify,
     counters: Counters,
@@ -180,7 +180,7 @@ impl Book {
             wake: Notify::new(),
             closed: AtomicBool::new(false),
             shut: Notify::new(),
-            acquiring: AtomicUsize::new(0),
+            stepping: AtomicUsize::new(0),
             background: AtomicUsize::new(0),
             settled: Notify::new(),
             counters: Counters::default(),
@@ -281,23 +281,27 @@ impl Book {
         }
     }
 
-    pub(crate) fn acquire_begins(&self) {
-        self.acquiring.fetch_add(1, Ordering::SeqCst);
+    /// An acquire or a release begins. To be noted before anything is taken off the book for it, so that nothing is between
+    /// two places when a shutdown looks.
+    pub(crate) fn step_begins(&self) {
+        self.stepping.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(crate) fn acquire_ends(&self) {
-        self.acquiring.fetch_sub(1, Ordering::SeqCst);
+    pub(crate) fn step_ends(&self) {
+        self.stepping.fetch_sub(1, Ordering::SeqCst);
         if self.closed.load(Ordering::SeqCst) {
             self.settled.notify_waiters();
         }
     }
 
-    /// Resolves when nothing is held or being acquired and nothing goes on in the background.
+    /// Resolves when nothing is held, being acquired or being released, and nothing goes on in the background.
     pub(crate) async fn settled(&self) {
         loop {
             let settled = self.settled.notified();
-            if self.acquiring.load(Ordering::SeqCst) == 0
-                && self.background.load(Ordering::Acquire) == 0
+            // In the order in which a lock goes from the one to the other; an acquire that ended meanwhile may have listed one.
+            if self.holds().is_empty()
+                && self.stepping.load(Ordering::SeqCst) == 0
+                && self.background.load(Ordering::SeqCst) == 0
                 && self.holds().is_empty()
             {
                 return;

@@ -115,6 +115,7 @@ impl Guard {
         if !hold.unshare() {
             return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
         }
+        hold.engine.book.step_begins();
         let was = hold.close();
         let span = observe::release_span(&hold.engine, &hold.key, false);
         let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
@@ -128,9 +129,11 @@ impl Drop for Guard {
         if let Some(hold) = self.0.take()
             && hold.unshare()
         {
-            hold.close();
             let engine = Arc::clone(&hold.engine);
+            engine.book.step_begins();
+            hold.close();
             engine.later(Job::Release(hold));
+            engine.book.step_ends();
         }
     }
 }
@@ -174,20 +177,20 @@ impl Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        if self.done {
-            return;
-        }
         let engine: &Arc<Engine> = &self.hold.engine;
-        engine.later(match self.claim.take() {
-            None => Job::Release(Arc::clone(&self.hold)),
-            Some(claim) => Job::Withdraw(Abandoned {
-                engine: Arc::clone(engine),
-                key: self.hold.key.clone(),
-                claim,
-                lease: self.hold.lease,
-                request_timeout: self.hold.request_timeout,
-            }),
-        });
+        if !self.done {
+            engine.later(match self.claim.take() {
+                None => Job::Release(Arc::clone(&self.hold)),
+                Some(claim) => Job::Withdraw(Abandoned {
+                    engine: Arc::clone(engine),
+                    key: self.hold.key.clone(),
+                    claim,
+                    lease: self.hold.lease,
+                    request_timeout: self.hold.request_timeout,
+                }),
+            });
+        }
+        engine.book.step_ends();
     }
 }
 

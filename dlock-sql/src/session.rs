@@ -329,7 +329,7 @@ mod tests {
         let one = name("public.dlock", "a");
         assert_eq!((&*one.row, &*one.fence), (&b"\xfea"[..], &b"\xffa"[..]));
         assert_eq!(one.digest, name("public.dlock", "a").digest);
-        for other in [name("public.dlock", "b"), name("other.dlock", "a"), name("public.dlocka", "")] {
+        for other in [name("public.dlock", "b"), name("other.dlock", "a"), name("public.dloc", "ka")] {
             assert_ne!(one.digest, other.digest);
         }
         assert!(std::str::from_utf8(&one.row).is_err() && std::str::from_utf8(&one.fence).is_err());

@@ -183,7 +183,8 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     soon(what, async {
         while !holds() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // InnoDB shows its transactions as of an earlier look when that was less than 100 ms ago.
+            tokio::time::sleep(Duration::from_millis(150)).await;
         }
     })
     .await;

@@ -154,6 +154,22 @@ impl Process {
     pub fn pause(&self) {
         self.signal(Signal::STOP);
         self.frozen.store(true, Ordering::SeqCst);
+        // Its threads stop one after the other, and one of them may still answer meanwhile.
+        let limit = Instant::now() + Duration::from_secs(5);
+        while !self.has_stopped() {
+            assert!(Instant::now() < limit, "{} does not stop", self.pid());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether all of its threads stand still.
+    fn has_stopped(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else { return true };
+        threads.flatten().all(|thread| {
+            let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else { return true };
+            // The state follows the name, which is in parentheses.
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
+        })
     }
 
     /// Lets it go on after [`pause`](Self::pause) (`SIGCONT`).
