@@ -53,6 +53,10 @@ impl Harness for ByBatches {
     async fn open(&self) -> Result<Self::Backend> {
         Ok(BatchOfOne::new(self.0.open().await?))
     }
+
+    fn left_out(&self) -> &'static [&'static [&'static str]] {
+        self.0.left_out()
+    }
 }
 
 /// Locks on a majority of independent servers, which are asked whether they forget.
