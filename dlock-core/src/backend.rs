@@ -41,7 +41,7 @@ use crate::fence::Fence;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::options::{Options, Wait};
-use crate::telemetry::Trace;
+use crate::telemetry::{Trace, Votes};
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -214,13 +214,21 @@ pub struct ClaimRequest {
     /// Who we are, to be stored with the lock.
     pub identity: Arc<Identity>,
     pub(crate) trace: Trace,
+    pub(crate) votes: Votes,
 }
 
 impl ClaimRequest {
-    pub(crate) fn new(key: Key, token: Token, options: &Options, identity: Arc<Identity>) -> Self {
+    pub(crate) fn new(
+        key: Key,
+        token: Token,
+        options: &Options,
+        identity: Arc<Identity>,
+        votes: Votes,
+    ) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
-        Self { key, token, lease, request_timeout, recheck, waits, identity, trace: Trace::current() }
+        let trace = Trace::current();
+        Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
     }
 
     /// The line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the

@@ -71,6 +71,7 @@ impl Engine {
             Token::random()?,
             options,
             Arc::clone(&self.identity),
+            self.book.metrics.votes(),
         )))
     }
 

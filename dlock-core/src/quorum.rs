@@ -22,7 +22,7 @@ use node::Member;
 pub use node::Node;
 use round::Round;
 
-const NAME: &str = "quorum";
+pub(crate) const NAME: &str = "quorum";
 const MOST_NODES: usize = 31;
 
 /// A lock that is held when a majority of independent backends says so.

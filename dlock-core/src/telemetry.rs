@@ -12,11 +12,11 @@ mod trace;
 
 #[cfg(feature = "otel")]
 pub(crate) use self::{
-    metrics::Metrics,
+    metrics::{Metrics, Votes},
     trace::{Holders, Trace},
 };
 #[cfg(not(feature = "otel"))]
-pub(crate) use off::{Holders, Metrics, Trace};
+pub(crate) use off::{Holders, Metrics, Trace, Votes};
 
 use std::borrow::Cow;
 

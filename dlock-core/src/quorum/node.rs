@@ -14,7 +14,7 @@ use crate::holder::Identity;
 use crate::keeper;
 use crate::key::Key;
 use crate::locks::Locks;
-use crate::telemetry::Trace;
+use crate::telemetry::{Trace, Votes};
 use crate::token::Token;
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`] (whose defaults do not
@@ -100,6 +100,11 @@ impl Member {
     /// Whether it may have forgotten what it granted, and has to be asked.
     pub(super) fn may_forget(&self) -> bool {
         self.longest.is_some()
+    }
+
+    /// From 1, as errors say it.
+    pub(super) const fn number(&self) -> usize {
+        self.number
     }
 
     /// What it says, with its name.
@@ -196,6 +201,7 @@ impl Member {
             waits: false,
             identity: Identity::of_this_process(Some("dlock quorum".into())),
             trace: Trace::default(),
+            votes: Votes::default(),
         };
         // Never given back. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);

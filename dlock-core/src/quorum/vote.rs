@@ -14,6 +14,7 @@ use crate::erased::DynClaim;
 use crate::error::{ErrorKind, Failure};
 use crate::keeper;
 use crate::options::margin;
+use crate::telemetry::Votes;
 use crate::wait::Backoff;
 
 /// A claim on one node.
@@ -25,6 +26,7 @@ pub(super) struct Vote {
     council: Weak<Council>,
     clock: Clock,
     lease: Duration,
+    votes: Votes,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +81,7 @@ impl Vote {
         council: &Arc<Council>,
         clock: Clock,
     ) -> Arc<Self> {
-        let lease = request.lease;
+        let (lease, votes) = (request.lease, request.votes.clone());
         Arc::new(Self {
             claim: Arc::new(tokio::sync::Mutex::new(member.claim(request))),
             member: Arc::clone(member),
@@ -87,6 +89,7 @@ impl Vote {
             council: Arc::downgrade(council),
             clock,
             lease,
+            votes,
         })
     }
 
@@ -96,6 +99,18 @@ impl Vote {
 
     /// Asks the node for its vote.
     pub(super) async fn ask(self: Arc<Self>) -> Answer {
+        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None };
+        let answer = self.ask_uncounted().await;
+        (asked.outcome, asked.error) = match &answer {
+            Answer::Granted => ("granted", None),
+            Answer::Busy(_) => ("busy", None),
+            Answer::Failed(failure) => ("failed", Some(failure.kind())),
+        };
+        drop(asked);
+        answer
+    }
+
+    async fn ask_uncounted(self: &Arc<Self>) -> Answer {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
         let was_unsettled = {
@@ -121,7 +136,7 @@ impl Vote {
                     state.granted = Some((grant.term, sent));
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
-                claim.granted(Signal::new(&self));
+                claim.granted(Signal::new(self));
                 Answer::Granted
             }
             Ok(Attempt::Busy(busy)) => {
@@ -350,6 +365,19 @@ impl Vote {
         if let Some(council) = self.council.upgrade() {
             council.recount(&self.member, cause);
         }
+    }
+}
+
+/// A vote that was asked for, to be counted when it is over, also when nobody waits for the answer any more.
+struct Asked<'a> {
+    vote: &'a Vote,
+    outcome: &'static str,
+    error: Option<ErrorKind>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.vote.votes.voted(self.vote.member.number(), self.outcome, self.error);
     }
 }
 

@@ -38,6 +38,7 @@ pub(crate) struct Metrics {
     reentries: Counter<u64>,
     batch: Histogram<u64>,
     segment_moves: Counter<u64>,
+    votes: Votes,
     lag: Histogram<f64>,
 }
 
@@ -98,8 +99,15 @@ impl Metrics {
             segment_moves: count(
                 "dlock.segment.moves",
                 "{move}",
-                "Bodies that found their segment exhausted and went on to another one.",
+                "Bodies that found their segment exhausted, so that another one is tried.",
             ),
+            votes: Votes((backend == crate::quorum::NAME).then(|| {
+                count(
+                    "dlock.quorum.votes",
+                    "{vote}",
+                    "What the nodes of quorums said to attempts, by outcome.",
+                )
+            })),
             lag: seconds("dlock.keeper.lag", "How late the keeper looked after what is held."),
         }
     }
@@ -196,6 +204,11 @@ impl Metrics {
         self.segment_moves.add(1, self.site(site).all());
     }
 
+    /// For the claims of these locks.
+    pub(crate) fn votes(&self) -> Votes {
+        self.votes.clone()
+    }
+
     pub(crate) fn keeper_lagged(&self, by: Duration) {
         self.lag.record(by.as_secs_f64(), self.site(Site::default()).all());
     }
@@ -210,6 +223,21 @@ impl Metrics {
             labels.add("dlock.function", function);
         }
         labels
+    }
+}
+
+/// Counts what the nodes of a quorum say. Nothing for other backends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Votes(Option<Counter<u64>>);
+
+impl Votes {
+    /// What node `node`, from 1, said to one attempt.
+    pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
+        let Some(votes) = &self.0 else { return };
+        let mut labels = Labels(SmallVec::new());
+        labels.add("dlock.backend", crate::quorum::NAME);
+        labels.0.push(KeyValue::new("dlock.node", node as i64));
+        votes.add(1, labels.outcome(outcome).error(error).all());
     }
 }
 

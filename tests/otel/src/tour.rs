@@ -5,7 +5,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use dlock::{Error, ErrorKind, Guard, Lock, Locks, Memory, MovableClock, Wait, distributed_lock};
+use dlock::{
+    Batch, Error, ErrorKind, Guard, Lock, Locks, Memory, MovableClock, Quorum, Wait, distributed_lock,
+};
 use tracing::{Instrument, info_span};
 
 use crate::Turn;
@@ -52,6 +54,7 @@ pub(crate) async fn take(mark: &str, exported: &Exported, turn: &mut Turn) -> Re
     tour.renewed().instrument(info_span!("renewed")).await?;
     tour.lost().instrument(info_span!("lost")).await?;
     tour.abandoned().instrument(info_span!("abandoned")).await?;
+    tour.composed().instrument(info_span!("composed")).await?;
     tour.secret().await;
     tour.waiting(exported, turn).await?;
     for token in spy.tokens() {
@@ -171,6 +174,25 @@ impl Tour {
         self.until(|stats| stats.abandoned == 1).await;
         self.memory.faults().set_unavailable(false);
         say("abandoned", self.locks.stats().abandoned);
+        Ok(())
+    }
+
+    /// Several locks as one: a batch, segments, a quorum.
+    async fn composed(&self) -> Result<()> {
+        let batch = Batch::of(["one", "two", "three"].map(|name| self.lock(name)));
+        say("together", kind(batch.acquire().await?.release().await));
+
+        let divided = self.lock("divided").segmented(3);
+        let nothing_left = divided.run(|segment| async move { Err::<(), _>(segment.exhausted()) });
+        say("exhausted", kind(nothing_left.await));
+
+        let nodes = [Memory::new(), Memory::new(), Memory::new()];
+        nodes[2].faults().set_unavailable(true);
+        let quorum = Locks::new(Quorum::builder(nodes).with_durable_nodes().build()?);
+        let voted = quorum.lock_named("voted_<id>", format!("voted_{}", self.mark));
+        let guard = voted.acquire().await?;
+        say("taken from a quorum", voted.try_acquire().await.map(|guard| guard.is_some()).ok());
+        say("two of three", kind(guard.release().await));
         Ok(())
     }
 

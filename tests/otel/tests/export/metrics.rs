@@ -18,6 +18,9 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("dlock.background_release.failures", "{failure}", "counter"),
     ("dlock.locks.abandoned", "{lock}", "counter"),
     ("dlock.reentries", "{reentry}", "counter"),
+    ("dlock.batch.size", "{lock}", "histogram"),
+    ("dlock.segment.moves", "{move}", "counter"),
+    ("dlock.quorum.votes", "{vote}", "counter"),
     ("dlock.keeper.lag", "s", "histogram"),
 ];
 
@@ -26,8 +29,15 @@ const SECONDS: &[f64] = &[
     30.0, 60.0, 120.0, 300.0, 600.0,
 ];
 
-const NAMES: &[&str] =
-    &["dlock.backend", "dlock.template", "dlock.function", "dlock.outcome", "dlock.cause", "error.type"];
+const NAMES: &[&str] = &[
+    "dlock.backend",
+    "dlock.template",
+    "dlock.function",
+    "dlock.outcome",
+    "dlock.cause",
+    "dlock.node",
+    "error.type",
+];
 
 /// The metrics while one holds and one waits, and at the end.
 async fn of_a_tour() -> (Metrics, Metrics) {
@@ -119,6 +129,19 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
     let failures = &[memory, ("error.type", "unavailable")];
     assert!(end.count("dlock.background_release.failures", failures) >= 1);
     assert!(end.histogram("dlock.keeper.lag", &[memory]).count > 0);
+
+    let batches = end.histogram("dlock.batch.size", &of("one_<id>", &[]));
+    assert_eq!((batches.count, batches.sum), (1, Some(3.0)), "one batch of three, named by its first lock");
+    assert_eq!(end.count("dlock.segment.moves", &of("divided_<id>", &[])), 3);
+    let votes = |node: &'static str, more: &[_]| {
+        let labels = [&[("dlock.backend", "quorum"), ("dlock.node", node)], more].concat();
+        end.count("dlock.quorum.votes", &labels)
+    };
+    for node in ["1", "2"] {
+        assert_eq!(votes(node, &[outcome("granted")]), 1, "node {node}");
+        assert_eq!(votes(node, &[outcome("busy")]), 1, "node {node}");
+    }
+    assert_eq!(votes("3", &[outcome("failed"), ("error.type", "unavailable")]), 2);
 
     let now = |metrics: &Metrics, name| metrics.count(name, &of("shown_<id>", &[]));
     assert_eq!((now(&shown, "dlock.locks.held"), now(&shown, "dlock.waiters")), (1, 1));

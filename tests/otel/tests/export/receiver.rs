@@ -103,10 +103,21 @@ pub(crate) fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> Option<&'
     }
 }
 
+fn number(attributes: &[KeyValue], name: &str) -> Option<i64> {
+    let value = attributes.iter().find(|attribute| attribute.key == name)?.value.as_ref()?;
+    match value.value {
+        Some(Value::IntValue(number)) => Some(number),
+        _ => None,
+    }
+}
+
 /// Whether these are the attributes, and no others.
 fn are(attributes: &[KeyValue], wanted: &[(&str, &str)]) -> bool {
     attributes.len() == wanted.len()
-        && wanted.iter().all(|(name, value)| attribute(attributes, name) == Some(value))
+        && wanted.iter().all(|(name, value)| match number(attributes, name) {
+            Some(number) => number.to_string() == *value,
+            None => attribute(attributes, name) == Some(value),
+        })
 }
 
 /// The metrics of one export.
