@@ -32,7 +32,8 @@ enum Command {
     },
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint,
-    /// Lock the same names from Rust and Java, and judge what happened; installs a JDK and Maven
+    /// Lock the same names from Rust and Java, and judge what happened; export to the real OpenTelemetry collector where there
+    /// is a Go toolchain. Installs a JDK and Maven
     Interop,
     /// Everything that a change has to pass: lint, test and interop
     Ci,
@@ -43,6 +44,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
+    Pictures,
     /// The long reliability run of the testkit, in release mode; options are passed on
     Reliability {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -81,6 +84,10 @@ fn carry_out(command: Command) -> Result<()> {
                 _ => ("dlock-bench", &*arguments),
             };
             cargo(["run", "--release", "--package", package, "--"]).args(arguments).run()
+        }
+        Command::Pictures => {
+            needs::install(needs::PICTURES)?;
+            cargo(["run", "--release", "--package", "dlock-pictures"]).run()
         }
         Command::Reliability { arguments } => {
             cargo(["run", "--release", "--package", "dlock-testkit", "--bin", "reliability", "--"])

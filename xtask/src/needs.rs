@@ -67,6 +67,13 @@ pub(crate) const INTEROP: &[Need] = &[
     Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
 ];
 
+/// For `pictures`.
+pub(crate) const PICTURES: &[Need] = &[
+    REDIS,
+    Need { probe: &["prometheus", "--version"], source: Source::Apt("prometheus") },
+    Need { probe: &["go", "version"], source: Source::Apt("golang") },
+];
+
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
 

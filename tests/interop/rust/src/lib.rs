@@ -1,8 +1,9 @@
 //! What the interoperability checks and the benchmark share: the Java program, worker processes of both languages that are
-//! driven line by line, and what follows from their histories.
+//! driven line by line, and what follows from their histories; and the OpenTelemetry collector.
 
 #![forbid(unsafe_code)]
 
+pub mod collector;
 mod hand_over;
 pub mod java;
 pub mod peer;

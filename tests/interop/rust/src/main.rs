@@ -1,25 +1,29 @@
 //! Checks that services in Rust and in Java exclude and wake each other when dlock and Redisson, or dlock and Curator, lock
-//! the same name.
+//! the same name, and that the OpenTelemetry collector understands what dlock exports.
 //!
 //! ```text
-//! cargo run --release -p dlock-interop              # both
+//! cargo run --release -p dlock-interop              # all of it
 //! cargo run --release -p dlock-interop -- redis     # with Redisson
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator
+//! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
 //! ```
 //!
-//! Starts a `redis-server` and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides.
+//! Starts a `redis-server` and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides. Where
+//! there is a Go toolchain, builds the collector and has the example `rooms` export to it.
 
 #![forbid(unsafe_code)]
 
 mod checks;
 mod scene;
+mod telemetry;
 
+use std::future::ready;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use dlock_interop::worker;
+use dlock_interop::{collector, worker};
 
 use crate::scene::Scene;
 
@@ -28,11 +32,14 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        [] => check_redis().await.and(check_zookeeper().await),
+        [] => check_redis().await.and(check_zookeeper().await).and(check_collector().await),
         ["redis"] => check_redis().await,
         ["zookeeper"] => check_zookeeper().await,
+        ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
-        _ => Err(anyhow::anyhow!("write nothing, redis or zookeeper after the name of this program")),
+        _ => Err(anyhow::anyhow!(
+            "write nothing, redis, zookeeper or collector after the name of this program"
+        )),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -94,5 +101,20 @@ async fn check_zookeeper() -> Result<()> {
         "a killed holder in Java is taken over in Rust" => checks::take_over(&scene, "java"),
         "a killed holder in Rust is taken over in Java" => checks::take_over(&scene, "rust"),
         "a lock whose node is deleted in Java is lost in Rust" => checks::forced(&scene, 0.5),
+    }
+}
+
+async fn check_collector() -> Result<()> {
+    if !collector::can_be_built().await {
+        println!(
+            "left out: the checks with the OpenTelemetry collector need Go 1.25 or later, see https://go.dev/dl"
+        );
+        return Ok(());
+    }
+    let run = telemetry::Run::new().await?;
+    check! {
+        "metrics arrive under the names that the dashboard asks for" => ready(telemetry::metrics(&run)),
+        "waiters are linked to the holders in other replicas" => ready(telemetry::traces(&run)),
+        "nothing that was exported has a key or what it stands for" => ready(telemetry::secrets(&run)),
     }
 }
