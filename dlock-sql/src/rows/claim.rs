@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
 use dlock_core::{Failure, Fence, keeper};
 
-use super::connections::{Kind, Limits, gone};
+use super::connections::{Kind, Limits};
 use super::progress::Progress;
 use super::steps::{AwaitRelease, Release, Take};
 use super::{Ask, Listener, Rows, Server, Taken};
@@ -94,7 +94,7 @@ impl<S: Server> Claim for RowClaim<S> {
             Arc::clone(&progress),
         )?;
         self.unanswered.push(progress);
-        let answer = told.await.unwrap_or_else(|_| Err(gone()));
+        let answer = told.await;
         self.unanswered.retain(|earlier| !earlier.is_over());
         match answer? {
             Taken::Granted(fence) => {

@@ -1,12 +1,16 @@
 //! The connections of one backend, and what is done on them.
 //!
-//! They are opened when they are needed and driven by dlock's own thread, so that a request is carried out to its end, and
-//! its outcome noted, whatever becomes of the caller and of his runtime. With a pool of the user, attempts go over its
-//! connections, and what must not wait for one (renewals, releases) over our own.
+//! They are opened when they are needed and belong to dlock's own thread. A request is driven by the caller for as long as he
+//! waits, and then by that thread, so that it is carried out to its end, and its outcome noted, whatever becomes of the
+//! caller and of his runtime. With a pool of the user, attempts go over its connections, and what must not wait for one
+//! (renewals, releases) over our own.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Failure, keeper};
@@ -111,24 +115,25 @@ impl<S: Server> Connections<S> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a step done, whatever becomes of the caller. The answer comes with the receiver.
+    /// Has a step done, whatever becomes of the caller.
     pub(crate) fn begin<P: Step<S>>(
         self: &Arc<Self>,
         kind: Kind,
         step: P,
         limits: Limits,
         progress: Arc<Progress>,
-    ) -> Result<oneshot::Receiver<Result<P::Reply, Failure>>, Failure> {
-        let (answer, told) = oneshot::channel();
+    ) -> Result<Driven<P::Reply>, Failure> {
+        let wanted = Wanted::default();
         let connections = Arc::clone(self);
         let pool = self.pool.clone().filter(|_| kind == Kind::Ordinary).zip(Handle::try_current().ok());
-        let request = Request { connections, kind, step, limits, progress: Pending(progress), answer };
-        match pool {
-            // The pool's connections may belong to the caller's runtime.
-            Some((pool, runtime)) => drop(runtime.spawn(request.carry_out(Some(pool)))),
-            None => drop(keeper::runtime()?.spawn(request.carry_out(None))),
-        }
-        Ok(told)
+        let request =
+            Request { connections, kind, step, limits, progress: Pending(progress), wanted: wanted.clone() };
+        // The pool's connections may belong to the caller's runtime.
+        let (pool, runtime) = match pool {
+            Some((pool, runtime)) => (Some(pool), runtime),
+            None => (None, keeper::runtime()?.clone()),
+        };
+        Ok(Driven { request: Some(Box::pin(request.carry_out(pool))), runtime, wanted })
     }
 
     /// The answer to a step within `limit`.
@@ -140,8 +145,7 @@ impl<S: Server> Connections<S> {
     ) -> Result<P::Reply, Failure> {
         let told = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()))?;
         match tokio::time::timeout(limit, told).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(gone()),
+            Ok(answer) => answer,
             Err(_) => Err(Failure::unknown(format!("no answer within {limit:?}"))),
         }
     }
@@ -322,18 +326,66 @@ impl Drop for Pending {
     }
 }
 
+/// Whether anybody still waits for the answer.
+#[derive(Clone)]
+struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    fn is_so(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+
+/// A request that the caller drives, as part of a runtime that is not his: this spares the way there and back. When he goes
+/// away, the runtime goes on with it.
+pub(crate) struct Driven<T: Send + 'static> {
+    request: Option<Boxed<T>>,
+    runtime: Handle,
+    wanted: Wanted,
+}
+
+impl<T: Send + 'static> Future for Driven<T> {
+    type Output = Result<T, Failure>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let Some(request) = &mut this.request else { return Poll::Ready(Err(gone())) };
+        let _entered = this.runtime.enter();
+        let answer = ready!(request.as_mut().poll(context));
+        this.request = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<T: Send + 'static> Drop for Driven<T> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.wanted.0.store(false, Ordering::Release);
+            drop(self.runtime.spawn(request));
+        }
+    }
+}
+
 struct Request<S: Server, P: Step<S>> {
     connections: Arc<Connections<S>>,
     kind: Kind,
     step: P,
     limits: Limits,
     progress: Pending,
-    answer: oneshot::Sender<Result<P::Reply, Failure>>,
+    wanted: Wanted,
 }
 
 impl<S: Server, P: Step<S>> Request<S, P> {
-    async fn carry_out(self, pool: Option<Pool<S::Database>>) {
-        let Self { connections, kind, step, limits, progress, answer } = self;
+    async fn carry_out(self, pool: Option<Pool<S::Database>>) -> Result<P::Reply, Failure> {
+        let Self { connections, kind, step, limits, progress, wanted } = self;
         let result = async {
             if connections.closed.load(Ordering::Acquire) {
                 return Err(closed());
@@ -343,8 +395,7 @@ impl<S: Server, P: Step<S>> Request<S, P> {
                 connections.done_with(lent, false);
                 return Err(Failure::unavailable("nobody wants it any more"));
             }
-            let wanted = || !answer.is_closed();
-            let done = connections.perform(&step, &mut lent, limits, permit, wanted).await;
+            let done = connections.perform(&step, &mut lent, limits, permit, &wanted).await;
             let broken = matches!(&done, Err(fault) if fault.broken);
             connections.done_with(lent, broken);
             done.map_err(|fault| fault.failure)
@@ -354,7 +405,7 @@ impl<S: Server, P: Step<S>> Request<S, P> {
             Err(failure) if failure.kind() == ErrorKind::Unknown => progress.0.lose(),
             _ => progress.0.settle(),
         }
-        let _ = answer.send(result);
+        result
     }
 }
 
@@ -366,7 +417,7 @@ impl<S: Server> Connections<S> {
         lent: &mut Lent<S>,
         limits: Limits,
         mut permit: Option<OwnedSemaphorePermit>,
-        wanted: impl Fn() -> bool,
+        wanted: &Wanted,
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();
         let mut pause = PAUSES.0;
@@ -378,10 +429,9 @@ impl<S: Server> Connections<S> {
             let answer = {
                 let performing = step.perform(&self.server, on);
                 tokio::pin!(performing);
-                let limit = limits.answer.saturating_sub(begun.elapsed());
-                match tokio::time::timeout(limit, &mut performing).await {
-                    Ok(answer) => Some(answer),
-                    Err(_) => {
+                match unless_late(performing.as_mut(), begun + limits.answer, wanted).await {
+                    Some(answer) => Some(answer),
+                    None => {
                         // Others may need the turn; this one stays for what comes of it.
                         drop(permit.take());
                         let left = limits.last.saturating_sub(begun.elapsed());
@@ -397,13 +447,39 @@ impl<S: Server> Connections<S> {
                     return Err(Fault { failure, again: false, broken: true });
                 }
             };
-            if !fault.again || !wanted() || begun.elapsed() >= limits.answer / 2 {
+            if !fault.again || !wanted.is_so() || begun.elapsed() >= limits.answer / 2 {
                 return Err(fault);
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
+}
+
+/// What a request answers, unless it is still not there at `end`. As long as somebody waits for it, it is he who looks at the
+/// time: a timer of its own would wake our thread for each request.
+async fn unless_late<F: Future + Send>(
+    mut request: Pin<&mut F>,
+    end: Instant,
+    wanted: &Wanted,
+) -> Option<F::Output> {
+    let mut late = pin!(None);
+    poll_fn(|context| {
+        if let Poll::Ready(answer) = request.as_mut().poll(context) {
+            return Poll::Ready(Some(answer));
+        }
+        if wanted.is_so() {
+            return Poll::Pending;
+        }
+        if late.is_none() {
+            late.set(Some(tokio::time::sleep_until(end)));
+        }
+        match late.as_mut().as_pin_mut() {
+            Some(late) => late.poll(context).map(|()| None),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// The runtime went away with the request.
