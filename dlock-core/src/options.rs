@@ -70,7 +70,7 @@ pub(crate) struct Options {
 }
 
 /// Where in the program a lock is used: labels with few values, for spans and metrics.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
     /// The pattern the key was made from.
     pub(crate) template: Option<&'static str>,

@@ -1,5 +1,8 @@
 //! The instruments. docs/observability.md has the table.
 
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::metrics::{Counter, Histogram, Meter, UpDownCounter};
@@ -120,52 +123,47 @@ impl Metrics {
         waited: Duration,
         attempts: u32,
     ) {
+        let place = self.place(site);
         let (outcome, error) = match failed {
-            None => ("acquired", None),
+            None => return self.record_acquire(&place.acquired, waited, attempts),
             Some(ErrorKind::Busy) => ("busy", None),
             Some(kind @ ErrorKind::TimedOut) => (kind.as_str(), Some(kind)),
             Some(kind) => ("failed", Some(kind)),
         };
-        let mut labels = self.site(site);
-        labels.add("dlock.outcome", outcome);
-        if let Some(kind) = error {
-            labels.add("error.type", kind.as_str());
-        }
-        self.record_acquire(&labels, waited, attempts);
+        self.record_acquire(&place.with(outcome, error), waited, attempts);
     }
 
     /// The caller went away.
     pub(crate) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
-        self.record_acquire(&self.site(site).outcome("cancelled"), waited, attempts);
+        self.record_acquire(&self.place(site).with("cancelled", None), waited, attempts);
     }
 
-    fn record_acquire(&self, labels: &Labels, waited: Duration, attempts: u32) {
-        self.acquire.record(waited.as_secs_f64(), labels.all());
-        self.attempts.record(attempts.into(), labels.all());
+    fn record_acquire(&self, labels: &[KeyValue], waited: Duration, attempts: u32) {
+        self.acquire.record(waited.as_secs_f64(), labels);
+        self.attempts.record(attempts.into(), labels);
     }
 
     /// An acquire begins to wait for somebody else.
     pub(crate) fn wait_begins(&self, site: Site) {
-        self.waiters.add(1, self.site(site).all());
+        self.waiters.add(1, &self.place(site).site);
     }
 
     pub(crate) fn wait_ends(&self, site: Site) {
-        self.waiters.add(-1, self.site(site).all());
+        self.waiters.add(-1, &self.place(site).site);
     }
 
     pub(crate) fn hold_begins(&self, site: Site) {
-        self.held.add(1, self.site(site).all());
+        self.held.add(1, &self.place(site).site);
     }
 
     pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
-        let mut labels = self.site(site);
-        self.held.add(-1, labels.all());
-        labels.add("dlock.outcome", if lost { "lost" } else { "released" });
-        self.hold.record(held.as_secs_f64(), labels.all());
+        let place = self.place(site);
+        self.held.add(-1, &place.site);
+        self.hold.record(held.as_secs_f64(), if lost { &place.lost } else { &place.released });
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
-        self.rechecks.add(1, self.site(site).outcome(outcome).all());
+        self.rechecks.add(1, &self.place(site).with(outcome, None));
     }
 
     /// A renewal was confirmed, found the lock gone, or failed.
@@ -176,32 +174,34 @@ impl Metrics {
         error: Option<ErrorKind>,
         took: impl FnOnce() -> Duration,
     ) {
-        self.renew.record(took().as_secs_f64(), self.site(site).outcome(outcome).error(error).all());
+        self.renew.record(took().as_secs_f64(), &self.place(site).with(outcome, error));
     }
 
     pub(crate) fn lost(&self, site: Site, cause: Loss) {
-        self.lost.add(1, self.site(site).with("dlock.cause", cause.as_str()).all());
+        let cause = KeyValue::new("dlock.cause", cause.as_str());
+        self.lost.add(1, &self.place(site).and([cause]));
     }
 
     pub(crate) fn release_failed(&self, error: ErrorKind) {
-        self.release_failures.add(1, self.site(Site::default()).error(Some(error)).all());
+        let error = KeyValue::new("error.type", error.as_str());
+        self.release_failures.add(1, &self.place(Site::default()).and([error]));
     }
 
     pub(crate) fn abandoned(&self) {
-        self.abandoned.add(1, self.site(Site::default()).all());
+        self.abandoned.add(1, &self.place(Site::default()).site);
     }
 
     pub(crate) fn reentered(&self, site: Site) {
-        self.reentries.add(1, self.site(site).all());
+        self.reentries.add(1, &self.place(site).site);
     }
 
     /// A batch of so many locks was taken.
     pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
-        self.batch.record(locks as u64, self.site(site).all());
+        self.batch.record(locks as u64, &self.place(site).site);
     }
 
     pub(crate) fn segment_moved(&self, site: Site) {
-        self.segment_moves.add(1, self.site(site).all());
+        self.segment_moves.add(1, &self.place(site).site);
     }
 
     /// For the claims of these locks.
@@ -210,19 +210,11 @@ impl Metrics {
     }
 
     pub(crate) fn keeper_lagged(&self, by: Duration) {
-        self.lag.record(by.as_secs_f64(), self.site(Site::default()).all());
+        self.lag.record(by.as_secs_f64(), &self.place(Site::default()).site);
     }
 
-    fn site(&self, site: Site) -> Labels {
-        let mut labels = Labels(SmallVec::new());
-        labels.add("dlock.backend", self.backend);
-        if let Some(template) = site.template {
-            labels.add("dlock.template", template);
-        }
-        if let Some(function) = site.function {
-            labels.add("dlock.function", function);
-        }
-        labels
+    fn place(&self, site: Site) -> &'static Place {
+        Place::of(self.backend, site)
     }
 }
 
@@ -234,38 +226,77 @@ impl Votes {
     /// What node `node`, from 1, said to one attempt.
     pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
         let Some(votes) = &self.0 else { return };
-        let mut labels = Labels(SmallVec::new());
-        labels.add("dlock.backend", crate::quorum::NAME);
-        labels.0.push(KeyValue::new("dlock.node", node as i64));
-        votes.add(1, labels.outcome(outcome).error(error).all());
+        let node = KeyValue::new("dlock.node", node as i64);
+        let place = Place::of(crate::quorum::NAME, Site::default());
+        let outcome = KeyValue::new("dlock.outcome", outcome);
+        let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
+        votes.add(1, &place.and([node, outcome].into_iter().chain(error)));
     }
 }
 
-/// A few attributes, without an allocation.
-struct Labels(SmallVec<[KeyValue; 5]>);
+type Labels = SmallVec<[KeyValue; 5]>;
 
-impl Labels {
-    fn add(&mut self, name: &'static str, value: &'static str) {
-        self.0.push(KeyValue::new(name, value));
-    }
+/// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more than all
+/// else here. There are few places, since templates are few, and so they are kept for good.
+struct Place {
+    site: Labels,
+    acquired: Labels,
+    released: Labels,
+    lost: Labels,
+}
 
-    fn with(mut self, name: &'static str, value: &'static str) -> Self {
-        self.add(name, value);
-        self
-    }
+/// A backend's name, and where a lock of it is used.
+type PlaceName = (&'static str, Site);
 
-    fn outcome(self, outcome: &'static str) -> Self {
-        self.with("dlock.outcome", outcome)
-    }
+/// Whether they are the same pieces of memory, which is quick to see; equal ones elsewhere are found in the map.
+fn is_same_text(a: &PlaceName, b: &PlaceName) -> bool {
+    let parts = |(backend, Site { template, function }): &PlaceName| [Some(*backend), *template, *function];
+    parts(a).map(|part| part.map(std::ptr::from_ref)) == parts(b).map(|part| part.map(std::ptr::from_ref))
+}
 
-    fn error(mut self, kind: Option<ErrorKind>) -> Self {
-        if let Some(kind) = kind {
-            self.add("error.type", kind.as_str());
+impl Place {
+    fn of(backend: &'static str, site: Site) -> &'static Self {
+        thread_local! {
+            /// The place of this thread's last measurement, which is often that of the next.
+            static LAST: Cell<Option<(PlaceName, &'static Place)>> = const { Cell::new(None) };
         }
-        self
+        static ALL: LazyLock<Mutex<HashMap<PlaceName, &'static Place>>> = LazyLock::new(Mutex::default);
+
+        let name = (backend, site);
+        if let Ok(Some((last, place))) = LAST.try_with(Cell::get)
+            && is_same_text(&last, &name)
+        {
+            return place;
+        }
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(backend, site))));
+        drop(all);
+        // A thread that ends has no last place any more.
+        let _ = LAST.try_with(|last| last.set(Some((name, place))));
+        place
     }
 
-    fn all(&self) -> &[KeyValue] {
-        &self.0
+    fn new(backend: &'static str, site: Site) -> Self {
+        let mut labels = Labels::new();
+        labels.push(KeyValue::new("dlock.backend", backend));
+        labels.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
+        labels.extend(site.function.map(|function| KeyValue::new("dlock.function", function)));
+        let with = |outcome| {
+            let mut labels = labels.clone();
+            labels.push(KeyValue::new("dlock.outcome", outcome));
+            labels
+        };
+        Self { acquired: with("acquired"), released: with("released"), lost: with("lost"), site: labels }
+    }
+
+    fn and(&self, more: impl IntoIterator<Item = KeyValue>) -> Labels {
+        let mut labels = self.site.clone();
+        labels.extend(more);
+        labels
+    }
+
+    fn with(&self, outcome: &'static str, error: Option<ErrorKind>) -> Labels {
+        let outcome = KeyValue::new("dlock.outcome", outcome);
+        self.and([outcome].into_iter().chain(error.map(|kind| KeyValue::new("error.type", kind.as_str()))))
     }
 }
