@@ -26,6 +26,7 @@ use crate::wait::Backoff;
 pub(crate) struct Pending {
     engine: Arc<Engine>,
     key: Key,
+    site: Site,
     options: Options,
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     /// An attempt is under way, or the outcome of one was never found out.
@@ -33,12 +34,18 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    pub(crate) fn new(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        engine: &Arc<Engine>,
+        key: &Key,
+        site: Site,
+        options: &Options,
+    ) -> Result<Self, Failure> {
         let claim = engine.claim(key, options)?;
         engine.book.step_begins();
         Ok(Self {
             engine: Arc::clone(engine),
             key: key.clone(),
+            site,
             options: *options,
             claim: Some(claim),
             unsettled: false,
@@ -51,6 +58,7 @@ impl Pending {
             self.engine.later(Job::Withdraw(Abandoned {
                 engine: Arc::clone(&self.engine),
                 key: self.key.clone(),
+                site: self.site,
                 claim,
                 lease: self.options.lease,
                 request_timeout: self.options.request_timeout(),
@@ -126,7 +134,7 @@ pub(crate) async fn acquire(
     let started = Instant::now();
     let acquire = Acquire {
         // Inside of the span, whose trace goes along with the claim.
-        pending: span.in_scope(|| Pending::new(engine, key, options)).map_err(refuse)?,
+        pending: span.in_scope(|| Pending::new(engine, key, site, options)).map_err(refuse)?,
         engine,
         key,
         site,

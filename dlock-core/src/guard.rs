@@ -117,7 +117,7 @@ impl Guard {
         }
         hold.engine.book.step_begins();
         let was = hold.close();
-        let span = observe::release_span(&hold.engine, &hold.key, false);
+        let span = observe::release_span(&hold.engine, &hold.key, hold.site, false);
         let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
         observe::released(&span, result.as_ref().err());
         result
@@ -184,6 +184,7 @@ impl Drop for Leaving {
                 Some(claim) => Job::Withdraw(Abandoned {
                     engine: Arc::clone(engine),
                     key: self.hold.key.clone(),
+                    site: self.hold.site,
                     claim,
                     lease: self.hold.lease,
                     request_timeout: self.hold.request_timeout,

@@ -18,6 +18,7 @@ use crate::error::{ErrorKind, Failure};
 use crate::hold::{Condition, Hold};
 use crate::key::Key;
 use crate::observe;
+use crate::options::Site;
 use crate::telemetry::{Loss, Trace};
 use crate::wait::Backoff;
 
@@ -33,6 +34,7 @@ pub(crate) enum Job {
 pub(crate) struct Abandoned {
     pub(crate) engine: Arc<Engine>,
     pub(crate) key: Key,
+    pub(crate) site: Site,
     pub(crate) claim: Box<dyn DynClaim>,
     pub(crate) lease: Duration,
     pub(crate) request_timeout: Duration,
@@ -153,6 +155,7 @@ impl Job {
                     Abandoned {
                         engine: Arc::clone(&hold.engine),
                         key: hold.key.clone(),
+                        site: hold.site,
                         claim,
                         lease: hold.lease,
                         request_timeout: hold.request_timeout,
@@ -161,7 +164,7 @@ impl Job {
                 None => return hold.engine.book.finished(),
             },
         };
-        let span = observe::release_span(&abandoned.engine, &abandoned.key, true);
+        let span = observe::release_span(&abandoned.engine, &abandoned.key, abandoned.site, true);
         trace.adopt(&span);
         abandoned.withdraw().instrument(span).await;
     }
@@ -180,12 +183,12 @@ impl Abandoned {
                 }
                 Err(failure) => {
                     self.engine.book.count(|counters| &counters.failed_withdrawals);
-                    self.engine.book.metrics.release_failed(failure.kind());
+                    self.engine.book.metrics.release_failed(self.site, failure.kind());
                     let given_up = !failure.is_transient() || self.engine.clock.now() >= until;
                     observe::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
                     if given_up {
                         self.engine.book.count(|counters| &counters.abandoned);
-                        self.engine.book.metrics.abandoned();
+                        self.engine.book.metrics.abandoned(self.site);
                         observe::failed(failure.kind());
                         break;
                     }

@@ -158,12 +158,14 @@ pub(crate) fn lost(hold: &Hold) {
     warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost");
 }
 
-pub(crate) fn release_span(engine: &Engine, key: &Key, background: bool) -> Span {
+pub(crate) fn release_span(engine: &Engine, key: &Key, site: Site, background: bool) -> Span {
     let span = info_span!(
         target: "dlock",
         "dlock.release",
         backend = engine.name,
         key = Empty,
+        template = site.template,
+        function = site.function,
         background,
         outcome = Empty,
         error.type = Empty,

@@ -74,7 +74,7 @@ pub(super) async fn acquire(
 }
 
 fn pendings(wanted: &[&Wanted<'_>]) -> Result<Vec<Pending>, Failure> {
-    wanted.iter().map(|one| Pending::new(one.engine, one.key, &one.options)).collect()
+    wanted.iter().map(|one| Pending::new(one.engine, one.key, one.site, &one.options)).collect()
 }
 
 impl Step {

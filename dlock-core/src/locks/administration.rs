@@ -8,6 +8,7 @@ use crate::error::{Failure, Operation, Result};
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::observe;
+use crate::options::Site;
 
 use super::Locks;
 
@@ -109,7 +110,7 @@ impl Locks {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
         let limit = self.defaults.request_timeout();
-        let span = observe::release_span(engine, &key, false);
+        let span = observe::release_span(engine, &key, Site::default(), false);
         let forced = async {
             let answer = tokio::time::timeout(limit, engine.backend.force_release(&key)).await;
             let unanswered =

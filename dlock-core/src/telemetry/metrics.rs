@@ -182,13 +182,13 @@ impl Metrics {
         self.lost.add(1, &self.place(site).and([cause]));
     }
 
-    pub(crate) fn release_failed(&self, error: ErrorKind) {
+    pub(crate) fn release_failed(&self, site: Site, error: ErrorKind) {
         let error = KeyValue::new("error.type", error.as_str());
-        self.release_failures.add(1, &self.place(Site::default()).and([error]));
+        self.release_failures.add(1, &self.place(site).and([error]));
     }
 
-    pub(crate) fn abandoned(&self) {
-        self.abandoned.add(1, &self.place(Site::default()).site);
+    pub(crate) fn abandoned(&self, site: Site) {
+        self.abandoned.add(1, &self.place(site).site);
     }
 
     pub(crate) fn reentered(&self, site: Site) {

@@ -29,8 +29,8 @@ impl Metrics {
     ) {
     }
     pub(crate) const fn lost(&self, _: Site, _: Loss) {}
-    pub(crate) const fn release_failed(&self, _: ErrorKind) {}
-    pub(crate) const fn abandoned(&self) {}
+    pub(crate) const fn release_failed(&self, _: Site, _: ErrorKind) {}
+    pub(crate) const fn abandoned(&self, _: Site) {}
     pub(crate) const fn reentered(&self, _: Site) {}
     pub(crate) const fn batch_taken(&self, _: Site, _: usize) {}
     pub(crate) const fn segment_moved(&self, _: Site) {}
