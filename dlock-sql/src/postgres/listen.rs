@@ -56,10 +56,12 @@ impl Hub {
 
     /// Listens to a channel.
     pub(super) fn listen(&self, channel: &str) -> Result<Listener, Failure> {
+        // First: the session finds the order when it begins.
+        let listener = self.channels.listen(channel);
         if let Some(session) = self.start().take() {
             keeper::runtime()?.spawn(session.run());
         }
-        Ok(self.channels.listen(channel))
+        Ok(listener)
     }
 
     /// Closes the connection, for good.

@@ -88,12 +88,15 @@ impl Session {
         self.answer_to(xid)
     }
 
-    /// Ends the session: the server deletes its nodes before it answers.
+    /// Ends the session: the server deletes its nodes before it answers, and takes the connection off its list before it closes it.
     pub(super) fn close(mut self) -> io::Result<()> {
         self.requests += 1;
         let xid = self.requests;
         self.send(&Body::default().int(xid).int(CLOSE_SESSION))?;
-        self.answer_to(xid).map(drop)
+        self.answer_to(xid).map(drop)?;
+        // Up to its end, of whatever kind.
+        let _ = self.stream.read_to_end(&mut Vec::new());
+        Ok(())
     }
 
     fn answer_to(&mut self, xid: i32) -> io::Result<Answer> {
