@@ -111,9 +111,14 @@ fn signals_reach_the_command_and_what_it_started() {
     let store = Store::new();
     // A shell has what it starts in the background ignore INT.
     for (name, number, all) in [("TERM", 15, true), ("INT", 2, false), ("USR1", 10, true)] {
-        let mark = store.path(name);
-        let background =
-            format!("(trap 'touch {}; exit' {name}; while :; do sleep 0.02; done) &", mark.display());
+        let (mark, begun) = (store.path(name), store.path(&format!("{name}-begun")));
+        // A shell that was just forked loses a signal.
+        let background = format!(
+            "(trap 'touch {}; exit' {name}; touch {begun}; while :; do sleep 0.02; done) & \
+             while ! [ -e {begun} ]; do sleep 0.02; done;",
+            mark.display(),
+            begun = begun.display()
+        );
         let script = format!(
             "trap 'echo got {name}; exit 7' {name}; {} echo ready; while :; do sleep 0.02; done",
             if all { &background } else { "" }
