@@ -8,6 +8,7 @@
 
 pub(crate) mod claim;
 mod connections;
+mod driven;
 mod progress;
 mod settings;
 mod steps;

@@ -1,16 +1,14 @@
 //! The connections of one backend, and what is done on them.
 //!
-//! They are opened when they are needed and belong to dlock's own thread. A request is driven by the caller for as long as he
-//! waits, and then by that thread, so that it is carried out to its end, and its outcome noted, whatever becomes of the
-//! caller and of his runtime. With a pool of the user, attempts go over its connections, and what must not wait for one
-//! (renewals, releases) over our own.
+//! They are opened when they are needed and belong to dlock's own thread. An attempt or a question is driven by the caller for
+//! as long as he waits, and then by that thread; releases and renewals by that thread alone, since they must not wait for a
+//! runtime that is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the caller.
+//! With a pool of the user, attempts go over its connections, and what must not wait for one (renewals, releases) over our
+//! own.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Failure, keeper};
@@ -20,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
+use super::driven::{Caller, Driven, gone, unless_late};
 use super::progress::Progress;
 use super::steps::Step;
 use super::{Conn, Fault, Server, Settings};
@@ -123,17 +122,17 @@ impl<S: Server> Connections<S> {
         limits: Limits,
         progress: Arc<Progress>,
     ) -> Result<Driven<P::Reply>, Failure> {
-        let wanted = Wanted::default();
+        let caller = Caller::new(kind == Kind::Ordinary);
         let connections = Arc::clone(self);
         let pool = self.pool.clone().filter(|_| kind == Kind::Ordinary).zip(Handle::try_current().ok());
         let request =
-            Request { connections, kind, step, limits, progress: Pending(progress), wanted: wanted.clone() };
+            Request { connections, kind, step, limits, progress: Pending(progress), caller: caller.clone() };
         // The pool's connections may belong to the caller's runtime.
         let (pool, runtime) = match pool {
             Some((pool, runtime)) => (Some(pool), runtime),
             None => (None, keeper::runtime()?.clone()),
         };
-        Ok(Driven { request: Some(Box::pin(request.carry_out(pool))), runtime, wanted })
+        Ok(Driven::new(request.carry_out(pool), runtime, caller))
     }
 
     /// The answer to a step within `limit`.
@@ -326,66 +325,18 @@ impl Drop for Pending {
     }
 }
 
-/// Whether anybody still waits for the answer.
-#[derive(Clone)]
-struct Wanted(Arc<AtomicBool>);
-
-impl Wanted {
-    fn is_so(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-impl Default for Wanted {
-    fn default() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
-    }
-}
-
-type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
-
-/// A request that the caller drives, as part of a runtime that is not his: this spares the way there and back. When he goes
-/// away, the runtime goes on with it.
-pub(crate) struct Driven<T: Send + 'static> {
-    request: Option<Boxed<T>>,
-    runtime: Handle,
-    wanted: Wanted,
-}
-
-impl<T: Send + 'static> Future for Driven<T> {
-    type Output = Result<T, Failure>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let Some(request) = &mut this.request else { return Poll::Ready(Err(gone())) };
-        let _entered = this.runtime.enter();
-        let answer = ready!(request.as_mut().poll(context));
-        this.request = None;
-        Poll::Ready(answer)
-    }
-}
-
-impl<T: Send + 'static> Drop for Driven<T> {
-    fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            self.wanted.0.store(false, Ordering::Release);
-            drop(self.runtime.spawn(request));
-        }
-    }
-}
-
 struct Request<S: Server, P: Step<S>> {
     connections: Arc<Connections<S>>,
     kind: Kind,
     step: P,
     limits: Limits,
     progress: Pending,
-    wanted: Wanted,
+    caller: Caller,
 }
 
 impl<S: Server, P: Step<S>> Request<S, P> {
     async fn carry_out(self, pool: Option<Pool<S::Database>>) -> Result<P::Reply, Failure> {
-        let Self { connections, kind, step, limits, progress, wanted } = self;
+        let Self { connections, kind, step, limits, progress, caller } = self;
         let result = async {
             if connections.closed.load(Ordering::Acquire) {
                 return Err(closed());
@@ -395,7 +346,7 @@ impl<S: Server, P: Step<S>> Request<S, P> {
                 connections.done_with(lent, false);
                 return Err(Failure::unavailable("nobody wants it any more"));
             }
-            let done = connections.perform(&step, &mut lent, limits, permit, &wanted).await;
+            let done = connections.perform(&step, &mut lent, limits, permit, &caller).await;
             let broken = matches!(&done, Err(fault) if fault.broken);
             connections.done_with(lent, broken);
             done.map_err(|fault| fault.failure)
@@ -417,7 +368,7 @@ impl<S: Server> Connections<S> {
         lent: &mut Lent<S>,
         limits: Limits,
         mut permit: Option<OwnedSemaphorePermit>,
-        wanted: &Wanted,
+        caller: &Caller,
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();
         let mut pause = PAUSES.0;
@@ -429,7 +380,7 @@ impl<S: Server> Connections<S> {
             let answer = {
                 let performing = step.perform(&self.server, on);
                 tokio::pin!(performing);
-                match unless_late(performing.as_mut(), begun + limits.answer, wanted).await {
+                match unless_late(performing.as_mut(), begun + limits.answer, caller).await {
                     Some(answer) => Some(answer),
                     None => {
                         // Others may need the turn; this one stays for what comes of it.
@@ -447,44 +398,13 @@ impl<S: Server> Connections<S> {
                     return Err(Fault { failure, again: false, broken: true });
                 }
             };
-            if !fault.again || !wanted.is_so() || begun.elapsed() >= limits.answer / 2 {
+            if !fault.again || !caller.waits() || begun.elapsed() >= limits.answer / 2 {
                 return Err(fault);
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
-}
-
-/// What a request answers, unless it is still not there at `end`. As long as somebody waits for it, it is he who looks at the
-/// time: a timer of its own would wake our thread for each request.
-async fn unless_late<F: Future + Send>(
-    mut request: Pin<&mut F>,
-    end: Instant,
-    wanted: &Wanted,
-) -> Option<F::Output> {
-    let mut late = pin!(None);
-    poll_fn(|context| {
-        if let Poll::Ready(answer) = request.as_mut().poll(context) {
-            return Poll::Ready(Some(answer));
-        }
-        if wanted.is_so() {
-            return Poll::Pending;
-        }
-        if late.is_none() {
-            late.set(Some(tokio::time::sleep_until(end)));
-        }
-        match late.as_mut().as_pin_mut() {
-            Some(late) => late.poll(context).map(|()| None),
-            None => Poll::Pending,
-        }
-    })
-    .await
-}
-
-/// The runtime went away with the request.
-pub(super) fn gone() -> Failure {
-    Failure::unknown("the runtime that the request was made on is gone")
 }
 
 impl<S: Server> fmt::Debug for Connections<S> {

@@ -1,0 +1,111 @@
+//! Who drives a request.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use dlock_core::Failure;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+/// Who made a request.
+#[derive(Clone)]
+pub(super) struct Caller {
+    /// Whether he still waits for the answer.
+    waits: Arc<AtomicBool>,
+    /// Whether he drives it while he waits.
+    drives: bool,
+}
+
+impl Caller {
+    pub(super) fn new(drives: bool) -> Self {
+        Self { waits: Arc::new(AtomicBool::new(true)), drives }
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
+    }
+}
+
+type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+
+/// The answer to a request. One that the caller drives is part of a runtime that is not his: this spares the way there and back.
+/// When he goes away, the runtime goes on with it.
+pub(crate) struct Driven<T: Send + 'static> {
+    request: Option<Boxed<T>>,
+    runtime: Handle,
+    caller: Caller,
+}
+
+impl<T: Send + 'static> Driven<T> {
+    pub(super) fn new(
+        request: impl Future<Output = Result<T, Failure>> + Send + 'static,
+        runtime: Handle,
+        caller: Caller,
+    ) -> Self {
+        let request: Boxed<T> = if caller.drives {
+            Box::pin(request)
+        } else {
+            let task = runtime.spawn(request);
+            Box::pin(async { task.await.unwrap_or_else(|_| Err(gone())) })
+        };
+        Self { request: Some(request), runtime, caller }
+    }
+}
+
+impl<T: Send + 'static> Future for Driven<T> {
+    type Output = Result<T, Failure>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let Some(request) = &mut this.request else { return Poll::Ready(Err(gone())) };
+        let _entered = this.runtime.enter();
+        let answer = ready!(request.as_mut().poll(context));
+        this.request = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<T: Send + 'static> Drop for Driven<T> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.caller.waits.store(false, Ordering::Release);
+            if self.caller.drives {
+                drop(self.runtime.spawn(request));
+            }
+        }
+    }
+}
+
+/// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks at the time:
+/// a timer of its own would wake our thread for each request.
+pub(super) async fn unless_late<F: Future + Send>(
+    mut request: Pin<&mut F>,
+    end: Instant,
+    caller: &Caller,
+) -> Option<F::Output> {
+    let mut late = pin!(None);
+    poll_fn(|context| {
+        if let Poll::Ready(answer) = request.as_mut().poll(context) {
+            return Poll::Ready(Some(answer));
+        }
+        if caller.drives && caller.waits() {
+            return Poll::Pending;
+        }
+        if late.is_none() {
+            late.set(Some(tokio::time::sleep_until(end)));
+        }
+        match late.as_mut().as_pin_mut() {
+            Some(late) => late.poll(context).map(|()| None),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// The runtime went away with the request.
+pub(super) fn gone() -> Failure {
+    Failure::unknown("the runtime that the request was made on is gone")
+}
