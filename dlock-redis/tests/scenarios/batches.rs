@@ -144,7 +144,7 @@ async fn a_batch_that_too_few_replicas_know_of_is_given_back() {
     let pair = RedisPair::start().unwrap();
     let redis = Redis::builder(&pair.url())
         .with_min_replicas(1)
-        .with_replica_timeout(Duration::from_millis(300))
+        .with_replica_timeout(Duration::from_secs(2))
         .connect()
         .await
         .unwrap();

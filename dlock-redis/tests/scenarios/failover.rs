@@ -11,7 +11,7 @@ use crate::support::{LONG, error_of, fence, held, over, soon, until};
 async fn locks(pair: &RedisPair, min_replicas: u32) -> Locks {
     let redis = Redis::builder(&pair.url())
         .with_min_replicas(min_replicas)
-        .with_replica_timeout(Duration::from_secs(1))
+        .with_replica_timeout(Duration::from_secs(2))
         .connect()
         .await
         .unwrap();

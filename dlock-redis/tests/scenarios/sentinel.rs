@@ -33,7 +33,7 @@ async fn a_holder_renews_on_the_new_master() {
     let mut watched = RedisSentinel::start().unwrap();
     let locks = locks(&watched.url(), Duration::from_secs(12)).await;
     let guard = locks.lock("room").acquire().await.unwrap();
-    watched.servers()[0].command::<u32>(&["WAIT", "1", "5000"]);
+    watched.servers()[0].wait_for_a_replica().unwrap();
     watched.server_mut(0).kill();
     watched.wait_for_failover(0).unwrap();
     let renewals = locks.stats().renewals;

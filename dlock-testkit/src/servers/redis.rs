@@ -287,6 +287,27 @@ impl RedisServer {
         command.query(&mut self.try_admin()?)
     }
 
+    /// Waits until a replica has acknowledged whatever was written so far, by anybody.
+    ///
+    /// # Errors
+    ///
+    /// When none did within 30 s.
+    pub fn wait_for_a_replica(&self) -> Result<(), ServerError> {
+        wait_until(START, || {
+            let acknowledged = self.try_admin().and_then(|mut admin| {
+                // WAIT is about what its own connection has seen, which is nothing before the first command.
+                let (acknowledged,): (u32,) =
+                    redis::pipe().cmd("PING").ignore().cmd("WAIT").arg(1).arg(1_000).query(&mut admin)?;
+                Ok(acknowledged)
+            });
+            match acknowledged {
+                Ok(0) => Err("no replica acknowledges anything".to_owned()),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+    }
+
     /// Every key of database 0, in order.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{RedisServer, START, ServerError, wait_until};
+use super::{RedisServer, ServerError};
 use crate::proxy::{Direction, Flow, Proxy};
 
 /// A master and its replica, with a proxy between them, and one in front of whoever is the master.
@@ -30,10 +30,7 @@ impl RedisPair {
         let replica = RedisServer::options().replica_of(replication.address()).start()?;
         let front = proxy(master.address())?;
         // In its first second a replica acknowledges nothing.
-        wait_until(START, || {
-            let acknowledged: u32 = master.command(&["WAIT", "1", "1000"]);
-            (acknowledged == 1).then_some(()).ok_or_else(|| "the replica acknowledges nothing".to_owned())
-        })?;
+        master.wait_for_a_replica()?;
         Ok(Self { master, replica, replication, front })
     }
 

@@ -98,7 +98,7 @@ fn sentinels_promote_the_replica_of_a_dead_master() {
     let mut watched = RedisSentinel::start_with(RedisServer::options().password("secret")).unwrap();
     assert_eq!(watched.master(), Some(0));
     watched.servers()[0].command::<()>(&["SET", "key", "1"]);
-    watched.servers()[0].command::<()>(&["WAIT", "1", "5000"]);
+    watched.servers()[0].wait_for_a_replica().unwrap();
     watched.server_mut(0).kill();
     watched.wait_for_failover(0).unwrap();
     assert_eq!(watched.servers()[1].keys(), ["key"]);
