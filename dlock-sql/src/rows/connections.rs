@@ -65,6 +65,8 @@ pub struct Connections<S: Server> {
     pool: Option<Pool<S::Database>>,
     connect_timeout: Duration,
     ordinary: Arc<Semaphore>,
+    /// One turn in the line for the pool's connections is waited for although its caller had to go.
+    turn: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     renewal: Arc<Semaphore>,
     idle: Mutex<Vec<Idle<S>>>,
@@ -96,6 +98,7 @@ impl<S: Server> Connections<S> {
             pool,
             connect_timeout: settings.connect_timeout,
             ordinary: Arc::new(Semaphore::new(settings.connections())),
+            turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
             idle: Mutex::default(),
@@ -263,12 +266,23 @@ impl<S: Server> Connections<S> {
             let (connection, permit) = self.connection(Some(permit), left).await?;
             return Ok((Lent::Own(connection), permit));
         };
-        match tokio::time::timeout(patience, pool.acquire()).await {
+        let mut turn = Box::pin(pool.acquire());
+        match tokio::time::timeout(patience, &mut turn).await {
             Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
             Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
-            Err(_) => Err(Failure::unavailable(format!(
-                "the pool had no free connection within {patience:?}; locks that are held are not affected"
-            ))),
+            Err(_) => {
+                // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
+                if let Ok(only) = Arc::clone(&self.turn).try_acquire_owned() {
+                    let limit = self.connect_timeout;
+                    tokio::spawn(async move {
+                        drop(tokio::time::timeout(limit, turn).await);
+                        drop(only);
+                    });
+                }
+                Err(Failure::unavailable(format!(
+                    "the pool had no free connection within {patience:?}; locks that are held are not affected"
+                )))
+            }
         }
     }
 

@@ -45,7 +45,11 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     fn holders(backend: &Self::Backend) -> impl Future<Output = Result<Vec<(Key, Holder)>>> + Send;
     fn force(backend: &Self::Backend, key: &str) -> impl Future<Output = Result<bool>> + Send;
     fn prune(backend: &Self::Backend, unused: Duration) -> impl Future<Output = Result<u64>> + Send;
-    fn pool(&self, connections: u32) -> Self::Pool;
+    fn pool(&self, connections: u32) -> Self::Pool {
+        self.pool_that_takes(Duration::ZERO, connections)
+    }
+    /// A pool that takes this long to make a connection ready.
+    fn pool_that_takes(&self, long: Duration, connections: u32) -> Self::Pool;
     fn on_pool(pool: &Self::Pool) -> impl Future<Output = Result<Self::Backend>> + Send;
     /// Takes all connections of the pool until the result is dropped.
     fn exhaust(pool: &Self::Pool) -> impl Future<Output = Box<dyn Send>> + Send;
@@ -165,8 +169,14 @@ macro_rules! db {
             async fn prune(backend: &$backend, unused: Duration) -> Result<u64> {
                 backend.prune(unused).await
             }
-            fn pool(&self, connections: u32) -> $pool {
-                <$pools>::new().max_connections(connections).connect_lazy(&self.url()).unwrap()
+            fn pool_that_takes(&self, long: Duration, connections: u32) -> $pool {
+                let options = <$pools>::new().max_connections(connections).after_connect(move |_, _| {
+                    Box::pin(async move {
+                        tokio::time::sleep(long).await;
+                        Ok(())
+                    })
+                });
+                options.connect_lazy(&self.url()).unwrap()
             }
             async fn on_pool(pool: &$pool) -> Result<$backend> {
                 $options::from_pool(pool).migrate().await?;
