@@ -1,7 +1,9 @@
-//! The `dlock` program over Redis and ZooKeeper.
+//! The `dlock` program over servers.
 
 mod support;
 
+use dlock_testkit::servers::mysql::MysqlServer;
+use dlock_testkit::servers::postgres::PostgresServer;
 use dlock_testkit::servers::redis::RedisServer;
 use dlock_testkit::servers::zookeeper::ZooKeeperServer;
 use support::{Store, until};
@@ -59,5 +61,19 @@ fn locks_on_zookeeper_are_listed_with_those_who_wait_in_line() {
     assert_eq!(running.wait().code, 0);
     for one in waiting {
         assert_eq!(one.wait().code, 0);
+    }
+}
+
+#[test]
+fn locks_in_databases_are_listed_and_released_by_force_whatever_keeps_them() {
+    let (postgres, mysql) = (PostgresServer::start().unwrap(), MysqlServer::start().unwrap());
+    let url = |url: String, mode: &str| {
+        let more = if url.contains('?') { '&' } else { '?' };
+        format!("{url}{more}migrate=true&mode={mode}")
+    };
+    for mode in ["lease", "session", "row"] {
+        for url in [url(postgres.url(), mode), url(mysql.url(), mode)] {
+            round_trip(&Store::at(&url));
+        }
     }
 }

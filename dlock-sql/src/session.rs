@@ -4,9 +4,11 @@
 //! would let through, a second lock of the same name, is kept apart there.
 
 mod act;
+mod administration;
 mod desk;
 mod line;
 mod mode;
+mod name;
 mod seats;
 
 use std::fmt;
@@ -16,13 +18,15 @@ use std::time::Duration;
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
 use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
 
-use crate::digest::digest;
 use crate::failure::unchanged;
 use crate::rows::{Conn, Connections, QUESTION, Server, Settings, Taken};
-use act::{Inspect, WhoAmI};
+use act::WhoAmI;
 use desk::{Leave, Order, Take, another_session};
 use line::Line;
 pub(crate) use mode::{ByName, ByRow, Mode};
+pub(crate) use name::Name;
+#[cfg(feature = "mysql")]
+pub(crate) use name::{FENCE, ROW};
 use seats::{Seat, Seats};
 
 /// How often waiters ask.
@@ -32,25 +36,6 @@ const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 const SILENCE: Duration = Duration::from_secs(60);
 
 type Answer<T> = Result<T, sqlx::Error>;
-
-/// What a lock is called on the server.
-#[derive(Clone, Debug)]
-pub struct Name {
-    /// A digest, for servers that want something short.
-    pub(crate) digest: [u8; 32],
-    /// The row that is locked, in row mode. No text begins with these bytes: leases, fences and locked rows are never mixed up.
-    pub(crate) row: Vec<u8>,
-    /// The row with the fence.
-    pub(crate) fence: Vec<u8>,
-}
-
-impl Name {
-    fn of(place: &str, key: &Key) -> Self {
-        let bytes = key.as_str().as_bytes();
-        let row = |mark: u8| std::iter::once(mark).chain(bytes.iter().copied()).collect();
-        Self { digest: digest("session", &[place, key.as_str()]), row: row(0xfe), fence: row(0xff) }
-    }
-}
 
 /// A lock that is wanted.
 #[derive(Clone, Debug)]
@@ -67,6 +52,15 @@ pub struct Asked {
     /// The session that answered.
     pub(crate) session: i64,
     pub(crate) taken: Taken,
+}
+
+/// Which session keeps a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    Nobody,
+    Session(i64),
+    /// There is one, and this user may not know which.
+    Hidden,
 }
 
 /// How a row was found.
@@ -130,6 +124,18 @@ pub trait SessionServer: Server {
         on: &'c mut Conn<Self>,
         name: &'c Name,
     ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    /// Which session has the named lock.
+    fn keeper_of_name<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<Keeper>> + Send + 'c;
+    /// The named locks that are held.
+    fn held_names<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        place: &'c str,
+    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
     /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
     fn lock_row<'c>(
         &'c self,
@@ -157,6 +163,23 @@ pub trait SessionServer: Server {
         on: &'c mut Conn<Self>,
         name: &'c Name,
     ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    /// Which session has the row locked.
+    fn keeper_of_row<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<Keeper>> + Send + 'c;
+    /// The rows that are locked.
+    fn held_rows<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
+    /// Ends a session, if it is still there.
+    fn end<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        session: i64,
+    ) -> impl Future<Output = Answer<()>> + Send + 'c;
 }
 
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
@@ -181,6 +204,13 @@ pub trait SessionServer: Server {
 /// * **One primary.** Connections end at a failover, and so do the locks.
 ///
 /// Locks by sessions, by rows and by leases do not see each other. Fences are counted in the same table.
+///
+/// # Administration
+///
+/// [`Locks::force_release`](dlock_core::Locks::force_release) ends the connection that keeps the lock (`pg_terminate_backend`,
+/// `KILL`), and with it **all** locks of that process by sessions; a locked row has a connection of its own. It needs the right
+/// to end the session. On MariaDB and MySQL [`Locks::holders`](dlock_core::Locks::holders) lists the locked rows of those
+/// sessions that the user may see: its own, or all with the right `PROCESS`.
 pub struct Sessions<M: Mode> {
     seats: Arc<Seats<M>>,
     /// For questions, and for what must not be part of the transaction that keeps a lock.
@@ -217,7 +247,8 @@ impl<M: Mode> Backend for Sessions<M> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_session().with_polling(POLLING.0, POLLING.1)
+        let basic = Capabilities::basic().with_fencing().with_session().with_administration();
+        basic.with_polling(POLLING.0, POLLING.1)
     }
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
@@ -226,8 +257,15 @@ impl<M: Mode> Backend for Sessions<M> {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.seats.check()?;
-        self.others.ask(Inspect::<M>::new(key), QUESTION).await.map_err(unchanged)
+        self.holder(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.list().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.force(key).await
     }
 
     async fn close(&self) {
@@ -316,22 +354,5 @@ impl<M: Mode> Drop for SessionClaim<M> {
 impl<M: Mode> fmt::Debug for SessionClaim<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionClaim").field("key", &self.request.key).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_place_and_key_has_a_name_and_rows_of_its_own() {
-        let name = |place: &str, key: &str| Name::of(place, &Key::new(key).unwrap());
-        let one = name("public.dlock", "a");
-        assert_eq!((&*one.row, &*one.fence), (&b"\xfea"[..], &b"\xffa"[..]));
-        assert_eq!(one.digest, name("public.dlock", "a").digest);
-        for other in [name("public.dlock", "b"), name("other.dlock", "a"), name("public.dloc", "ka")] {
-            assert_ne!(one.digest, other.digest);
-        }
-        assert!(std::str::from_utf8(&one.row).is_err() && std::str::from_utf8(&one.fence).is_err());
     }
 }

@@ -126,6 +126,7 @@ pub const LEASES: &[&str] = &[
     "a_grant_that_comes_after_a_pause_counts_from_its_first_request",
     "what_the_holder_has_left_is_not_more_than_the_lease",
     "an_expired_lock_has_no_place_in_the_list",
+    "a_release_by_force_leaves_other_locks_of_its_holder_alone",
 ];
 
 /// What a case needs the backend to be able to do.
@@ -259,7 +260,8 @@ pub const ADMINISTRATION: &[&str] = &[
     "releasing_a_free_lock_by_force_changes_nothing",
     "a_release_by_force_wakes_who_waits",
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
-    "a_release_by_force_leaves_other_locks_alone",
+    "a_release_by_force_leaves_the_locks_of_others_alone",
+    "a_release_by_force_leaves_other_locks_of_its_holder_alone",
 ];
 
 /// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`].

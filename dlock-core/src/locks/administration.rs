@@ -80,7 +80,7 @@ impl Locks {
     /// For an operator, when a holder hangs and its lease is renewed all the same. **The holder is not stopped by this.** It
     /// learns of the loss at its next renewal, up to a third of its lease later, and until then it and the next holder
     /// may work side by side: only resources that check the [fence](crate::Fence) are protected, since the next grant has a
-    /// higher one.
+    /// higher one. Where the connection to a database is what keeps locks, it is ended, with whatever other locks are on it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {

@@ -55,6 +55,9 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1044 | 1142 | 1143 | 1227 | 1370 => Failure::denied(format!(
             "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE to migrate)"
         )),
+        1095 => Failure::denied(
+            "a session of another user cannot be ended by this one; do it as that user, or as one with the right CONNECTION ADMIN",
+        ),
         1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => {
             Failure::denied("the server refused the user or the password")
         }

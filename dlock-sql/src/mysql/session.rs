@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Fence, Holder, Result};
+use dlock_core::{Fence, Holder, Key, Result};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -10,7 +10,9 @@ use super::failure::number;
 use super::options::MysqlOptions;
 use super::server::MysqlRows;
 use crate::rows::{Server, Taken};
-use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::session::{
+    Asked, ByName, ByRow, FENCE, Found, Keeper, Name, ROW, SessionServer, Sessions, Wanted,
+};
 use crate::text::hex;
 
 type Answer<T> = Result<T, sqlx::Error>;
@@ -127,6 +129,11 @@ fn token(session: i64) -> Vec<u8> {
     i128::from(session).to_be_bytes().to_vec()
 }
 
+/// The sessions that this user may see.
+const SESSIONS_SEEN: &str = "(SELECT CAST(ID AS SIGNED) AS id, UNHEX(LPAD(HEX(ID), 32, '0')) AS token FROM information_schema.PROCESSLIST) AS seen";
+/// How many names are looked up in one statement.
+const AT_ONCE: usize = 500;
+
 /// Counts a grant with a row that is there. The fence is the last insert id.
 fn counting(table: &str, wanted: &Wanted) -> String {
     format!(
@@ -176,6 +183,16 @@ impl MysqlRows {
             .execute(on)
             .await?;
         Ok(Fence::new(counted.last_insert_id()))
+    }
+
+    /// Whether somebody has locked a row. Nobody else can lock it in that moment.
+    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> Answer<bool> {
+        let lock = format!("SELECT 1 FROM `{}` WHERE `key` = ? FOR UPDATE NOWAIT", self.table());
+        match sqlx::query(AssertSqlSafe(lock)).bind(row).fetch_optional(on).await {
+            Ok(_) => Ok(false),
+            Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -258,6 +275,41 @@ impl SessionServer for MysqlRows {
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
+    async fn keeper_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Keeper> {
+        let used = sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(name_of(name));
+        let session = used.fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
+        Ok(session.map_or(Keeper::Nobody, Keeper::Session))
+    }
+
+    async fn held_names(&self, on: &mut MySqlConnection, place: &str) -> Answer<Vec<(Key, Holder)>> {
+        let page = format!(
+            "SELECT fence, holder, `key`, token FROM `{}` WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
+            self.table()
+        );
+        let (mut all, mut after) = (Vec::new(), vec![FENCE]);
+        loop {
+            let rows =
+                sqlx::query(AssertSqlSafe(page.clone())).bind(after.clone()).fetch_all(&mut *on).await?;
+            let Some(last) = rows.last() else { return Ok(all) };
+            after = last.try_get(2)?;
+            let mut granted = Vec::new();
+            for row in &rows {
+                granted.extend(Name::key(row.try_get(2)?).map(|key| (key, row)));
+            }
+            let used = |(key, _): &(Key, _)| {
+                format!(", CAST(IS_USED_LOCK('{}') AS SIGNED)", name_of(&Name::of(place, key)))
+            };
+            let used = granted.iter().map(used).collect::<String>();
+            let used = sqlx::raw_sql(AssertSqlSafe(format!("SELECT 1{used}"))).fetch_one(&mut *on).await?;
+            for (column, (key, row)) in (1..).zip(granted) {
+                if let Some(session) = used.try_get::<Option<i64>, _>(column)? {
+                    let is_of_grant = row.try_get::<Option<Vec<u8>>, _>(3)? == Some(token(session));
+                    all.push((key, if is_of_grant { holder(row)? } else { Holder::default() }));
+                }
+            }
+        }
+    }
+
     async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
         // In this isolation only the row is locked, and not the place of one that is missing.
         let statements = format!(
@@ -316,15 +368,52 @@ impl SessionServer for MysqlRows {
     }
 
     async fn holder_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
-        let table = self.table();
-        let locked = format!("SELECT 1 FROM `{table}` WHERE `key` = ? FOR UPDATE NOWAIT");
-        match sqlx::query(AssertSqlSafe(locked)).bind(&name.row).fetch_optional(&mut *on).await {
-            Ok(_) => return Ok(None),
-            Err(error) if LOCKED.contains(&number(&error)) => {}
-            Err(error) => return Err(error),
+        if !self.is_locked(on, &name.row).await? {
+            return Ok(None);
         }
-        let held = format!("SELECT fence, holder FROM `{table}` WHERE `key` = ?");
+        let held = format!("SELECT fence, holder FROM `{}` WHERE `key` = ?", self.table());
         let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
+    }
+
+    async fn keeper_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Keeper> {
+        if !self.is_locked(on, &name.row).await? {
+            return Ok(Keeper::Nobody);
+        }
+        let session = format!(
+            "SELECT seen.id FROM `{}` AS held JOIN {SESSIONS_SEEN} ON seen.token = held.token WHERE held.`key` = ?",
+            self.table()
+        );
+        let row = sqlx::query(AssertSqlSafe(session)).bind(&name.fence).fetch_optional(on).await?;
+        row.map_or(Ok(Keeper::Hidden), |row| Ok(Keeper::Session(row.try_get(0)?)))
+    }
+
+    async fn held_rows(&self, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+        let granted = format!(
+            "SELECT held.fence, held.holder, held.`key` FROM `{}` AS held JOIN {SESSIONS_SEEN} ON seen.token = held.token
+            WHERE held.`key` > X'{FENCE:x}'",
+            self.table()
+        );
+        let rows = sqlx::query(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
+        let mut all = Vec::new();
+        for row in &rows {
+            let mut locked: Vec<u8> = row.try_get(2)?;
+            locked[0] = ROW;
+            if let Some(key) = Name::key(&locked)
+                && self.is_locked(on, &locked).await?
+            {
+                all.push((key, holder(row)?));
+            }
+        }
+        Ok(all)
+    }
+
+    async fn end(&self, on: &mut MySqlConnection, session: i64) -> Answer<()> {
+        match sqlx::raw_sql(AssertSqlSafe(format!("KILL {session}"))).execute(on).await {
+            Ok(_) => Ok(()),
+            // It has ended already.
+            Err(error) if number(&error) == Some(1094) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 }

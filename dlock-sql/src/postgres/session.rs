@@ -1,15 +1,16 @@
 //! Locks of PostgreSQL's sessions and transactions.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use dlock_core::{Fence, Holder, Result};
+use dlock_core::{Fence, Holder, Key, Result};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::options::PostgresOptions;
 use super::server::PostgresRows;
 use crate::rows::{Server, Taken};
-use crate::session::{Asked, ByName, ByRow, Found, Name, SessionServer, Sessions, Wanted};
+use crate::session::{Asked, ByName, ByRow, Found, Keeper, Name, SessionServer, Sessions, Wanted};
 use crate::text::hex;
 
 type Answer<T> = Result<T, sqlx::Error>;
@@ -123,6 +124,15 @@ const SESSION: &str = "pg_backend_pid()::bigint";
 /// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
 const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 
+/// The advisory locks of this database that have one number.
+const ADVISORY: &str =
+    "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+/// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its way.
+const TRANSACTION: &str =
+    "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
+
 fn number(name: &Name) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = name.digest;
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
@@ -157,6 +167,12 @@ fn holder(row: &PgRow) -> Answer<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
+}
+
+/// A transaction that was prepared for a commit in two phases is no session's any more.
+fn keeper(row: Option<&PgRow>) -> Answer<Keeper> {
+    let Some(row) = row else { return Ok(Keeper::Nobody) };
+    Ok(row.try_get::<Option<i64>, _>(0)?.map_or(Keeper::Hidden, Keeper::Session))
 }
 
 impl SessionServer for PostgresRows {
@@ -247,15 +263,43 @@ impl SessionServer for PostgresRows {
 
     async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            r#"SELECT held.fence, held.holder FROM (
-                SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                    AND classid::bigint = ($2 >> 32) & 4294967295 AND objid::bigint = $2 & 4294967295
-            ) AS locked LEFT JOIN "{}" AS held ON held.key = $1 AND held.token = int8send(locked.pid::bigint)"#,
+            r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
+            LEFT JOIN "{}" AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
             self.table()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn keeper_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Keeper> {
+        let statement = format!("SELECT session FROM ({ADVISORY}) AS locked WHERE number = $1");
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(number(name));
+        keeper(query.fetch_optional(on).await?.as_ref())
+    }
+
+    async fn held_names(&self, on: &mut PgConnection, place: &str) -> Answer<Vec<(Key, Holder)>> {
+        // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
+        let statement = format!(
+            r#"WITH locked AS MATERIALIZED ({ADVISORY})
+            SELECT NULL::bigint, NULL::text, NULL::bytea, session, number FROM locked
+            UNION ALL
+            SELECT held.fence, held.holder, held.key, session, NULL
+            FROM (SELECT DISTINCT session FROM locked) AS alive JOIN "{}" AS held ON held.token = int8send(session)
+            WHERE held.key >= decode('ff', 'hex')"#,
+            self.table()
+        );
+        let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
+        let (mut locked, mut granted) = (HashSet::new(), Vec::new());
+        for row in &rows {
+            let session: i64 = row.try_get(3)?;
+            if let Some(number) = row.try_get::<Option<i64>, _>(4)? {
+                locked.insert((session, number));
+            } else if let Some(key) = Name::key(row.try_get(2)?) {
+                granted.push((session, key, holder(row)?));
+            }
+        }
+        granted.retain(|(session, key, _)| locked.contains(&(*session, number(&Name::of(place, key)))));
+        Ok(granted.into_iter().map(|(_, key, holder)| (key, holder)).collect())
     }
 
     async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
@@ -307,12 +351,43 @@ impl SessionServer for PostgresRows {
 
     async fn holder_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            r#"WITH free AS MATERIALIZED (SELECT 1 FROM "{table}" WHERE key = $1 FOR UPDATE SKIP LOCKED)
-            SELECT held.fence, held.holder FROM "{table}" AS locked LEFT JOIN "{table}" AS held ON held.key = $2
-            WHERE locked.key = $1 AND NOT EXISTS (SELECT FROM free)"#,
+            r#"SELECT held.fence, held.holder FROM "{table}" AS locked JOIN {TRANSACTION}
+            LEFT JOIN "{table}" AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
             table = self.table()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+    }
+
+    async fn keeper_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Keeper> {
+        let statement = format!(
+            r#"SELECT pid::bigint FROM "{}" AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
+            self.table()
+        );
+        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row);
+        keeper(query.fetch_optional(on).await?.as_ref())
+    }
+
+    async fn held_rows(&self, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+        let statement = format!(
+            r#"SELECT held.fence, held.holder, locked.key FROM "{table}" AS locked JOIN {TRANSACTION}
+            LEFT JOIN "{table}" AS held
+                ON held.key = decode('ff', 'hex') || substring(locked.key FROM 2) AND held.token = int8send(pid::bigint)
+            WHERE locked.key >= decode('fe', 'hex') AND locked.key < decode('ff', 'hex')"#,
+            table = self.table()
+        );
+        let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
+        let mut all = Vec::new();
+        for row in &rows {
+            if let Some(key) = Name::key(row.try_get(2)?) {
+                all.push((key, holder(row)?));
+            }
+        }
+        Ok(all)
+    }
+
+    async fn end(&self, on: &mut PgConnection, session: i64) -> Answer<()> {
+        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
+        end.execute(on).await.map(drop)
     }
 }

@@ -1,11 +1,8 @@
 //! What is done on other connections than those that keep locks.
 
-use std::fmt;
-use std::marker::PhantomData;
+use dlock_core::Fence;
 
-use dlock_core::{Fence, Holder, Key};
-
-use super::{Answer, Mode, Name, SessionServer, Wanted};
+use super::{Answer, Name, SessionServer, Wanted};
 use crate::rows::{Conn, Step};
 
 /// Says which session answers.
@@ -38,32 +35,5 @@ impl<S: SessionServer> Step<S> for MakeRow {
 
     async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<bool> {
         server.make_row(on, &self.0).await
-    }
-}
-
-/// Says who has a lock.
-pub(super) struct Inspect<M> {
-    key: Key,
-    mode: PhantomData<fn() -> M>,
-}
-
-impl<M> Inspect<M> {
-    pub(super) fn new(key: &Key) -> Self {
-        Self { key: key.clone(), mode: PhantomData }
-    }
-}
-
-impl<M: Mode> Step<M::Server> for Inspect<M> {
-    type Reply = Option<Holder>;
-
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Option<Holder>> {
-        let (_, place) = server.place(on).await?;
-        M::holder(server, on, &Name::of(&place, &self.key)).await
-    }
-}
-
-impl<M> fmt::Debug for Inspect<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Inspect").field(&self.key).finish()
     }
 }

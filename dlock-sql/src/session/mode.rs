@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use dlock_core::{Failure, Holder};
+use dlock_core::{Failure, Holder, Key};
 
 use super::act::{Count, MakeRow};
-use super::{Answer, Found, Name, SessionServer, Wanted};
+use super::{Answer, Found, Keeper, Name, SessionServer, Wanted};
 use crate::failure::unchanged;
 use crate::rows::{Conn, Connections, Taken};
 
@@ -56,6 +56,20 @@ pub trait Mode: fmt::Debug + Send + Sync + Sized + 'static {
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
     ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    /// Which session has it.
+    #[doc(hidden)]
+    fn keeper<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<Keeper>> + Send + 'c;
+    /// What is held in the table at this place.
+    #[doc(hidden)]
+    fn held<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+        place: &'c str,
+    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
 }
 
 /// Named locks of a session, all of a process on one connection.
@@ -104,6 +118,14 @@ impl<S: SessionServer> Mode for ByName<S> {
 
     async fn holder(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Option<Holder>> {
         server.holder_of_name(on, name).await
+    }
+
+    async fn keeper(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Keeper> {
+        server.keeper_of_name(on, name).await
+    }
+
+    async fn held(server: &S, on: &mut Conn<S>, place: &str) -> Answer<Vec<(Key, Holder)>> {
+        server.held_names(on, place).await
     }
 }
 
@@ -160,6 +182,14 @@ impl<S: SessionServer> Mode for ByRow<S> {
 
     async fn holder(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Option<Holder>> {
         server.holder_of_row(on, name).await
+    }
+
+    async fn keeper(server: &S, on: &mut Conn<S>, name: &Name) -> Answer<Keeper> {
+        server.keeper_of_row(on, name).await
+    }
+
+    async fn held(server: &S, on: &mut Conn<S>, _: &str) -> Answer<Vec<(Key, Holder)>> {
+        server.held_rows(on).await
     }
 }
 

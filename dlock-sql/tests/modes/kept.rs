@@ -370,6 +370,53 @@ on_each_kind! {
         assert_eq!(theirs.inspect("b").await.unwrap(), None);
     }
 
+    async fn a_release_by_force_ends_the_connection_that_keeps_the_lock_and_no_other<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, SHORT).await, locks::<K>(&server, LONG).await);
+        let (stuck, beside, other) = (take(&ours, "a").await, take(&ours, "b").await, take(&theirs, "c").await);
+        assert!(theirs.force_release("a").await.unwrap());
+        assert_eq!(theirs.inspect("a").await.unwrap(), None);
+        let next = take(&theirs, "a").await;
+        assert!(next.fence() > stuck.fence());
+        soon("the loss", stuck.lost()).await;
+        error_of(stuck.release().await, ErrorKind::NotHeld);
+        if K::SHARED {
+            soon("the loss of what was on the same connection", beside.lost()).await;
+            take(&theirs, "b").await.release().await.unwrap();
+        } else {
+            beside.check().unwrap();
+            beside.release().await.unwrap();
+        }
+        take(&ours, "b").await.release().await.unwrap();
+        for guard in [next, other] {
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        }
+        until("every lock is free", || K::held(&server) == 0).await;
+    }
+
+    async fn looking_at_free_locks_makes_none_of_them_busy<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+        take(&ours, "a").await.release().await.unwrap();
+        let looking = tokio::spawn(async move {
+            for _ in 0..200 {
+                theirs.inspect("a").await.unwrap();
+                assert!(theirs.holders().await.unwrap().iter().all(|(key, _)| key.as_str() == "a"));
+            }
+        });
+        let mut refused = 0;
+        while !looking.is_finished() {
+            match ours.lock("a").try_acquire().await.unwrap() {
+                Some(guard) => guard.release().await.unwrap(),
+                None => refused += 1,
+            }
+        }
+        looking.await.unwrap();
+        // The rows of MariaDB can only be tried.
+        assert!(refused == 0 || K::ROLE == "mysql-row", "{refused} attempts found it busy");
+    }
+
     async fn what_a_connection_is_told_never_reaches_the_users_pool<K: Kind>() {
         let server = K::start(&[]);
         let url = K::url(&server);

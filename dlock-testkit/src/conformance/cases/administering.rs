@@ -19,7 +19,8 @@ cases! {
     releasing_a_free_lock_by_force_changes_nothing: Administration, Easy;
     a_release_by_force_wakes_who_waits: Administration, Easy;
     a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded: AdministrationAndFences, Timed;
-    a_release_by_force_leaves_other_locks_alone: Administration, Easy;
+    a_release_by_force_leaves_the_locks_of_others_alone: Administration, Easy;
+    a_release_by_force_leaves_other_locks_of_its_holder_alone: LeaseAndAdministration, Easy;
     waiters_are_listed_in_their_order_without_the_holder: Waiters, Easy;
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }
@@ -168,7 +169,18 @@ async fn a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded
 }
 
 /// Also those whose names begin alike.
-async fn a_release_by_force_leaves_other_locks_alone(stage: Stage) {
+async fn a_release_by_force_leaves_the_locks_of_others_alone(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let longer = format!("{key}*");
+    let (one, two) = (theirs.take(&key).await, ours.take(&longer).await);
+    assert!(stage.process().await.locks.force_release(&longer).await.expect("it can be released"));
+    ours.sees_held(&key).await;
+    give_back(one).await;
+    drop(two);
+}
+
+/// It is the lock that is taken away, where a lock does not end with others.
+async fn a_release_by_force_leaves_other_locks_of_its_holder_alone(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let longer = format!("{key}*");
     let (one, two) = (ours.take(&key).await, ours.take(&longer).await);

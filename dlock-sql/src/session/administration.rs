@@ -1,0 +1,104 @@
+//! Who has what, and taking a lock away. Asked on other connections than those that keep locks.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use dlock_core::{Failure, Holder, Key};
+
+use super::{Answer, Keeper, Mode, Name, SessionServer, Sessions};
+use crate::failure::unchanged;
+use crate::rows::{Conn, QUESTION, Step};
+
+/// How long a list may take.
+const LISTING: Duration = Duration::from_secs(25);
+/// The pauses before it is asked again whether a session has ended.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+
+impl<M: Mode> Sessions<M> {
+    pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.seats.check()?;
+        self.others.ask(Inspect::<M>(key.clone(), PhantomData), QUESTION).await.map_err(unchanged)
+    }
+
+    pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.seats.check()?;
+        self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
+    }
+
+    async fn keeper(&self, key: &Key) -> Result<Keeper, Failure> {
+        self.others.ask(Find::<M>(key.clone(), PhantomData), QUESTION).await
+    }
+
+    /// Ends the session that keeps the lock, and waits until the server has done so.
+    pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
+        self.seats.check()?;
+        let session = match self.keeper(key).await.map_err(unchanged)? {
+            Keeper::Nobody => return Ok(false),
+            Keeper::Session(session) => session,
+            Keeper::Hidden => {
+                return Err(Failure::denied(
+                    "the lock is kept by a session that this user may not see; do it as the user who holds it, or as one \
+                     with the right PROCESS",
+                ));
+            }
+        };
+        self.others.ask(End(session), QUESTION).await?;
+        let mut pause = PAUSES.0;
+        while self.keeper(key).await.map_err(|_| half_done(session))? == Keeper::Session(session) {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        Ok(true)
+    }
+}
+
+fn half_done(session: i64) -> Failure {
+    Failure::unknown(format!("session {session} was told to end, and nobody could say whether it has"))
+}
+
+/// Says who has a lock.
+struct Inspect<M>(Key, PhantomData<fn() -> M>);
+
+impl<M: Mode> Step<M::Server> for Inspect<M> {
+    type Reply = Option<Holder>;
+
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Option<Holder>> {
+        let (_, place) = server.place(on).await?;
+        M::holder(server, on, &Name::of(&place, &self.0)).await
+    }
+}
+
+/// Says which session keeps a lock.
+struct Find<M>(Key, PhantomData<fn() -> M>);
+
+impl<M: Mode> Step<M::Server> for Find<M> {
+    type Reply = Keeper;
+
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Keeper> {
+        let (_, place) = server.place(on).await?;
+        M::keeper(server, on, &Name::of(&place, &self.0)).await
+    }
+}
+
+/// Lists what is held.
+struct List<M>(PhantomData<fn() -> M>);
+
+impl<M: Mode> Step<M::Server> for List<M> {
+    type Reply = Vec<(Key, Holder)>;
+
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Self::Reply> {
+        let (_, place) = server.place(on).await?;
+        M::held(server, on, &place).await
+    }
+}
+
+/// Ends a session.
+struct End(i64);
+
+impl<S: SessionServer> Step<S> for End {
+    type Reply = ();
+
+    async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<()> {
+        server.end(on, self.0).await
+    }
+}
