@@ -96,7 +96,7 @@ impl Harness for OverQuorum {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::ADMINISTRATION, conformance::WAITERS]
+        &[conformance::WITH_FENCES, conformance::WAITERS]
     }
 }
 

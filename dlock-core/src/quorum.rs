@@ -1,5 +1,6 @@
 //! One lock on several independent backends.
 
+mod administration;
 mod ballot;
 mod claim;
 mod node;
@@ -20,7 +21,6 @@ use crate::token::Token;
 pub use claim::QuorumClaim;
 use node::Member;
 pub use node::Node;
-use round::Round;
 
 pub(crate) const NAME: &str = "quorum";
 const MOST_NODES: usize = 31;
@@ -59,6 +59,8 @@ const MOST_NODES: usize = 31;
 ///   is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data, such as a
 ///   snapshot, has the mark and lacks the newest locks, which nobody can see: let nodes keep everything
 ///   ([durable](QuorumBuilder::with_durable_nodes)) or nothing.
+/// * **Administration** tells and frees what a majority of the nodes agrees on, if all nodes can do it. A holder that was forced
+///   to release learns of it at its next renewal, as ever; what a node that did not answer still has ends with its lease.
 /// * **Clocks.** As with every lease, the clocks of servers and clients must run at about the same rate.
 #[derive(Clone)]
 pub struct Quorum(Arc<Shared>);
@@ -202,6 +204,7 @@ impl QuorumBuilder {
         let leased = abilities.iter().filter(|can| !can.session_kept).count();
         capabilities.session_kept = leased <= abilities.len() / 2;
         capabilities.durable = abilities.iter().all(|can| durable || can.durable);
+        capabilities.administered = abilities.iter().all(|can| can.administered);
         Ok(Quorum(Arc::new(Shared {
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
             longest: members.iter().any(|member| member.may_forget()).then_some(longest_lease),
@@ -259,38 +262,15 @@ impl Backend for Quorum {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let (nodes, needed) = (self.0.members.len(), self.0.needed());
-        let mut round = Round::new(self.0.node_timeout);
-        for (place, member) in self.0.members.iter().enumerate() {
-            let (member, key) = (Arc::clone(member), key.clone());
-            round.ask(place, async move { member.backend().inspect(&key).await });
-        }
-        let (mut answered, mut holders, mut failures) = (0, Vec::<Holder>::new(), Vec::new());
-        while let Some((place, answer)) = round.next().await {
-            match answer {
-                Ok(holder) => {
-                    answered += 1;
-                    holders.extend(holder);
-                }
-                Err(failure) => failures.push((place, failure)),
-            }
-            let most = holders.iter().map(|holder| same(&holders, holder).count()).max().unwrap_or(0);
-            if most >= needed || most + (nodes - answered) < needed {
-                break;
-            }
-        }
-        failures.extend(round.silent().map(|place| (place, Failure::unknown("no answer in time"))));
-        if let Some(holder) = holders.iter().find(|holder| same(&holders, holder).count() >= needed) {
-            let mut ends: Vec<_> = same(&holders, holder).filter_map(|holder| holder.expires_in).collect();
-            ends.sort_unstable();
-            let expires_in = ends.len().checked_sub(needed).map(|at| ends[at]);
-            return Ok(Some(Holder { expires_in, fence: None, ..holder.clone() }));
-        }
-        let most = holders.iter().map(|holder| same(&holders, holder).count()).max().unwrap_or(0);
-        if most + (nodes - answered) < needed {
-            return Ok(None);
-        }
-        Err(too_few(&self.0.members, answered, failures))
+        self.0.holder(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.list().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force(key).await
     }
 
     async fn close(&self) {
@@ -298,12 +278,6 @@ impl Backend for Quorum {
             member.close().await;
         }
     }
-}
-
-/// Those of `holders` that are the same as `holder`. When it was taken differs from node to node.
-fn same<'a>(holders: &'a [Holder], holder: &'a Holder) -> impl Iterator<Item = &'a Holder> {
-    let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone());
-    holders.iter().filter(move |other| who(other) == who(holder))
 }
 
 /// No majority: what each of the others said.

@@ -85,7 +85,7 @@ impl Harness for OnMajority {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::ADMINISTRATION, conformance::WAITERS]
+        &[conformance::WITH_FENCES, conformance::WAITERS]
     }
 }
 

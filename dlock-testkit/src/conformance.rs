@@ -84,6 +84,7 @@ pub const WITH_FENCES: &[&str] = &[
     "a_grant_that_is_adopted_has_one_fence",
     "the_holder_that_others_see_has_the_fence_of_the_guard",
     "a_register_refuses_a_holder_that_was_overtaken",
+    "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
 ];
 
 /// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests say what that

@@ -57,7 +57,7 @@ impl Harness for OnMajority {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::LEASES, conformance::WITH_FENCES, conformance::ADMINISTRATION, conformance::WAITERS]
+        &[conformance::LEASES, conformance::WITH_FENCES, conformance::WAITERS]
     }
 }
 

@@ -17,8 +17,9 @@ use crate::keeper;
 use crate::token::Token;
 use crate::wait::Backoff;
 
-/// How often the one of several who got some of the nodes each that has the first of them asks for the rest.
-const INSISTING: usize = 3;
+/// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after pauses that
+/// double.
+const INSISTING: usize = 5;
 
 /// A claim on a lock of a [`Quorum`](super::Quorum).
 pub struct QuorumClaim {
@@ -101,7 +102,7 @@ impl QuorumClaim {
         let started = Instant::now();
         gather(&mut ballot, &mut round).await;
         // Several may have got some of the nodes each. One of them insists, and the others give theirs back.
-        let pause = started.elapsed() + Duration::from_millis(1);
+        let mut pause = started.elapsed() + Duration::from_millis(1);
         for _ in 0..INSISTING {
             if !ballot.is_busy() || !ballot.is_first() || round.left() < pause * 2 {
                 break;
@@ -111,6 +112,8 @@ impl QuorumClaim {
                 round.ask(place, Arc::clone(&self.votes[place]).ask());
             }
             gather(&mut ballot, &mut round).await;
+            // The more there are of the others, the longer it takes them.
+            pause *= 2;
         }
         Ok((ballot, round))
     }

@@ -63,6 +63,11 @@ const MARKING: Duration = Duration::from_secs(5);
 static MARKS: LazyLock<[Option<Key>; 2]> =
     LazyLock::new(|| ["dlock-quorum-memory-1", "dlock-quorum-memory-2"].map(|name| Key::new(name).ok()));
 
+/// Whether a key is that of a mark, and no lock of anybody.
+pub(super) fn is_mark(key: &Key) -> bool {
+    MARKS.iter().flatten().any(|mark| mark == key)
+}
+
 /// A node in its place.
 #[derive(Debug)]
 pub(super) struct Member {

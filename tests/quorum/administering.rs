@@ -1,0 +1,95 @@
+//! Who holds what, and taking it away.
+
+use std::time::Duration;
+
+use dlock::{ErrorKind, Locks, Memory, Quorum};
+
+use crate::support::{KEY, durable, left_with_nothing, nodes, process, short, take, try_take, votes};
+
+async fn listed(locks: &Locks) -> dlock::Result<Vec<String>> {
+    Ok(locks.holders().await?.into_iter().map(|(key, _)| key.as_str().to_owned()).collect())
+}
+
+fn set_unavailable(nodes: &[Memory], away: bool) {
+    nodes.iter().for_each(|node| node.faults().set_unavailable(away));
+}
+
+#[tokio::test]
+async fn what_a_majority_holds_is_listed_and_what_a_minority_has_is_not() {
+    let nodes = nodes(3);
+    let locks = Locks::builder(durable(&nodes).build().unwrap()).with_label("ours").build().unwrap();
+    let guard = take(&locks).await;
+    let other = Locks::new(nodes[0].clone()).lock("of one node").acquire().await.unwrap();
+    let held = locks.holders().await.unwrap();
+    let [(key, holder)] = &*held else { panic!("{held:?}") };
+    assert_eq!((key.as_str(), holder.label.as_deref(), holder.fence), (KEY, Some("ours"), None));
+    assert!(holder.expires_in.is_some());
+    set_unavailable(&nodes[1..2], true);
+    let error = locks.holders().await.unwrap_err();
+    assert_eq!(votes(&error).answered, 2, "the one that is away decides about one of the keys");
+    other.release().await.unwrap();
+    assert_eq!(listed(&locks).await.unwrap(), [KEY], "two of three are enough");
+    set_unavailable(&nodes[1..2], false);
+    guard.release().await.unwrap();
+    assert!(listed(&locks).await.unwrap().is_empty());
+    left_with_nothing(&nodes);
+}
+
+#[tokio::test]
+async fn marks_of_memory_are_no_locks_of_anybody() {
+    let nodes = nodes(3);
+    let quorum = Quorum::new(nodes.clone()).unwrap();
+    quorum.found().await.unwrap();
+    assert!(nodes.iter().all(|node| node.held() == 1), "each has a mark");
+    let locks = Locks::new(quorum);
+    let guard = take(&locks).await;
+    assert_eq!(listed(&locks).await.unwrap(), [KEY]);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_away_by_force_while_a_minority_is_away() {
+    let nodes = nodes(5);
+    let (ours, theirs) = (short(&nodes, Duration::from_secs(2)), process(&nodes));
+    let stuck = take(&ours).await;
+    set_unavailable(&nodes[3..], true);
+    assert!(theirs.force_release(KEY).await.unwrap());
+    let next = take(&theirs).await;
+    set_unavailable(&nodes[3..], false);
+    tokio::time::timeout(Duration::from_secs(20), stuck.lost()).await.expect("it learns of the loss");
+    assert_eq!(stuck.check().unwrap_err().kind(), ErrorKind::Lost);
+    next.check().unwrap();
+    next.release().await.unwrap();
+    drop(stuck);
+    left_with_nothing(&nodes);
+}
+
+#[tokio::test]
+async fn a_release_by_force_that_no_majority_confirms_is_an_error_and_can_be_done_again() {
+    let nodes = nodes(5);
+    let locks = process(&nodes);
+    let stuck = take(&locks).await;
+    set_unavailable(&nodes, true);
+    let error = locks.force_release(KEY).await.unwrap_err();
+    assert_eq!(votes(&error).answered, 0, "nothing was changed");
+    set_unavailable(&nodes[..2], false);
+    let error = locks.force_release(KEY).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "two have freed it: {error}");
+    assert!(error.to_string().contains("do it again"), "{error}");
+    set_unavailable(&nodes, false);
+    assert!(locks.force_release(KEY).await.unwrap(), "the other three had it");
+    assert!(!locks.force_release(KEY).await.unwrap());
+    drop(stuck);
+    left_with_nothing(&nodes);
+}
+
+#[tokio::test]
+async fn what_only_a_minority_has_is_cleared_away_and_was_held_by_nobody() {
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    let lost = take(&Locks::new(nodes[2].clone())).await;
+    assert!(!locks.force_release(KEY).await.unwrap());
+    left_with_nothing(&nodes);
+    assert!(try_take(&locks).await.unwrap().is_some());
+    drop(lost);
+}
