@@ -136,3 +136,16 @@ async fn a_vote_that_comes_too_late_is_given_back_while_the_caller_waits_on() {
     waiter.await.unwrap().expect("its turn comes").release().await.unwrap();
     until("giving everything back", || nodes.iter().all(|node| node.held() == 0));
 }
+
+#[test]
+fn a_node_that_answers_late_is_heard_although_the_runtime_of_the_caller_is_gone() {
+    let nodes = nodes(3);
+    nodes[2].faults().set_delay(Duration::from_millis(100));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime.block_on(async { take(&process(&nodes)).await });
+    assert_eq!(nodes[2].held(), 0, "the other two were enough");
+    drop(runtime);
+    until("the vote of the third", || nodes[2].held() == 1);
+    drop(guard);
+    left_with_nothing(&nodes);
+}

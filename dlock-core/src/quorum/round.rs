@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::error::Failure;
@@ -13,16 +14,21 @@ use crate::keeper;
 type Asking<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Requests to several nodes, with the place of each.
+///
+/// They are part of the keeper's runtime wherever they are polled: their timers and connections must outlive a runtime that is
+/// shut down while they are [left](Self::leave).
 pub(super) struct Round<T> {
     pending: Vec<(usize, Asking<T>)>,
     ready: VecDeque<(usize, T)>,
     ends: Instant,
+    runtime: Option<Handle>,
 }
 
 impl<T: Send + 'static> Round<T> {
     /// A round whose answers are waited for as long as `limit`.
     pub(super) fn new(limit: Duration) -> Self {
-        Self { pending: Vec::new(), ready: VecDeque::new(), ends: Instant::now() + limit }
+        let runtime = keeper::runtime().ok().cloned();
+        Self { pending: Vec::new(), ready: VecDeque::new(), ends: Instant::now() + limit, runtime }
     }
 
     pub(super) fn ask(&mut self, place: usize, request: impl Future<Output = T> + Send + 'static) {
@@ -51,8 +57,9 @@ impl<T: Send + 'static> Round<T> {
 
     /// The next answer; `None` when there is none left, or none in time.
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
-        let (pending, ready) = (&mut self.pending, &mut self.ready);
+        let (pending, ready, runtime) = (&mut self.pending, &mut self.ready, &self.runtime);
         let next = std::future::poll_fn(|context| {
+            let _entered = runtime.as_ref().map(Handle::enter);
             // All of them each time, also those behind one that is ready: no request waits for another to be sent.
             let mut at = 0;
             while at < pending.len() {
