@@ -95,6 +95,10 @@ impl Harness for OverQuorum {
         Duration::from_millis(900)
     }
 
+    fn tries_can_split(&self) -> bool {
+        true
+    }
+
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         &[conformance::WITH_FENCES, conformance::WAITERS]
     }

@@ -54,6 +54,8 @@ const MOST_NODES: usize = 31;
 /// * **No fence.** The fences of the single nodes do not make one that grows: the highest of one majority may be above
 ///   the highest of the next. A majority could agree on one only by writing it back, which backends have no request for. Where the
 ///   resource needs a fence, take a backend that has one.
+/// * **A winner among many tries.** Several that try at the same moment can each get some of the nodes, and all be told that
+///   the lock is busy. Who waits tries again after a random pause.
 /// * **Nodes that forget.** A node that restarts without its data, or is emptied, does not vote until it has remembered for as
 ///   long as the [longest lease](QuorumBuilder::with_longest_lease), so that no lock it forgot can still be held. This
 ///   is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data, such as a

@@ -84,6 +84,10 @@ impl Harness for OnMajority {
         Duration::from_secs(2)
     }
 
+    fn tries_can_split(&self) -> bool {
+        true
+    }
+
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         &[conformance::WITH_FENCES, conformance::WAITERS]
     }

@@ -67,6 +67,12 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_secs(120)
     }
 
+    /// Whether several that try at the same moment may all be refused, since each got a part of what makes the lock. Who waits
+    /// gets it all the same. Default no.
+    fn tries_can_split(&self) -> bool {
+        false
+    }
+
     /// The cases that the backend cannot run, by name, in groups that may overlap. Default none.
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         &[]

@@ -56,6 +56,10 @@ impl Harness for OnMajority {
         Duration::from_secs(3)
     }
 
+    fn tries_can_split(&self) -> bool {
+        true
+    }
+
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         &[conformance::LEASES, conformance::WITH_FENCES, conformance::WAITERS]
     }

@@ -271,11 +271,11 @@ impl<S: Server> Connections<S> {
             Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
             Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
             Err(_) => {
-                // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
+                // The pool may be opening a connection for it, which would be lost, and begun again by the next caller. It
+                // has a time of its own for that.
                 if let Ok(only) = Arc::clone(&self.turn).try_acquire_owned() {
-                    let limit = self.connect_timeout;
                     tokio::spawn(async move {
-                        drop(tokio::time::timeout(limit, turn).await);
+                        drop(turn.await);
                         drop(only);
                     });
                 }

@@ -25,13 +25,13 @@ on_both! {
     }
 
     async fn a_pool_that_takes_longer_to_open_a_connection_than_a_request_may_is_of_use_all_the_same<D: Db>(db: D) {
-        let pool = db.pool_that_takes(Duration::from_secs(1), 2);
+        let pool = db.pool_that_takes(Duration::from_secs(3), 2);
         let locks = Locks::new(D::on_pool(&pool).await.unwrap());
         // Migration has left one that is open.
         let open = D::exhaust(&pool).await;
         db.disconnect_all();
         drop(open);
-        let lock = locks.lock("a").with_request_timeout(Duration::from_millis(400));
+        let lock = locks.lock("a").with_request_timeout(Duration::from_secs(2));
         lock.with_wait(Duration::from_secs(20)).acquire().await.unwrap().release().await.unwrap();
         assert_eq!(db.held(), 0);
     }

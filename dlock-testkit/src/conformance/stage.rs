@@ -17,6 +17,7 @@ type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Sen
 pub(super) trait DynHarness: Send + Sync {
     fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>>;
     fn lease(&self) -> Duration;
+    fn tries_can_split(&self) -> bool;
 }
 
 impl<H: Harness> DynHarness for H {
@@ -34,6 +35,10 @@ impl<H: Harness> DynHarness for H {
 
     fn lease(&self) -> Duration {
         Harness::lease(self)
+    }
+
+    fn tries_can_split(&self) -> bool {
+        Harness::tries_can_split(self)
     }
 }
 
@@ -69,6 +74,11 @@ impl Stage {
     /// The short lease.
     pub fn lease(&self) -> Duration {
         self.harness.lease()
+    }
+
+    /// Whether several that try at once may all be refused.
+    pub(super) fn tries_can_split(&self) -> bool {
+        self.harness.tries_can_split()
     }
 
     /// A process whose leases are too long to run out in a test, and that waits for up to 10 s.
