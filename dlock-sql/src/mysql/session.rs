@@ -129,8 +129,6 @@ fn token(session: i64) -> Vec<u8> {
     i128::from(session).to_be_bytes().to_vec()
 }
 
-/// The sessions that this user may see.
-const SESSIONS_SEEN: &str = "(SELECT CAST(ID AS SIGNED) AS id, UNHEX(LPAD(HEX(ID), 32, '0')) AS token FROM information_schema.PROCESSLIST) AS seen";
 /// How many names are looked up in one statement.
 const AT_ONCE: usize = 500;
 
@@ -183,6 +181,13 @@ impl MysqlRows {
             .execute(on)
             .await?;
         Ok(Fence::new(counted.last_insert_id()))
+    }
+
+    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which MariaDB 10.11
+    /// was seen to crash.
+    async fn sessions_seen(&self, on: &mut MySqlConnection) -> Answer<Vec<i64>> {
+        let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
+        rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
 
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
@@ -380,21 +385,23 @@ impl SessionServer for MysqlRows {
         if !self.is_locked(on, &name.row).await? {
             return Ok(Keeper::Nobody);
         }
-        let session = format!(
-            "SELECT seen.id FROM `{}` AS held JOIN {SESSIONS_SEEN} ON seen.token = held.token WHERE held.`key` = ?",
-            self.table()
-        );
-        let row = sqlx::query(AssertSqlSafe(session)).bind(&name.fence).fetch_optional(on).await?;
-        row.map_or(Ok(Keeper::Hidden), |row| Ok(Keeper::Session(row.try_get(0)?)))
+        let token_of = format!("SELECT token FROM `{}` WHERE `key` = ?", self.table());
+        let row = sqlx::query(AssertSqlSafe(token_of)).bind(&name.fence).fetch_optional(&mut *on).await?;
+        let of_grant: Option<Vec<u8>> = row.map_or(Ok(None), |row| row.try_get(0))?;
+        let mut seen = self.sessions_seen(on).await?.into_iter();
+        let session = seen.find(|session| of_grant == Some(token(*session)));
+        Ok(session.map_or(Keeper::Hidden, Keeper::Session))
     }
 
     async fn held_rows(&self, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+        let tokens = self.sessions_seen(on).await?.into_iter();
+        let tokens: Vec<_> = tokens.map(|session| format!("X'{}'", hex(&token(session)))).collect();
         let granted = format!(
-            "SELECT held.fence, held.holder, held.`key` FROM `{}` AS held JOIN {SESSIONS_SEEN} ON seen.token = held.token
-            WHERE held.`key` > X'{FENCE:x}'",
-            self.table()
+            "SELECT fence, holder, `key` FROM `{}` WHERE `key` > X'{FENCE:x}' AND token IN ({})",
+            self.table(),
+            tokens.join(", ")
         );
-        let rows = sqlx::query(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
+        let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
         let mut all = Vec::new();
         for row in &rows {
             let mut locked: Vec<u8> = row.try_get(2)?;
