@@ -22,6 +22,9 @@ trait Way: Send + Sync + 'static {
     /// The cases that need what it cannot do.
     const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::WAITERS];
 
+    /// How many locks a process can hold at once.
+    const AT_ONCE: usize = 300;
+
     fn connect(url: &str) -> impl Future<Output = Result<Self::Backend>> + Send;
 }
 
@@ -44,6 +47,10 @@ impl<W: Way> Harness for OnServer<W> {
 
     fn limit(&self) -> Duration {
         Duration::from_secs(240)
+    }
+
+    fn at_once(&self) -> usize {
+        W::AT_ONCE
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
@@ -118,6 +125,7 @@ impl Way for MysqlSession {
 impl Way for PostgresRow {
     type Backend = PostgresRowLocks;
     const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<PostgresRowLocks> {
         let options = PostgresOptions::from_url(url)?.with_max_connections(LOCKED_AT_ONCE);
@@ -128,6 +136,7 @@ impl Way for PostgresRow {
 impl Way for MysqlRow {
     type Backend = MysqlRowLocks;
     const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<MysqlRowLocks> {
         let options = MysqlOptions::from_url(url)?.with_max_connections(LOCKED_AT_ONCE);

@@ -67,6 +67,11 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_secs(120)
     }
 
+    /// How many locks one process can hold at once, as far as the cases want to know; 110 at the least. Default 300.
+    fn at_once(&self) -> usize {
+        300
+    }
+
     /// Whether several that try at the same moment may all be refused, since each got a part of what makes the lock. Who waits
     /// gets it all the same. Default no.
     fn tries_can_split(&self) -> bool {

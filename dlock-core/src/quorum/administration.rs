@@ -79,7 +79,6 @@ impl Shared {
                 Failure::unknown(what).with_source(failure)
             });
         }
-        round.leave()?;
         Ok(freed > 0 && freed + count.unheard() >= count.needed)
     }
 }

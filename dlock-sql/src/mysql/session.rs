@@ -381,6 +381,7 @@ impl SessionServer for MysqlRows {
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
 
+    /// The last who was counted. Who has locked the row and is being counted at this moment is taken for the one before.
     async fn keeper_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Keeper> {
         if !self.is_locked(on, &name.row).await? {
             return Ok(Keeper::Nobody);

@@ -49,7 +49,8 @@ fn of_code(code: &str, table: &TableName) -> Failure {
             "there is no table {table} in the schemas of the search path; call migrate() once, or add migrate=true to the URL"
         )),
         "42501" => Failure::denied(format!(
-            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE on the schema to migrate)"
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE on the schema to migrate; to end another role's \
+             session by force, make the user a member of pg_signal_backend)"
         )),
         "42703" | "42804" | "42883" => Failure::invalid_config(format!(
             "table {table} is not a lock table of this version; choose another table name"

@@ -37,8 +37,8 @@ impl<M: Mode> Sessions<M> {
             Keeper::Session(session) => session,
             Keeper::Hidden => {
                 return Err(Failure::denied(
-                    "the lock is kept by a session that this user may not see; do it as the user who holds it, or as one \
-                     with the right PROCESS",
+                    "nobody tells this user which session keeps the lock; do it as the user who holds it, or as one with the \
+                     right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
                 ));
             }
         };
@@ -53,7 +53,9 @@ impl<M: Mode> Sessions<M> {
 }
 
 fn half_done(session: i64) -> Failure {
-    Failure::unknown(format!("session {session} was told to end, and nobody could say whether it has"))
+    Failure::unknown(format!(
+        "session {session} was told to end, and nobody could say whether it has; look who holds the lock"
+    ))
 }
 
 /// Says who has a lock.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
-use dlock_sql::{MysqlSessions, PostgresRowLocks, PostgresSessions};
+use dlock_sql::{MysqlRowLocks, MysqlSessions, PostgresRowLocks, PostgresSessions};
 use dlock_testkit::servers::mysql::MysqlServer;
 use dlock_testkit::servers::postgres::PostgresServer;
 use sqlx::{Connection, Executor};
@@ -143,6 +143,55 @@ async fn keys_that_differ_in_case_and_spaces_are_different_names() {
         guards.push(locks.lock(key).acquire().await.unwrap());
     }
     for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_list_of_more_session_locks_than_a_page_has_is_complete() {
+    let (postgres, mysql) = (PostgresServer::start().unwrap(), MysqlServer::start().unwrap());
+    let mysql = MysqlSessions::connect(&format!("{}?migrate=true", mysql.url())).await.unwrap();
+    for locks in [sessions(&postgres).await, Locks::new(mysql)] {
+        let keys: Vec<String> = (0..1_100).map(|n| format!("k{n:04}")).collect();
+        let mut guards = Vec::new();
+        for some in keys.chunks(50) {
+            guards.push(locks.lock_all(some).acquire().await.unwrap());
+        }
+        let held = locks.holders().await.unwrap();
+        assert!(held.iter().all(|(_, holder)| holder.pid == Some(std::process::id())));
+        assert_eq!(held.into_iter().map(|(key, _)| key.as_str().to_owned()).collect::<Vec<_>>(), keys);
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert!(locks.holders().await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_end_the_session_of_another_is_denied_and_told_what_is_missing() {
+    let (postgres, mysql) = (PostgresServer::start().unwrap(), MysqlServer::start().unwrap());
+    let on_mysql = format!("{}?migrate=true", mysql.url());
+    let (by_name, by_row) =
+        (MysqlSessions::connect(&on_mysql).await.unwrap(), MysqlRowLocks::connect(&on_mysql).await.unwrap());
+    let holders = [sessions(&postgres).await, Locks::new(by_name), Locks::new(by_row)];
+    let mut guards = Vec::new();
+    for locks in &holders {
+        guards.push(locks.lock("a").acquire().await.unwrap());
+    }
+    postgres.query("CREATE USER other PASSWORD 'other'; GRANT SELECT, INSERT, UPDATE ON dlock TO other");
+    mysql.query("CREATE USER other IDENTIFIED BY 'other'");
+    mysql.query("GRANT SELECT, INSERT, UPDATE ON locks.dlock TO other");
+    let (on_postgres, on_mysql) = (postgres.url_as("other", "other"), mysql.url_as("other", "other"));
+    let others = [
+        (Locks::new(PostgresSessions::connect(&on_postgres).await.unwrap()), "pg_signal_backend"),
+        (Locks::new(MysqlSessions::connect(&on_mysql).await.unwrap()), "CONNECTION ADMIN"),
+        (Locks::new(MysqlRowLocks::connect(&on_mysql).await.unwrap()), "PROCESS"),
+    ];
+    for ((locks, right), guard) in others.into_iter().zip(guards) {
+        let error = locks.force_release("a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains(right), "{error}");
+        guard.check().unwrap();
         guard.release().await.unwrap();
     }
 }

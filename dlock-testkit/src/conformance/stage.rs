@@ -17,6 +17,7 @@ type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Sen
 pub(super) trait DynHarness: Send + Sync {
     fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>>;
     fn lease(&self) -> Duration;
+    fn at_once(&self) -> usize;
     fn tries_can_split(&self) -> bool;
 }
 
@@ -35,6 +36,10 @@ impl<H: Harness> DynHarness for H {
 
     fn lease(&self) -> Duration {
         Harness::lease(self)
+    }
+
+    fn at_once(&self) -> usize {
+        Harness::at_once(self)
     }
 
     fn tries_can_split(&self) -> bool {
@@ -74,6 +79,11 @@ impl Stage {
     /// The short lease.
     pub fn lease(&self) -> Duration {
         self.harness.lease()
+    }
+
+    /// How many locks one process can hold at once.
+    pub(super) fn at_once(&self) -> usize {
+        self.harness.at_once()
     }
 
     /// Whether several that try at once may all be refused.

@@ -77,7 +77,7 @@ async fn the_list_names_keys_of_any_text_as_they_are(stage: Stage) {
 /// However many answers of the server that takes.
 async fn a_list_of_many_locks_is_complete(stage: Stage) {
     let process = stage.process().await;
-    let keys: Vec<String> = (0..110).map(|_| stage.key()).collect();
+    let keys: Vec<String> = (0..stage.at_once()).map(|_| stage.key()).collect();
     let mut guards = Vec::new();
     for key in &keys {
         guards.push(process.take(key).await);
