@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use dlock::{Error, Fence, Locks, Memory, MovableClock};
+use dlock::{Error, Fence, Locks, ManualClock, Memory};
 
 /// Any store that can compare: in SQL it is `UPDATE ... SET price = ?, fence = ? WHERE id = ? AND fence <= ?`.
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl Price {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Memory::with_clock(clock.clock());
     let (slow, quick) = (Locks::new(backend.clone()), Locks::new(backend));
     let price = &Price::default();

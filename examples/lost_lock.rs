@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use dlock::{Error, ErrorKind, Held, Locks, Memory, MovableClock, OnLost};
+use dlock::{Error, ErrorKind, Held, Locks, ManualClock, Memory, OnLost};
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Memory::with_clock(clock.clock());
     let locks = Locks::new(backend.clone());
     let hour = Duration::from_secs(3_600);
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-async fn import(held: Held, clock: &MovableClock, hour: Duration) -> u32 {
+async fn import(held: Held, clock: &ManualClock, hour: Duration) -> u32 {
     for step in 1..=10 {
         if step == 2 {
             clock.advance(hour);

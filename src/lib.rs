@@ -23,7 +23,7 @@
 //! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
 //! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`connect`], [`register`]: where the locks are.
-//! * [`Memory`], [`MovableClock`], [`Faults`], [`with_backend`]: tests of your own code.
+//! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
 //! * [`Quorum`]: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
 //!
@@ -56,7 +56,7 @@ pub use connect::{connect, from_url};
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
-    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, Memory, MovableClock, Node,
+    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node,
     OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented,
     Stats, Timestamp, Wait, backend, current_hold,
 };

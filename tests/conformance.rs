@@ -85,7 +85,7 @@ impl Harness for OverQuorum {
             Forgets::Never => builder.with_durable_nodes().build(),
             Forgets::Maybe => {
                 let quorum = builder.with_longest_lease(MAX_LEASE).build()?;
-                quorum.found().await?;
+                quorum.bootstrap().await?;
                 Ok(quorum)
             }
         }

@@ -52,7 +52,7 @@ impl std::ops::Sub<Duration> for Timestamp {
 /// The clock that leases are measured with.
 ///
 /// [`Clock::system`] counts on while the machine is suspended (`CLOCK_BOOTTIME` on Linux) and is not moved by steps
-/// of the wall clock. A [`MovableClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
+/// of the wall clock. A [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
 /// so that `tokio::time::pause` works as usual.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<Movable>>);
@@ -115,15 +115,15 @@ impl Clock {
 ///
 /// ```
 /// use std::time::Duration;
-/// use dlock_core::MovableClock;
+/// use dlock_core::ManualClock;
 ///
-/// let clock = MovableClock::stopped();
+/// let clock = ManualClock::stopped();
 /// let before = clock.clock().now();
 /// clock.advance(Duration::from_secs(30));
 /// assert_eq!(clock.clock().now().since(before), Duration::from_secs(30));
 /// ```
 #[derive(Clone, Debug)]
-pub struct MovableClock(Arc<Movable>);
+pub struct ManualClock(Arc<Movable>);
 
 struct Movable {
     offset: AtomicU64,
@@ -131,7 +131,7 @@ struct Movable {
     moved: Notify,
 }
 
-impl MovableClock {
+impl ManualClock {
     /// A clock that runs like the machine's and can be moved forward besides.
     #[must_use]
     pub fn running() -> Self {
@@ -203,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn moving_a_stopped_clock_wakes_its_sleepers() {
-        let movable = MovableClock::stopped();
+        let movable = ManualClock::stopped();
         let clock = movable.clock();
         let at = clock.now() + Duration::from_secs(3_600);
         let sleeper = tokio::spawn(async move { clock.sleep_until(at).await });

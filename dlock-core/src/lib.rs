@@ -9,58 +9,39 @@
 
 #![forbid(unsafe_code)]
 
-mod acquire;
 pub mod backend;
-mod batch;
+mod backends;
 mod clock;
-mod course;
 mod engine;
-mod erased;
 mod error;
 mod fence;
-mod guard;
-mod held;
-mod hold;
+mod handles;
 mod holder;
-pub mod keeper;
 mod key;
-mod line;
-mod lock;
-mod locks;
-mod memory;
-mod observe;
-mod options;
-mod prefix;
-mod quorum;
-mod require;
-mod scope;
-mod section;
-mod segment;
 mod telemetry;
 mod template;
 mod token;
-mod wait;
 
 pub use backend::{Backend, Capabilities, Claim};
-pub use batch::{Batch, BatchGuard};
-pub use clock::{Clock, MovableClock, Timestamp};
-pub use engine::Stats;
+pub use backends::memory::{Faults, Memory};
+pub use backends::prefix::Prefixed;
+pub use backends::quorum::{Node, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
+pub use clock::{Clock, ManualClock, Timestamp};
+pub use engine::scope::{current_hold, in_current_scope};
+pub use engine::{Stats, keeper};
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
-pub use guard::Guard;
-pub use held::Held;
+pub use handles::batch::{Batch, BatchGuard};
+pub use handles::guard::Guard;
+pub use handles::held::Held;
+pub use handles::lock::Lock;
+pub use handles::locks::{Locks, LocksBuilder};
+pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
+pub use handles::requirement::Requirement;
+pub use handles::section::Section;
+pub use handles::segment::{Segment, Segmented, SegmentedSection};
 pub use holder::{Holder, Identity};
 pub use key::Key;
-pub use lock::Lock;
-pub use locks::{Locks, LocksBuilder};
-pub use memory::{Faults, Memory};
-pub use options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
-pub use prefix::Prefixed;
-pub use quorum::{Node, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
-pub use require::Requirement;
-pub use scope::{current_hold, in_current_scope};
-pub use section::Section;
-pub use segment::{Segment, Segmented, SegmentedSection};
 pub use token::Token;
 
 #[cfg(feature = "otel")]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest, Together};
+use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, Token};
 
 use crate::administration;
@@ -161,7 +161,7 @@ impl Backend for Redis {
         RedisClaim::new(Arc::clone(&self.0), request)
     }
 
-    async fn attempt_all(&self, claims: &mut [&mut RedisClaim]) -> Result<Together, Failure> {
+    async fn attempt_all(&self, claims: &mut [&mut RedisClaim]) -> Result<BatchAttempt, Failure> {
         claim::attempt_all(&self.0, claims).await
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Failure, Fence, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -141,7 +141,7 @@ impl Claim for RedisClaim {
         }
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.listener = None;
         let request = self.step(Step::Withdraw);
         if !self.held && !self.unanswered.is_empty() {
@@ -188,10 +188,10 @@ impl fmt::Debug for RedisClaim {
     }
 }
 
-fn withdrawn(answer: &Answer) -> Result<Withdrawn, Failure> {
+fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
     match answer {
-        Answer::Done(true) => Ok(Withdrawn::Removed),
-        Answer::Done(false) => Ok(Withdrawn::Absent),
+        Answer::Done(true) => Ok(Withdrawal::REMOVED),
+        Answer::Done(false) => Ok(Withdrawal::ABSENT),
         _ => Err(senseless()),
     }
 }
@@ -286,12 +286,12 @@ impl Unanswered {
         servers: &Arc<Servers>,
         request: &Request,
         (lease, patience): (Duration, Duration),
-    ) -> Result<Withdrawn, Failure> {
+    ) -> Result<Withdrawal, Failure> {
         let (mut removed, mut elsewhere) = (false, false);
         let mut position = 0;
         while let Some(trace) = self.0.get_mut(position) {
             match trace.withdraw(servers, request, patience).await {
-                Followed::Answered(answer) => removed |= answer == Withdrawn::Removed,
+                Followed::Answered(answer) => removed |= answer == Withdrawal::REMOVED,
                 Followed::Redirected => elsewhere = true,
                 // Whatever it took has ended by itself, or has the withdrawal right behind it.
                 Followed::Open if trace.last_sent.elapsed() >= lease && trace.is_followed() => {}
@@ -305,10 +305,10 @@ impl Unanswered {
         if !self.0.is_empty() || elsewhere {
             // What was carried out already is removed at once, wherever it is now.
             let reply = servers.carry_out(request, patience, &mut Untracked).await?;
-            removed |= withdrawn(&reply.answer)? == Withdrawn::Removed;
+            removed |= withdrawn(&reply.answer)? == Withdrawal::REMOVED;
         }
         if self.0.is_empty() {
-            return Ok(if removed { Withdrawn::Removed } else { Withdrawn::Absent });
+            return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
         }
         Err(Failure::unknown(
             "an attempt was not answered and its connection is gone or silent; withdrawn again until its lease has passed",
@@ -318,7 +318,7 @@ impl Unanswered {
 
 /// What became of a withdrawal that follows attempts on their own connection.
 enum Followed {
-    Answered(Withdrawn),
+    Answered(Withdrawal),
     /// The attempts have been carried out or refused, and the lock is another server's business now.
     Redirected,
     /// No answer yet, or none any more.

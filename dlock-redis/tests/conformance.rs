@@ -75,7 +75,7 @@ impl Harness for OnMajority {
         }
         let builder = Quorum::builder(nodes).with_longest_lease(MAX_LEASE);
         let quorum = builder.with_node_timeout(Duration::from_secs(2)).build()?;
-        quorum.found().await?;
+        quorum.bootstrap().await?;
         Ok(quorum)
     }
 

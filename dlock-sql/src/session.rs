@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
 
 use crate::failure::unchanged;
@@ -327,8 +327,8 @@ impl<M: Mode> Claim for SessionClaim<M> {
         Ok(Renewed::Extended)
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
-        let Some(seat) = &self.seat else { return Ok(Withdrawn::Absent) };
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        let Some(seat) = &self.seat else { return Ok(Withdrawal::ABSENT) };
         let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.
         let left = seat.order(|answer| Order::Leave(Leave { key, token, answer: Some(answer) })).await;

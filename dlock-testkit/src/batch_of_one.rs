@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, Capabilities, Claim, ClaimRequest, Renewed, Signal, Together, Withdrawn,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -70,15 +70,15 @@ pub struct ClaimOfOne<B: Backend> {
 impl<B: Backend> Claim for ClaimOfOne<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         match self.backend.attempt_all(&mut [&mut self.claim]).await? {
-            Together::Granted(grants) => match grants[..] {
+            BatchAttempt::Granted(grants) => match grants[..] {
                 [grant] => Ok(Attempt::Granted(grant)),
                 _ => Err(Failure::unknown(format!("{} grants for one lock", grants.len()))),
             },
-            Together::Busy { place: 0, busy } => Ok(Attempt::Busy(busy)),
-            Together::Busy { place, .. } => {
+            BatchAttempt::Busy { place: 0, busy } => Ok(Attempt::Busy(busy)),
+            BatchAttempt::Busy { place, .. } => {
                 Err(Failure::new(ErrorKind::InvalidConfig, format!("lock {place} of one is busy")))
             }
-            Together::Separately => {
+            BatchAttempt::Separately => {
                 Err(Failure::new(ErrorKind::Unsupported, "the backend takes no locks in one step"))
             }
         }
@@ -96,7 +96,7 @@ impl<B: Backend> Claim for ClaimOfOne<B> {
         self.claim.renew().await
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.claim.withdraw().await
     }
 

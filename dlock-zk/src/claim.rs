@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Clock, ErrorKind, Failure, Fence, Timestamp, keeper};
 use tokio::time::Instant;
 use zookeeper::{Error, WatchedEvent};
@@ -176,11 +176,11 @@ impl Claim for ZooKeeperClaim {
         Ok(Renewed::Extended)
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         (self.watch, self.entry) = (None, None);
         match &mut self.place {
             Some(place) => place.leave().await,
-            None => Ok(Withdrawn::Absent),
+            None => Ok(Withdrawal::ABSENT),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Withdrawn;
+use dlock_core::backend::Withdrawal;
 use tokio::time::Instant;
 use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 
@@ -198,13 +198,13 @@ impl Place {
     }
 
     /// Leaves the queue.
-    pub(crate) async fn leave(&mut self) -> Result<Withdrawn, Failure> {
+    pub(crate) async fn leave(&mut self) -> Result<Withdrawal, Failure> {
         if self.session.ended().is_some() {
             // The server takes the nodes away.
             (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
-            return Ok(Withdrawn::Absent);
+            return Ok(Withdrawal::ABSENT);
         }
-        let mut withdrawn = Withdrawn::Absent;
+        let mut withdrawn = Withdrawal::ABSENT;
         loop {
             self.learn().await?;
             self.send_deletion();
@@ -212,7 +212,7 @@ impl Place {
                 return Ok(withdrawn);
             }
             if self.deleted().await? {
-                withdrawn = Withdrawn::Removed;
+                withdrawn = Withdrawal::REMOVED;
             }
             if !self.in_doubt {
                 return Ok(withdrawn);

@@ -39,7 +39,7 @@ async fn what_a_majority_holds_is_listed_and_what_a_minority_has_is_not() {
 async fn marks_of_memory_are_no_locks_of_anybody() {
     let nodes = nodes(3);
     let quorum = Quorum::new(nodes.clone()).unwrap();
-    quorum.found().await.unwrap();
+    quorum.bootstrap().await.unwrap();
     assert!(nodes.iter().all(|node| node.held() == 1), "each has a mark");
     let locks = Locks::new(quorum);
     let guard = take(&locks).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Locks, Memory, MovableClock, Quorum};
+use dlock::{ErrorKind, Locks, ManualClock, Memory, Quorum};
 
 use crate::support::{KEY, nodes, nodes_on, process, try_take, until};
 
@@ -17,7 +17,7 @@ fn process_that_checks(nodes: &[Memory]) -> Locks {
 
 async fn founded(nodes: &[Memory]) -> Locks {
     let quorum = Quorum::new(nodes.to_vec()).unwrap();
-    quorum.found().await.unwrap();
+    quorum.bootstrap().await.unwrap();
     Locks::new(quorum)
 }
 
@@ -52,7 +52,7 @@ async fn a_node_that_forgot_its_vote_does_not_give_it_to_another() {
 
 #[tokio::test]
 async fn a_node_that_forgot_votes_again_once_no_lease_can_be_left() {
-    let clock = MovableClock::running();
+    let clock = ManualClock::running();
     let nodes = nodes_on(&clock.clock(), 3);
     let ours = founded(&nodes).await;
     nodes[1].faults().set_unavailable(true);
@@ -78,7 +78,7 @@ async fn a_node_that_forgot_votes_again_once_no_lease_can_be_left() {
 async fn a_node_that_forgot_is_not_counted_by_who_it_forgot() {
     let nodes = nodes(3);
     let quorum = Quorum::new(nodes.clone()).unwrap();
-    quorum.found().await.unwrap();
+    quorum.bootstrap().await.unwrap();
     let ours = Locks::builder(quorum).with_lease(Duration::from_millis(900)).build().unwrap();
     nodes[1].faults().set_unavailable(true);
     let guard = try_take(&ours).await.unwrap().expect("two of three are free");
@@ -89,7 +89,7 @@ async fn a_node_that_forgot_is_not_counted_by_who_it_forgot() {
 
 #[tokio::test]
 async fn new_nodes_vote_after_the_longest_lease_or_when_somebody_vouches_for_them() {
-    let clock = MovableClock::running();
+    let clock = ManualClock::running();
     let nodes = nodes_on(&clock.clock(), 3);
     let locks = process_that_checks(&nodes);
     let error = try_take(&locks).await.unwrap_err();
@@ -122,7 +122,7 @@ async fn somebody_who_vouches_later_changes_nothing() {
 
 #[tokio::test]
 async fn marks_are_left_again_before_they_run_out() {
-    let clock = MovableClock::running();
+    let clock = ManualClock::running();
     let nodes = nodes_on(&clock.clock(), 3);
     founded(&nodes).await;
     for _ in 0..8 {
@@ -143,7 +143,7 @@ async fn marks_are_left_again_before_they_run_out() {
 
 #[tokio::test]
 async fn a_minority_that_forgot_is_no_trouble_and_heals() {
-    let clock = MovableClock::running();
+    let clock = ManualClock::running();
     let nodes = nodes_on(&clock.clock(), 3);
     let locks = founded(&nodes).await;
     restart_empty(&nodes[0]);

@@ -62,7 +62,7 @@ async fn quorum(urls: &[String], durable: bool) -> Result<Locks> {
     }
     let builder = Quorum::builder(nodes).with_node_timeout(Duration::from_secs(2));
     let quorum = if durable { builder.with_durable_nodes().build()? } else { builder.build()? };
-    quorum.found().await?;
+    quorum.bootstrap().await?;
     Ok(Locks::builder(quorum).with_lease(LEASE).with_wait(Wait::Forever).build()?)
 }
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::Loss;
 use crate::error::ErrorKind;
-use crate::options::Site;
+use crate::handles::options::Site;
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
 const SECONDS: [f64; 21] = [
@@ -104,7 +104,7 @@ impl Metrics {
                 "{move}",
                 "Bodies that found their segment exhausted, so that another one is tried.",
             ),
-            votes: Votes((backend == crate::quorum::NAME).then(|| {
+            votes: Votes((backend == crate::backends::quorum::NAME).then(|| {
                 count(
                     "dlock.quorum.votes",
                     "{vote}",
@@ -227,7 +227,7 @@ impl Votes {
     pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
         let Some(votes) = &self.0 else { return };
         let node = KeyValue::new("dlock.node", node as i64);
-        let place = Place::of(crate::quorum::NAME, Site::default());
+        let place = Place::of(crate::backends::quorum::NAME, Site::default());
         let outcome = KeyValue::new("dlock.outcome", outcome);
         let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
         votes.add(1, &place.and([node, outcome].into_iter().chain(error)));

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tracing::Span;
 
 use super::Loss;
+use crate::engine::wait_queue::WaitQueue;
 use crate::error::ErrorKind;
+use crate::handles::options::Site;
 use crate::key::Key;
-use crate::line::Line;
-use crate::options::Site;
 
 pub(crate) struct Metrics;
 
@@ -82,8 +82,8 @@ pub(crate) struct Holders {}
 
 impl Holders {
     pub(crate) const fn begins(&self, _: &Key, _: &Trace) {}
-    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &Line) {}
-    pub(crate) const fn line_left(&self, _: &Key, _: &Line) {}
+    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &WaitQueue) {}
+    pub(crate) const fn line_left(&self, _: &Key, _: &WaitQueue) {}
     pub(crate) const fn of(&self, _: &Key) -> Trace {
         Trace {}
     }

@@ -9,8 +9,8 @@ use tracing::Span;
 use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
+use crate::engine::wait_queue::WaitQueue;
 use crate::key::Key;
-use crate::line::Line;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,7 +116,7 @@ impl Holders {
     }
 
     /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
-    pub(crate) fn ends(&self, key: &Key, trace: &Trace, line: &Line) {
+    pub(crate) fn ends(&self, key: &Key, trace: &Trace, line: &WaitQueue) {
         if trace.is_some() {
             let mut traces = self.traces();
             // A lock that was lost may have a new holder by now.
@@ -128,7 +128,7 @@ impl Holders {
     }
 
     /// Who waited for `key` has left the line.
-    pub(crate) fn line_left(&self, key: &Key, line: &Line) {
+    pub(crate) fn line_left(&self, key: &Key, line: &WaitQueue) {
         forget(&mut self.traces(), key, line);
     }
 
@@ -137,7 +137,7 @@ impl Holders {
     }
 }
 
-fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &Line) {
+fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &WaitQueue) {
     if traces.get(key).is_some_and(|holder| holder.gone) && !line.has(key) {
         traces.remove(key);
     }
@@ -183,7 +183,7 @@ mod tests {
         let (old, new) = (Trace::parse(TEXT), Trace::parse(&TEXT.replace("b7ad", "c7ad")));
         holders.begins(&key, &old);
         holders.begins(&key, &new);
-        let line = Line::default();
+        let line = WaitQueue::default();
         holders.ends(&key, &old, &line);
         assert_eq!(holders.of(&key), new);
         holders.ends(&key, &new, &line);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_holder_is_remembered_until_its_line_is_gone() {
-        let (holders, line, key) = (Holders::default(), Line::default(), Key::new("k").unwrap());
+        let (holders, line, key) = (Holders::default(), WaitQueue::default(), Key::new("k").unwrap());
         let trace = Trace::parse(TEXT);
         holders.begins(&key, &trace);
         let (first, second) = (line.join(&key), line.join(&key));

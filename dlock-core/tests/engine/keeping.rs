@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::script::{Answer, Call, Scripted};
-use dlock_core::backend::{Renewed, Term, Withdrawn};
-use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, MovableClock, Wait};
+use dlock_core::backend::{Renewed, Term, Withdrawal};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -28,7 +28,7 @@ async fn eventually(what: &str, test: impl Fn() -> bool + Send + Sync) {
 
 #[tokio::test]
 async fn a_lock_is_renewed_at_a_third_of_its_lease_and_its_validity_grows() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [granted()]);
     renewals(&backend, [Ok(Renewed::Extended), Ok(Renewed::Extended)]);
     let locks = Locks::new(backend.clone());
@@ -44,7 +44,7 @@ async fn a_lock_is_renewed_at_a_third_of_its_lease_and_its_validity_grows() {
 
 #[tokio::test]
 async fn a_renewal_that_finds_the_lock_gone_loses_it() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [granted()]);
     renewals(&backend, [Ok(Renewed::Gone)]);
     let locks = Locks::new(backend.clone());
@@ -61,7 +61,7 @@ async fn a_renewal_that_finds_the_lock_gone_loses_it() {
 
 #[tokio::test]
 async fn a_failed_renewal_is_a_warning_first_and_a_later_one_lifts_it() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [granted()]);
     renewals(&backend, [Err(Failure::unavailable("away")), Ok(Renewed::Extended)]);
     let locks = Locks::new(backend.clone());
@@ -89,7 +89,7 @@ async fn a_renewal_that_hangs_does_not_extend_the_belief_in_the_lock() {
 
 #[tokio::test]
 async fn a_renewal_that_is_confirmed_after_the_deadline_comes_too_late() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let locks = Locks::new(memory.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
@@ -103,7 +103,7 @@ async fn a_renewal_that_is_confirmed_after_the_deadline_comes_too_late() {
 
 #[tokio::test]
 async fn a_release_does_not_wait_for_a_renewal_and_none_follows_it() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     // Renewals hang: the script has no answer for them.
     let backend = Scripted::with_clock(clock.clock(), [granted()]);
     let locks = Locks::new(backend.clone());
@@ -125,7 +125,7 @@ async fn a_release_whose_reply_is_lost_is_asked_once_more_and_believed() {
         .withdrawals
         .lock()
         .unwrap()
-        .extend([Err(Failure::unknown("reply lost")), Ok(Withdrawn::Absent)]);
+        .extend([Err(Failure::unknown("reply lost")), Ok(Withdrawal::ABSENT)]);
     let locks = Locks::new(backend.clone());
     locks.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
@@ -134,7 +134,7 @@ async fn a_release_whose_reply_is_lost_is_asked_once_more_and_believed() {
 async fn a_release_that_cannot_be_confirmed_is_an_error_and_goes_on_in_the_background() {
     let backend = Scripted::new([granted()]);
     let away = || Err(Failure::unavailable("away"));
-    backend.0.withdrawals.lock().unwrap().extend([away(), away(), away(), Ok(Withdrawn::Removed)]);
+    backend.0.withdrawals.lock().unwrap().extend([away(), away(), away(), Ok(Withdrawal::REMOVED)]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
     let held = guard.held();
@@ -148,7 +148,7 @@ async fn a_release_that_cannot_be_confirmed_is_an_error_and_goes_on_in_the_backg
 #[tokio::test]
 async fn a_release_that_finds_nothing_of_ours_says_so() {
     let backend = Scripted::new([granted()]);
-    backend.0.withdrawals.lock().unwrap().push_back(Ok(Withdrawn::Absent));
+    backend.0.withdrawals.lock().unwrap().push_back(Ok(Withdrawal::ABSENT));
     let locks = Locks::new(backend.clone());
     let error = locks.lock("k").acquire().await.unwrap().release().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotHeld);
@@ -156,7 +156,7 @@ async fn a_release_that_finds_nothing_of_ours_says_so() {
 
 #[tokio::test]
 async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let session = Answer::Grant(Term::Session(Some(LEASE)));
     let backend = Scripted::with_clock(clock.clock(), [session]);
     let locks = Locks::new(backend.clone());
@@ -180,7 +180,7 @@ async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
 
 #[tokio::test]
 async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Term::Session(None))]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
@@ -194,7 +194,7 @@ async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
 
 #[tokio::test]
 async fn max_hold_ends_a_lock_that_is_renewed_all_the_time() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let locks = Locks::builder(Memory::with_clock(clock.clock())).with_max_hold(LEASE * 2).build().unwrap();
     let guard = locks.lock("k").acquire().await.unwrap();
     for renewed in 1..=5 {
@@ -285,7 +285,7 @@ async fn shutdown_says_what_it_had_to_leave_behind() {
 #[tokio::test]
 async fn the_clock_of_the_keeper_is_the_backends() {
     // A lease of an hour on a clock that stands still is not lost by real time passing.
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let locks = Locks::new(Memory::with_clock(clock.clock()));
     let guard = locks.lock("k").with_lease(Duration::from_millis(50)).acquire().await.unwrap();
     let system = Clock::system();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Memory, MovableClock, Wait};
+use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn fences_grow_over_release_expiry_and_deletion() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let locks = Locks::new(memory.clone());
     let lock = locks.lock("k").with_wait(Wait::No);
@@ -56,7 +56,7 @@ async fn a_lost_request_is_made_again() {
 
 #[tokio::test]
 async fn an_expired_holder_neither_renews_nor_removes_its_successor() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
     let stale = ours.lock("k").acquire().await.unwrap();
@@ -76,7 +76,7 @@ async fn an_expired_holder_neither_renews_nor_removes_its_successor() {
 
 #[tokio::test]
 async fn a_waiter_is_woken_when_the_clock_passes_the_holders_lease() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
     std::mem::forget(ours.lock("k").with_max_hold(LEASE).acquire().await.unwrap());
@@ -104,7 +104,7 @@ async fn inspect_tells_who_holds_a_lock_and_none_when_it_is_free() {
 
 #[tokio::test]
 async fn a_renewal_does_not_extend_somebody_elses_lock() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
     let stale = ours.lock("k").acquire().await.unwrap();

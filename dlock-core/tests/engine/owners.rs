@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Memory, MovableClock, OnLost, current_hold, in_current_scope};
+use dlock_core::{ErrorKind, Locks, ManualClock, Memory, OnLost, current_hold, in_current_scope};
 
 fn locks() -> (Memory, Locks) {
     let memory = Memory::new();
@@ -223,7 +223,7 @@ async fn the_body_of_a_lost_lock_is_dropped_at_its_await() {
 
 #[tokio::test]
 async fn a_body_whose_lock_was_lost_while_it_slept_takes_no_further_step() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let locks = Locks::new(Memory::with_clock(clock.clock()));
     let lock = locks.lock("k");
     let polls = std::cell::Cell::new(0);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 use tokio::sync::Notify;
@@ -35,7 +35,7 @@ pub(crate) struct Script {
     pub(crate) calls: Mutex<Vec<Call>>,
     pub(crate) attempts: Mutex<VecDeque<Answer>>,
     pub(crate) renewals: Mutex<VecDeque<Result<Renewed, Failure>>>,
-    pub(crate) withdrawals: Mutex<VecDeque<Result<Withdrawn, Failure>>>,
+    pub(crate) withdrawals: Mutex<VecDeque<Result<Withdrawal, Failure>>>,
     pub(crate) changes: Mutex<VecDeque<Result<(), Failure>>>,
     pub(crate) signals: Mutex<Vec<Signal>>,
     pub(crate) called: Notify,
@@ -181,9 +181,9 @@ impl Claim for ScriptedClaim {
         !self.script.queues
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.script.note(Call::Withdraw(self.token));
         let answer = self.script.withdrawals.lock().unwrap().pop_front();
-        answer.unwrap_or(Ok(Withdrawn::Removed))
+        answer.unwrap_or(Ok(Withdrawal::REMOVED))
     }
 }

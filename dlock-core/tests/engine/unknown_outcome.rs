@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::script::{Answer, Call, Scripted};
 use dlock_core::backend::{Capabilities, Term};
-use dlock_core::{Clock, ErrorKind, Failure, Locks, MovableClock, Wait};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -102,7 +102,7 @@ async fn a_busy_answer_settles_the_outcome_but_the_claim_is_still_withdrawn() {
 
 #[tokio::test]
 async fn validity_counts_from_the_first_request_that_may_have_taken_effect() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [Answer::Hang, granted()]);
     let locks = Locks::new(backend.clone());
     let lock = locks.lock("k").with_lease(LEASE).with_request_timeout(Duration::from_millis(100));
@@ -116,7 +116,7 @@ async fn validity_counts_from_the_first_request_that_may_have_taken_effect() {
 
 #[tokio::test]
 async fn a_grant_that_comes_after_its_lease_is_given_back_and_asked_for_anew() {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [Answer::Hang, granted(), granted()]);
     let locks = Locks::new(backend.clone());
     let lock = locks.lock("k").with_lease(LEASE).with_request_timeout(Duration::from_millis(100));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{Busy, Claim, Grant, Term, Together};
+use dlock_core::backend::{BatchAttempt, Busy, Claim, Grant, Term};
 
 use super::{RedisClaim, Unanswered, senseless};
 use crate::backend::{Shared, holder};
@@ -18,11 +18,11 @@ const MOST: usize = 256;
 pub(crate) async fn attempt_all(
     shared: &Arc<Shared>,
     claims: &mut [&mut RedisClaim],
-) -> Result<Together, Failure> {
-    let Some(first) = claims.first() else { return Ok(Together::Granted(Vec::new())) };
+) -> Result<BatchAttempt, Failure> {
+    let Some(first) = claims.first() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let (slot, patience) = (first.names.slot, first.patience());
     if claims.len() > MOST || claims.iter().any(|claim| claim.names.slot != slot) {
-        return Ok(Together::Separately);
+        return Ok(BatchAttempt::Separately);
     }
     let patience = claims.iter().map(|claim| claim.patience()).min().unwrap_or(patience);
     let mut requests = Vec::with_capacity(claims.len());
@@ -37,7 +37,7 @@ pub(crate) async fn attempt_all(
             let mut busy = Busy::default();
             busy.retry_after = *left;
             busy.holder = Some(Box::new(holder(who.as_deref(), *fence, *left)));
-            Ok(Together::Busy { place: *place, busy })
+            Ok(BatchAttempt::Busy { place: *place, busy })
         }
         TakenAll::Taken(answers) => {
             claims.iter_mut().for_each(|claim| claim.held = true);
@@ -45,7 +45,7 @@ pub(crate) async fn attempt_all(
                 return Err(give_back(claims, failure).await);
             }
             let grants = claims.iter_mut().zip(answers).map(|(claim, answer)| claim.grant(answer));
-            Ok(Together::Granted(grants.collect::<Result<_, _>>()?))
+            Ok(BatchAttempt::Granted(grants.collect::<Result<_, _>>()?))
         }
         TakenAll::Busy(..) => Err(senseless()),
     }

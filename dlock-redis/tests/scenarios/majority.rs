@@ -47,7 +47,7 @@ fn locks(builder: QuorumBuilder) -> Locks {
 
 async fn founded(urls: &[String]) -> Locks {
     let quorum = builder(urls).await.build().expect("a sound quorum");
-    quorum.found().await.expect("all servers are there");
+    quorum.bootstrap().await.expect("all servers are there");
     locks(builder(urls).await)
 }
 

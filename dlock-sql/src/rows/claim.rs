@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Failure, Fence, keeper};
 
 use super::connections::{Kind, Limits};
@@ -48,11 +48,11 @@ impl<S: Server> RowClaim<S> {
         Limits::of(self.request.request_timeout, self.request.lease)
     }
 
-    async fn release(&self) -> Result<Withdrawn, Failure> {
+    async fn release(&self) -> Result<Withdrawal, Failure> {
         let step = Release(self.request.key.clone(), self.request.token);
         let released =
             self.rows.connections.within(Kind::Release, step, self.request.request_timeout).await?;
-        Ok(if released == Some(true) { Withdrawn::Removed } else { Withdrawn::Absent })
+        Ok(if released == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
 
     /// Withdraws in the background what attempts may still take that were never answered.
@@ -140,7 +140,7 @@ impl<S: Server> Claim for RowClaim<S> {
         self.rows.renewals.extend(&self.request).await
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.listener = None;
         self.rows.check()?;
         self.unanswered.retain(|attempt| !attempt.is_over());

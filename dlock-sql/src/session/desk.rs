@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Withdrawn};
+use dlock_core::backend::{ClaimRequest, Withdrawal};
 use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -53,7 +53,7 @@ pub(super) struct Take {
 pub(super) struct Leave {
     pub(super) key: Key,
     pub(super) token: Token,
-    pub(super) answer: Option<Told<Withdrawn>>,
+    pub(super) answer: Option<Told<Withdrawal>>,
 }
 
 /// What the server tells locks apart by.
@@ -322,7 +322,7 @@ impl<M: Mode> Desk<M> {
                 ids.push(id);
                 names.push(name);
             } else if let Some(answer) = leave.answer {
-                drop(answer.send(Ok(Withdrawn::Absent)));
+                drop(answer.send(Ok(Withdrawal::ABSENT)));
             }
         }
         if ids.is_empty() {
@@ -348,7 +348,7 @@ impl<M: Mode> Desk<M> {
         };
         for answer in ours {
             drop(answer.send(match &fault {
-                None => Ok(Withdrawn::Removed),
+                None => Ok(Withdrawal::REMOVED),
                 Some(fault) => Err(Failure::unknown(format!(
                     "the connection was closed; the lock is free as soon as the server notices ({fault})"
                 ))),

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Claim, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -152,12 +152,12 @@ impl Claim for SqliteClaim {
         database.renewals.extend(&self.request).await
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
-        let Some(database) = self.database.clone() else { return Ok(Withdrawn::Absent) };
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
         if matches!(database.place(), Ok(Place::Replaced | Place::Gone)) {
             // A lock in a file that nobody else can see is none any more.
             self.forget();
-            return Ok(Withdrawn::Absent);
+            return Ok(Withdrawal::ABSENT);
         }
         let until = self.until();
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
@@ -177,7 +177,7 @@ impl Claim for SqliteClaim {
             .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
         self.forget();
-        Ok(if had == Some(true) { Withdrawn::Removed } else { Withdrawn::Absent })
+        Ok(if had == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
 
     fn is_clean(&self) -> bool {

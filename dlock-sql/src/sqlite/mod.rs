@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Together};
+use dlock_core::backend::{BatchAttempt, ClaimRequest};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -218,7 +218,7 @@ impl Backend for Sqlite {
         SqliteClaim::new(Arc::clone(&self.0), request)
     }
 
-    async fn attempt_all(&self, claims: &mut [&mut SqliteClaim]) -> Result<Together, Failure> {
+    async fn attempt_all(&self, claims: &mut [&mut SqliteClaim]) -> Result<BatchAttempt, Failure> {
         claim::batch::attempt_all(claims).await
     }
 

@@ -80,7 +80,7 @@ async fn a_withdrawal_follows_the_attempt_that_was_dropped_before_it() {
         }
         // Dropped midway as well, and called again.
         let _ = at_most(n % 4, mine.withdraw()).await;
-        if mine.withdraw().await.unwrap() == dlock_core::backend::Withdrawn::Removed {
+        if mine.withdraw().await.unwrap() == dlock_core::backend::Withdrawal::REMOVED {
             taken_anyway += 1;
         }
         assert!(mine.is_clean());
@@ -112,7 +112,7 @@ async fn a_dropped_renewal_does_no_harm() {
         let _ = at_most(n % 3, mine.renew()).await;
     }
     assert_eq!(mine.renew().await.unwrap(), dlock_core::backend::Renewed::Extended);
-    assert_eq!(mine.withdraw().await.unwrap(), dlock_core::backend::Withdrawn::Removed);
+    assert_eq!(mine.withdraw().await.unwrap(), dlock_core::backend::Withdrawal::REMOVED);
     let held = || async { site.held().await };
     until("a renewal after the release changes nothing", async || held().await == 0).await;
 }

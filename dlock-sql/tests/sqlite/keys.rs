@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dlock_core::backend::{Renewed, Withdrawn};
+use dlock_core::backend::{Renewed, Withdrawal};
 use dlock_core::{Claim, Key};
 
 use crate::support::{Site, busy, claim, fence, granted};
@@ -91,7 +91,7 @@ async fn two_thousand_hostile_keys_are_two_thousand_locks() {
         let answer = busy(other.attempt().await.unwrap());
         assert_eq!(answer.holder.unwrap().fence, Some(*fence), "{key:?}");
         assert_eq!(mine.renew().await.unwrap(), Renewed::Extended, "{key:?}");
-        assert_eq!(mine.withdraw().await.unwrap(), Withdrawn::Removed, "{key:?}");
+        assert_eq!(mine.withdraw().await.unwrap(), Withdrawal::REMOVED, "{key:?}");
     }
     assert_eq!(site.held().await, 0);
 }

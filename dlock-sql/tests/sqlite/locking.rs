@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Renewed, Term, Withdrawn};
+use dlock_core::backend::{Renewed, Term, Withdrawal};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Wait};
 use dlock_sql::SqliteOptions;
 use sqlx::Row;
@@ -33,7 +33,7 @@ async fn a_busy_lock_tells_who_has_it_and_for_how_long() {
     let holder = backend.inspect(&Key::new("k").unwrap()).await.unwrap().unwrap();
     assert!(holder.host.is_some() && holder.since.is_some() && holder.expires_in.unwrap() <= LEASE);
     assert_eq!(backend.inspect(&Key::new("other").unwrap()).await.unwrap(), None);
-    assert_eq!(first.withdraw().await.unwrap(), Withdrawn::Removed);
+    assert_eq!(first.withdraw().await.unwrap(), Withdrawal::REMOVED);
     assert_eq!(backend.inspect(&Key::new("k").unwrap()).await.unwrap(), None);
     assert!(fence(granted(second.attempt().await.unwrap())) > fence(grant));
 }
@@ -49,7 +49,7 @@ async fn an_attempt_that_finds_its_own_token_keeps_the_fence_and_extends_the_lea
     let again = granted(mine.attempt().await.unwrap());
     assert_eq!(fence(again), fence(first));
     assert!(site.number(expiry).await > before);
-    assert_eq!(mine.withdraw().await.unwrap(), Withdrawn::Removed);
+    assert_eq!(mine.withdraw().await.unwrap(), Withdrawal::REMOVED);
 }
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn withdrawing_is_idempotent_and_touches_only_its_own() {
     let backend = site.backend().await;
     let mut never_tried = claim(&backend, "k", LEASE).await;
     assert!(never_tried.is_clean());
-    assert_eq!(never_tried.withdraw().await.unwrap(), Withdrawn::Absent);
+    assert_eq!(never_tried.withdraw().await.unwrap(), Withdrawal::ABSENT);
 
     let mut first = claim(&backend, "k", SHORT).await;
     let _ = granted(first.attempt().await.unwrap());
@@ -67,12 +67,12 @@ async fn withdrawing_is_idempotent_and_touches_only_its_own() {
     let mut second = claim(&backend, "k", LEASE).await;
     let _ = granted(second.attempt().await.unwrap());
     for _ in 0..2 {
-        assert_eq!(first.withdraw().await.unwrap(), Withdrawn::Absent);
+        assert_eq!(first.withdraw().await.unwrap(), Withdrawal::ABSENT);
         assert!(first.is_clean());
     }
     assert_eq!(second.renew().await.unwrap(), Renewed::Extended);
-    assert_eq!(second.withdraw().await.unwrap(), Withdrawn::Removed);
-    assert_eq!(second.withdraw().await.unwrap(), Withdrawn::Absent);
+    assert_eq!(second.withdraw().await.unwrap(), Withdrawal::REMOVED);
+    assert_eq!(second.withdraw().await.unwrap(), Withdrawal::ABSENT);
     assert_eq!(site.held().await, 0);
 }
 
@@ -85,7 +85,7 @@ async fn a_lease_that_ran_out_is_neither_renewed_nor_counted_as_released() {
     tokio::time::sleep(SHORT * 2).await;
     assert_eq!(mine.renew().await.unwrap(), Renewed::Gone);
     assert_eq!(backend.inspect(&Key::new("k").unwrap()).await.unwrap(), None);
-    assert_eq!(mine.withdraw().await.unwrap(), Withdrawn::Absent);
+    assert_eq!(mine.withdraw().await.unwrap(), Withdrawal::ABSENT);
 }
 
 #[tokio::test]

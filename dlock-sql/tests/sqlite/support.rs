@@ -6,7 +6,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Withdrawn};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Withdrawal};
 use dlock_core::{Backend, Capabilities, Claim, Failure, Fence, Holder, Key, Locks, Wait};
 use dlock_sql::{Sqlite, SqliteClaim, SqliteOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -94,8 +94,8 @@ impl Claim for Nothing {
         Ok(Renewed::Gone)
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
-        Ok(Withdrawn::Absent)
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        Ok(Withdrawal::ABSENT)
     }
 
     fn is_clean(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawn};
+use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
 
@@ -130,18 +130,18 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
         }
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         match self.mutant.mutation {
-            Mutation::ForgetsToRelease => return Ok(Withdrawn::Removed),
-            Mutation::LeavesUnknownsBehind if self.unsettled => return Ok(Withdrawn::Absent),
+            Mutation::ForgetsToRelease => return Ok(Withdrawal::REMOVED),
+            Mutation::LeavesUnknownsBehind if self.unsettled => return Ok(Withdrawal::ABSENT),
             Mutation::ReleasesForeignLocks => {
                 self.remove_any().await?;
-                return Ok(Withdrawn::Removed);
+                return Ok(Withdrawal::REMOVED);
             }
             _ => {}
         }
         match self.claim()?.withdraw().await? {
-            Withdrawn::Absent if self.is(Mutation::ReleasesNothingHappily) => Ok(Withdrawn::Removed),
+            Withdrawal::ABSENT if self.is(Mutation::ReleasesNothingHappily) => Ok(Withdrawal::REMOVED),
             answer => Ok(answer),
         }
     }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use dlock_core::backend::{Attempt, ClaimRequest, Renewed, Signal, Withdrawn};
+use dlock_core::backend::{Attempt, ClaimRequest, Renewed, Signal, Withdrawal};
 use dlock_core::{Backend, Claim, Failure, keeper};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
@@ -84,7 +84,7 @@ impl<B: Backend> Claim for WiredClaim<B> {
         self.send(Request::Renew, |mut claim| Box::pin(async move { claim.renew().await })).await
     }
 
-    async fn withdraw(&mut self) -> Result<Withdrawn, Failure> {
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.send(Request::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
     }
 

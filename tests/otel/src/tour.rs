@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use dlock::{
-    Batch, Error, ErrorKind, Guard, Lock, Locks, Memory, MovableClock, Quorum, Wait, distributed_lock,
+    Batch, Error, ErrorKind, Guard, Lock, Locks, ManualClock, Memory, Quorum, Wait, distributed_lock,
 };
 use tracing::{Instrument, info_span};
 
@@ -20,7 +20,7 @@ const THIRD: Duration = Duration::from_secs(21);
 const SHORT: Duration = Duration::from_millis(20);
 
 struct Tour {
-    clock: MovableClock,
+    clock: ManualClock,
     memory: Memory,
     locks: Locks,
     /// What all keys contain.
@@ -44,7 +44,7 @@ fn kind<T>(result: Result<T, Error>) -> Result<(), ErrorKind> {
 
 /// `mark` is a part of every key.
 pub(crate) async fn take(mark: &str, exported: &Exported, turn: &mut Turn) -> Result<()> {
-    let clock = MovableClock::stopped();
+    let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
     let spy = Spy::on(memory.clone());
     let locks = Locks::builder(spy.clone()).with_lease(LEASE).build()?;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Busy, Grant, Term, Together};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
 use dlock_core::{ErrorKind, Failure, Fence, Holder};
 use sqlx::{Row, SqlStr};
 
@@ -56,8 +56,8 @@ impl Statements {
 }
 
 /// Takes the rows of all these claims, or none.
-pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<Together, Failure> {
-    let Some(first) = claims.first_mut() else { return Ok(Together::Granted(Vec::new())) };
+pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<BatchAttempt, Failure> {
+    let Some(first) = claims.first_mut() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let until = first.until();
     let (database, writer) = first.database().await?;
     for claim in claims.iter_mut() {
@@ -66,16 +66,16 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
             return Err(Failure::unavailable("the database was replaced; it is tried again"));
         }
         if other != writer {
-            return Ok(Together::Separately);
+            return Ok(BatchAttempt::Separately);
         }
         database.may_grant(claim.request.lease)?;
     }
     let list = list(claims);
     match take(claims, &database, writer, &list, until).await? {
-        Some(grants) => Ok(Together::Granted(grants)),
+        Some(grants) => Ok(BatchAttempt::Granted(grants)),
         None => {
             let (place, busy) = busy(&database, &list, until).await?;
-            Ok(Together::Busy { place: place.min(claims.len() - 1), busy })
+            Ok(BatchAttempt::Busy { place: place.min(claims.len() - 1), busy })
         }
     }
 }

@@ -1,0 +1,55 @@
+//! Pauses between two attempts.
+
+use std::time::Duration;
+
+/// Exponential back-off with full jitter: each pause is random between a little above zero and a limit that doubles.
+///
+/// Full jitter spreads the waiters of many processes best (Brooker, *Exponential Backoff And Jitter*, 2015).
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    limit: Duration,
+    to: Duration,
+}
+
+impl Backoff {
+    /// Creates a back-off whose first pause is at most `from`, and which never exceeds `to`.
+    #[must_use]
+    pub fn new(from: Duration, to: Duration) -> Self {
+        Self { limit: from.min(to), to }
+    }
+
+    /// After failures of the backend.
+    pub(crate) fn of_failures() -> Self {
+        Self::new(Duration::from_millis(10), Duration::from_millis(500))
+    }
+
+    /// Returns the next pause.
+    pub fn next(&mut self) -> Duration {
+        let limit = self.limit;
+        self.limit = (limit * 2).min(self.to);
+        // Never quite zero, so that a loop of attempts cannot spin.
+        limit.mul_f64(0.05 + 0.95 * fastrand::f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_limit_and_spread_below_it() {
+        let (from, to) = (Duration::from_millis(10), Duration::from_millis(80));
+        let mut sums = [Duration::ZERO; 6];
+        for _ in 0..2_000 {
+            let mut backoff = Backoff::new(from, to);
+            for (n, sum) in sums.iter_mut().enumerate() {
+                let pause = backoff.next();
+                assert!(pause > Duration::ZERO && pause <= (from * (1 << n)).min(to));
+                *sum += pause;
+            }
+        }
+        let means = sums.map(|sum| sum / 2_000);
+        assert!(means[1] > means[0] && means[2] > means[1] && means[3] > means[2]);
+        assert!(means[5] > to / 3 && means[5] < to * 2 / 3, "{means:?}");
+    }
+}

@@ -1,0 +1,506 @@
+//! The contract between the engine and a backend.
+//!
+//! A backend supplies primitives; waiting, deadlines, retries, renewal, loss, reentrancy and spans are written once, in
+//! this crate. To add a backend, implement [`Backend`] and [`Claim`] with plain `async fn`s, and run the conformance
+//! suite of `dlock-testkit` over it. [`Memory`](crate::Memory) is the reference implementation.
+//!
+//! # The life of a claim
+//!
+//! ```text
+//! claim() ── attempt() ─┬─ Granted ── granted(signal) ── renew()* ── withdraw()
+//!              ▲        ├─ Busy ───── changed() ─┐
+//!              └────────┼────────────────────────┘        withdraw() may follow anything, at any time
+//!                       └─ Err ────── attempt() again, or withdraw()
+//! ```
+//!
+//! # Rules
+//!
+//! 1. **One token.** A claim has one [`Token`] for its whole life and leaves it on the server. Every step is idempotent
+//!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else.
+//! 2. **Every await can be the last.** The engine drops the future of any step when the caller goes away or a request
+//!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
+//!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
+//!    backend has one, so that it arrives later.
+//! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from the
+//!    moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, or report what is left.
+//! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
+//!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
+//! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
+//! 6. **All or nothing.** [`Backend::attempt_all`] takes every lock or none, in one step that no failure can tear.
+//! 7. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//!    whose I/O is driven by the caller's runtime must not be needed there.
+
+mod backoff;
+pub(crate) mod dynamic;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+pub use self::backoff::Backoff;
+use crate::clock::{Clock, Timestamp};
+use crate::error::Failure;
+use crate::fence::Fence;
+use crate::handles::options::{Options, Wait};
+use crate::holder::{Holder, Identity};
+use crate::key::Key;
+use crate::telemetry::{Trace, Votes};
+use crate::token::Token;
+
+/// A lock service: Redis, ZooKeeper, a database, this process's memory.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// One series of attempts under one token.
+    type Claim: Claim;
+
+    /// A short lower-case name for errors, spans and metrics, such as `redis`.
+    fn name(&self) -> &'static str;
+
+    /// What the backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The clock that this backend's leases are measured with on our side.
+    fn clock(&self) -> Clock {
+        Clock::system()
+    }
+
+    /// Prepares a claim. No I/O happens here.
+    fn claim(&self, request: ClaimRequest) -> Self::Claim;
+
+    /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
+    ///
+    /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by itself.
+    /// One that finds its own token adopts its lock, as in an attempt of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure says that it did not.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; the outcome of all claims then counts as unknown.
+    fn attempt_all(
+        &self,
+        claims: &mut [&mut Self::Claim],
+    ) -> impl Future<Output = Result<BatchAttempt, Failure>> + Send {
+        let _ = claims;
+        std::future::ready(Ok(BatchAttempt::Separately))
+    }
+
+    /// Who holds `key`; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
+
+    /// All locks that are held, with their holders, in any order. The default cannot; see
+    /// [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn holders(&self) -> impl Future<Output = Result<Vec<(Key, Holder)>, Failure>> + Send {
+        std::future::ready(Err(Failure::unsupported("list the holders of its locks")))
+    }
+
+    /// Who waits for `key`, the next one first, without the holder. The default cannot; see
+    /// [`Capabilities::shows_waiters`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn waiters(&self, key: &Key) -> impl Future<Output = Result<Vec<Holder>, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("tell who waits for a lock")))
+    }
+
+    /// Frees `key` whoever holds it, and says whether anybody did. The next grant has a higher fence; those who wait
+    /// are told as after a release. The default cannot; see [`Capabilities::administered`].
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn force_release(&self, key: &Key) -> impl Future<Output = Result<bool, Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
+    }
+
+    /// Closes connections, as the last step of a shutdown. Later calls may fail.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// One series of attempts to take one lock under one token, and the hold that may come of it.
+///
+/// See the [module](self) for the rules.
+pub trait Claim: Send + 'static {
+    /// Tries once and never waits for other holders.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; the outcome then counts as unknown.
+    fn attempt(&mut self) -> impl Future<Output = Result<Attempt, Failure>> + Send;
+
+    /// After [`Attempt::Busy`]: resolves when another attempt is worth while. It may resolve for nothing, and it may miss
+    /// a change: the engine tries again after a while by itself. The default never resolves.
+    ///
+    /// # Errors
+    ///
+    /// A transient failure is taken as "cannot tell" and the engine polls; a final one ends the acquire.
+    ///
+    /// # Cancel safety
+    ///
+    /// Must be cancel-safe: dropping it loses nothing but the notification.
+    fn changed(&mut self) -> impl Future<Output = Result<(), Failure>> + Send {
+        std::future::pending()
+    }
+
+    /// Called once, right after an attempt was granted. Backends that learn of trouble by themselves (a session that is
+    /// suspended or expires) keep the signal; the default drops it.
+    fn granted(&mut self, signal: Signal) {
+        drop(signal);
+    }
+
+    /// Extends the lease by its full length from now, if the lock still carries our token; never re-creates it. Only
+    /// called for [`Term::Lease`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend could not be asked; the engine tries again until the lease ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await.
+    fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
+
+    /// Gives back whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at any
+    /// time, also when nothing was ever granted.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when it could not be confirmed; the engine tries again until the lease ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; it is then called again.
+    fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawal, Failure>> + Send;
+
+    /// Whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
+    /// correct. The engine does not rely on it after an unknown outcome.
+    fn is_clean(&self) -> bool {
+        false
+    }
+}
+
+/// What the engine asks a backend to claim.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClaimRequest {
+    /// The lock's name.
+    pub key: Key,
+    /// The mark of this claim.
+    pub token: Token,
+    /// How long the backend keeps the lock when nothing is heard of us.
+    pub lease: Duration,
+    /// How long the engine waits for the answer to one request before it counts as lost.
+    pub request_timeout: Duration,
+    /// Whether the engine will ask again after an unknown outcome. When not, the backend may leave out what only serves
+    /// that.
+    pub recheck: bool,
+    /// Whether the caller waits for a busy lock. When not, a backend with a queue leaves it by itself, at once.
+    pub waits: bool,
+    /// Who we are, to be stored with the lock.
+    pub identity: Arc<Identity>,
+    pub(crate) trace: Trace,
+    pub(crate) votes: Votes,
+}
+
+impl ClaimRequest {
+    pub(crate) fn new(
+        key: Key,
+        token: Token,
+        options: &Options,
+        identity: Arc<Identity>,
+        votes: Votes,
+    ) -> Self {
+        let (lease, request_timeout) = (options.lease, options.request_timeout());
+        let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
+        let trace = Trace::current();
+        Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
+    }
+
+    /// The line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
+    /// W3C trace context of the span that acquires.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let line = self.identity.describe(SystemTime::now());
+        match self.trace.to_text() {
+            Some(trace) => format!("{line} trace={trace}"),
+            None => line,
+        }
+    }
+}
+
+/// The answer to one attempt.
+#[derive(Debug)]
+#[must_use]
+pub enum Attempt {
+    /// The lock is ours.
+    Granted(Grant),
+    /// Somebody else has it.
+    Busy(Busy),
+}
+
+/// The answer to one attempt for several locks at once.
+#[derive(Debug)]
+#[must_use]
+pub enum BatchAttempt {
+    /// All of them are ours: a grant for each claim, in their order.
+    Granted(Vec<Grant>),
+    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose outcome
+    /// was not known may have.
+    Busy {
+        /// Which of the claims.
+        place: usize,
+        /// What is known of its holder.
+        busy: Busy,
+    },
+    /// These locks cannot be taken in one step. Nothing was tried: they are to be taken one by one.
+    Separately,
+}
+
+/// A lock that was given to us.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Grant {
+    /// The fencing token, where the backend has them.
+    pub fence: Option<Fence>,
+    /// How long it is ours.
+    pub term: Term,
+}
+
+impl Grant {
+    /// A grant of this term without a fence.
+    #[must_use]
+    pub const fn new(term: Term) -> Self {
+        Self { fence: None, term }
+    }
+
+    /// Adds the fence.
+    #[must_use]
+    pub const fn with_fence(mut self, fence: Fence) -> Self {
+        self.fence = Some(fence);
+        self
+    }
+}
+
+/// How long a grant lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// For this long from the send of the attempt, and again from each renewal.
+    Lease(Duration),
+    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after the
+    /// last proof of life ([`Signal::trust`]); without one, only [`Signal::lost`] ends it.
+    Session(Option<Duration>),
+}
+
+/// Somebody else holds the lock.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Busy {
+    /// After how long the holder's lease ends if it is not renewed.
+    pub retry_after: Option<Duration>,
+    /// Who it is, where the answer tells.
+    pub holder: Option<Box<Holder>>,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Renewed {
+    /// The lease runs for its full length again, counted from the send of the request.
+    Extended,
+    /// The lock no longer carries our token.
+    Gone,
+}
+
+/// The answer to a withdrawal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
+pub struct Withdrawal {
+    /// Whether something of ours was there and is gone now.
+    pub removed: bool,
+    /// Whether the server certainly has nothing of this claim from now on. When not, a request that was sent before may
+    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have passed.
+    pub settled: bool,
+    /// Whether somebody else waits for the lock, where the answer tells.
+    pub contended: Option<bool>,
+}
+
+impl Withdrawal {
+    /// Something of ours was there and is gone now.
+    pub const REMOVED: Self = Self { removed: true, settled: true, contended: None };
+    /// Nothing of ours was there.
+    pub const ABSENT: Self = Self { removed: false, settled: true, contended: None };
+
+    /// Says that a request that was sent before may still take effect.
+    pub const fn unsettled(mut self) -> Self {
+        self.settled = false;
+        self
+    }
+
+    /// Says whether somebody else waits for the lock.
+    pub const fn with_contention(mut self, contended: bool) -> Self {
+        self.contended = Some(contended);
+        self
+    }
+}
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Every grant carries a [`Fence`].
+    pub fencing: bool,
+    /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
+    /// process ask at a time, in their order.
+    pub fair: bool,
+    /// [`Claim::changed`] is told of releases by other processes.
+    pub notified: bool,
+    /// A session keeps the lock, instead of a lease that is renewed.
+    pub session_kept: bool,
+    /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
+    pub durable: bool,
+    /// [`Backend::holders`] and [`Backend::force_release`] work.
+    pub administered: bool,
+    /// [`Backend::waiters`] works.
+    pub shows_waiters: bool,
+    /// The shortest useful pause between two polls of a busy lock.
+    pub poll_from: Duration,
+    /// The longest pause between two polls. With notifications this is only the safety net.
+    pub poll_to: Duration,
+}
+
+impl Capabilities {
+    /// A leased lock without fences that is polled every 10 ms to 250 ms: what the least backend has.
+    #[must_use]
+    pub const fn basic() -> Self {
+        Self {
+            fencing: false,
+            fair: false,
+            notified: false,
+            session_kept: false,
+            durable: false,
+            administered: false,
+            shows_waiters: false,
+            poll_from: Duration::from_millis(10),
+            poll_to: Duration::from_millis(250),
+        }
+    }
+
+    /// With fences.
+    #[must_use]
+    pub const fn with_fencing(mut self) -> Self {
+        self.fencing = true;
+        self
+    }
+
+    /// With a queue on the server.
+    #[must_use]
+    pub const fn with_fairness(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// With notifications, and a poll every `safety_net` in case one is lost.
+    #[must_use]
+    pub const fn with_notifications(mut self, safety_net: Duration) -> Self {
+        self.notified = true;
+        self.poll_to = safety_net;
+        self
+    }
+
+    /// Kept by a session.
+    #[must_use]
+    pub const fn with_session(mut self) -> Self {
+        self.session_kept = true;
+        self
+    }
+
+    /// Confirmed grants are not forgotten.
+    #[must_use]
+    pub const fn with_durability(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// Lists its holders, and frees a lock by force.
+    #[must_use]
+    pub const fn with_administration(mut self) -> Self {
+        self.administered = true;
+        self
+    }
+
+    /// Tells who waits.
+    #[must_use]
+    pub const fn with_waiters_shown(mut self) -> Self {
+        self.shows_waiters = true;
+        self
+    }
+
+    /// Polled with pauses between these two lengths.
+    #[must_use]
+    pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
+        self.poll_from = from;
+        self.poll_to = to;
+        self
+    }
+}
+
+/// A backend's line to one hold: to say that it is suspect, proven, or lost.
+///
+/// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
+#[derive(Clone, Debug)]
+pub struct Signal(Weak<dyn SignalSink>);
+
+/// Who is told of a [`Signal`]: a hold, or one vote of several that make a hold.
+pub(crate) trait SignalSink: Send + Sync {
+    fn lost(&self, cause: Cow<'static, str>);
+    fn suspect(&self);
+    fn trust(&self, proof: Timestamp);
+}
+
+impl Signal {
+    pub(crate) fn new<W: SignalSink + 'static>(witness: &Arc<W>) -> Self {
+        let witness: Weak<W> = Arc::downgrade(witness);
+        Self(witness)
+    }
+
+    /// The lock is gone. `check` is an error from now on, for good.
+    pub fn lost(&self, cause: impl Into<Cow<'static, str>>) {
+        if let Some(witness) = self.0.upgrade() {
+            witness.lost(cause.into());
+        }
+    }
+
+    /// The lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
+    pub fn suspect(&self) {
+        if let Some(witness) = self.0.upgrade() {
+            witness.suspect();
+        }
+    }
+
+    /// The lock was confirmed by a request that was sent at `proof`.
+    pub fn trust(&self, proof: Timestamp) {
+        if let Some(witness) = self.0.upgrade() {
+            witness.trust(proof);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! A namespace: a prefix before every key.
+
+use std::fmt::{self, Write};
+
+use sha2::{Digest, Sha256};
+
+use crate::backend::dynamic::{DynBackend, DynClaim};
+use crate::backend::{
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
+};
+use crate::clock::Clock;
+use crate::error::Failure;
+use crate::holder::Holder;
+use crate::key::Key;
+
+const MAX_PREFIX: usize = 128;
+/// What the digest of a long key takes, with the mark before it.
+const DIGEST: usize = 65;
+/// Up to so many bytes, prefix and key are the name on the servers.
+const LONGEST_AS_IT_IS: usize = Key::MAX_LEN - 80;
+
+/// A backend whose keys all begin with a prefix on the servers, so that several services share one store without sharing
+/// locks. Callers, errors and spans see the key without it.
+///
+/// On the servers a key is called by the prefix and its own text. Where that is longer than 432 bytes, its end is replaced by
+/// `#` and its SHA-256.
+///
+/// [`LocksBuilder::with_prefix`](crate::LocksBuilder::with_prefix) is the same for a [`Locks`](crate::Locks).
+pub struct Prefixed<B> {
+    backend: B,
+    prefix: String,
+}
+
+impl<B> Prefixed<B> {
+    /// `backend` with `prefix` before every key.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the prefix is empty, longer than 128 bytes, or has a NUL.
+    pub fn new(backend: B, prefix: impl Into<String>) -> Result<Self, Failure> {
+        let prefix = prefix.into();
+        if prefix.is_empty() || prefix.len() > MAX_PREFIX || prefix.contains('\0') {
+            return Err(Failure::invalid_config(format!(
+                "the prefix {prefix:?} is not one; use 1 to {MAX_PREFIX} bytes without NUL"
+            )));
+        }
+        Ok(Self { backend, prefix })
+    }
+
+    /// How the key is called on the servers. A long one ends with its digest instead of its own end, and is then longer than
+    /// any that does not, so that no two keys have one name.
+    fn key(&self, key: &Key) -> Key {
+        let (prefix, text) = (self.prefix.as_str(), key.as_str());
+        if prefix.len() + text.len() <= LONGEST_AS_IT_IS {
+            return certain([prefix, text].concat());
+        }
+        let mut name =
+            [prefix, &text[..text.floor_char_boundary(Key::MAX_LEN - DIGEST - prefix.len())], "#"].concat();
+        for byte in Sha256::digest(text) {
+            let _ = write!(name, "{byte:02x}");
+        }
+        certain(name)
+    }
+}
+
+/// A key made of a checked prefix and a key.
+fn certain(text: String) -> Key {
+    match Key::new(text) {
+        Ok(key) => key,
+        Err(failure) => unreachable!("{failure}"),
+    }
+}
+
+impl<B: Backend> Backend for Prefixed<B> {
+    type Claim = B::Claim;
+
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+
+    fn claim(&self, mut request: ClaimRequest) -> B::Claim {
+        request.key = self.key(&request.key);
+        self.backend.claim(request)
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut B::Claim]) -> Result<BatchAttempt, Failure> {
+        self.backend.attempt_all(claims).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.backend.inspect(&self.key(key)).await
+    }
+
+    /// Those with this prefix. A long key is listed by its name on the servers, which ends with its digest.
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let all = self.backend.holders().await?;
+        let ours = all.into_iter().filter_map(|(name, holder)| {
+            let key = Key::new(name.as_str().strip_prefix(self.prefix.as_str())?).ok()?;
+            Some((key, holder))
+        });
+        Ok(ours.collect())
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.backend.waiters(&self.key(key)).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.backend.force_release(&self.key(key)).await
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+}
+
+impl<B: fmt::Debug> fmt::Debug for Prefixed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefixed").field("prefix", &self.prefix).field("backend", &self.backend).finish()
+    }
+}
+
+/// A backend whose type is not known any more, as one again.
+#[derive(Debug)]
+pub(crate) struct Erased(pub(crate) Box<dyn DynBackend>);
+
+/// A claim of it.
+pub(crate) struct ErasedClaim(Box<dyn DynClaim>);
+
+impl Backend for Erased {
+    type Claim = ErasedClaim;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> ErasedClaim {
+        ErasedClaim(self.0.claim(request))
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut ErasedClaim]) -> Result<BatchAttempt, Failure> {
+        self.0.attempt_all(claims.iter_mut().map(|claim| &mut claim.0).collect()).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.0.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.0.waiters(key).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force_release(key).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+impl Claim for ErasedClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.0.attempt().await
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        self.0.changed().await
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        self.0.granted(signal);
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.0.renew().await
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.0.withdraw().await
+    }
+
+    fn is_clean(&self) -> bool {
+        self.0.is_clean()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_keys_share_a_name_and_none_is_too_long() {
+        for prefix in ["a", "orders:", &"p".repeat(MAX_PREFIX)] {
+            let prefixed = Prefixed::new((), prefix).unwrap();
+            let mut texts: Vec<String> = (1..=Key::MAX_LEN).map(|length| "x".repeat(length)).collect();
+            texts.extend((100..=170).map(|length| "\u{20ac}".repeat(length)));
+            texts.extend(["x".repeat(511) + "y", "\u{e9}".repeat(256)]);
+            let mut names: HashSet<Key> = HashSet::new();
+            for text in &texts {
+                let name = prefixed.key(&Key::new(text).unwrap());
+                assert!(name.as_str().starts_with(prefix));
+                // Not even that of a key that looks like a name.
+                let again = Key::new(name.as_str().strip_prefix(prefix).unwrap()).unwrap();
+                names.extend((again.as_str() != text).then(|| prefixed.key(&again)));
+                assert!(names.insert(name), "{} bytes", text.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! One lock on several independent backends.
+
+mod administration;
+mod ballot;
+mod claim;
+mod node;
+mod round;
+mod vote;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Backend, Capabilities, ClaimRequest};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::options::{MAX_LEASE, MIN_LEASE};
+use crate::holder::Holder;
+use crate::key::Key;
+use crate::token::Token;
+pub use claim::QuorumClaim;
+use node::Member;
+pub use node::Node;
+
+pub(crate) const NAME: &str = "quorum";
+const MOST_NODES: usize = 31;
+
+/// A lock that is held when a majority of independent backends says so.
+///
+/// The nodes share nothing: five Redis masters (Redlock), three ZooKeepers, or some of each. A minority of them may be away,
+/// hang, or be slow without anybody noticing. All are asked at once, each for as long as the
+/// [node timeout](QuorumBuilder::with_node_timeout); a round without a majority is taken back on all of them before the answer is
+/// given, in the background where a node does not answer.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Locks, Memory, Quorum};
+///
+/// let nodes = [Memory::new(), Memory::new(), Memory::new()];
+/// let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build()?;
+/// let locks = Locks::new(quorum);
+/// nodes[1].faults().set_unavailable(true);
+/// let guard = locks.lock("room_7").acquire().await?;
+/// guard.release().await?;
+///
+/// nodes[2].faults().set_unavailable(true);
+/// let error = locks.lock("room_7").try_acquire().await.unwrap_err();
+/// assert_eq!(error.kind(), dlock_core::ErrorKind::QuorumNotReached);
+/// # Ok(()) }
+/// ```
+///
+/// # What it does not guarantee
+///
+/// * **No fence.** The fences of the single nodes do not make one that grows: the highest of one majority may be above
+///   the highest of the next. A majority could agree on one only by writing it back, which backends have no request for. Where the
+///   resource needs a fence, take a backend that has one.
+/// * **A winner among many tries.** Several that try at the same moment can each get some of the nodes, and all be told that
+///   the lock is busy. Who waits tries again after a random pause.
+/// * **Nodes that forget.** A node that restarts without its data, or is emptied, does not vote until it has remembered for as
+///   long as the [longest lease](QuorumBuilder::with_longest_lease), so that no lock it forgot can still be held. This
+///   is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data, such as a
+///   snapshot, has the mark and lacks the newest locks, which nobody can see: let nodes keep everything
+///   ([durable](QuorumBuilder::with_durable_nodes)) or nothing.
+/// * **Administration** tells and frees what a majority of the nodes agrees on, if all nodes can do it. A holder that was forced
+///   to release learns of it at its next renewal, as ever; what a node that did not answer still has ends with its lease.
+/// * **Clocks.** As with every lease, the clocks of servers and clients must run at about the same rate.
+#[derive(Clone)]
+pub struct Quorum(Arc<Shared>);
+
+/// Builds a [`Quorum`]; options are checked by [`build`](Self::build).
+#[derive(Debug)]
+#[must_use = "build() makes the quorum"]
+pub struct QuorumBuilder {
+    nodes: Vec<Node>,
+    node_timeout: Duration,
+    longest_lease: Duration,
+    durable: bool,
+}
+
+/// How many nodes of a [`Quorum`] answered: the [source](std::error::Error::source) of an error of the kind
+/// [`ErrorKind::QuorumNotReached`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QuorumVotes {
+    /// How many had answered, whatever they said, when it was clear that they are too few; of a renewal or a release: how
+    /// many had confirmed it.
+    pub answered: usize,
+    /// How many have to.
+    pub needed: usize,
+    /// How many there are.
+    pub nodes: usize,
+}
+
+impl std::error::Error for QuorumVotes {}
+
+/// What the claims of a quorum share.
+struct Shared {
+    members: Vec<Arc<Member>>,
+    node_timeout: Duration,
+    /// The longest lease, where nodes may forget.
+    longest: Option<Duration>,
+    clock: Clock,
+    capabilities: Capabilities,
+}
+
+impl Quorum {
+    /// A quorum of these nodes with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`QuorumBuilder::build`].
+    pub fn new(nodes: impl IntoIterator<Item = impl Into<Node>>) -> Result<Self> {
+        Self::builder(nodes).build()
+    }
+
+    /// For settings that are not the defaults. Nodes of several kinds are given as [`Node`]s.
+    pub fn builder(nodes: impl IntoIterator<Item = impl Into<Node>>) -> QuorumBuilder {
+        QuorumBuilder {
+            nodes: nodes.into_iter().map(Into::into).collect(),
+            node_timeout: Duration::from_millis(200),
+            longest_lease: Duration::from_secs(60),
+            durable: false,
+        }
+    }
+
+    /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest lease.
+    ///
+    /// For the operator, once, when the servers are first set up, before any service runs. Never call it when a service
+    /// starts: it would undo the protection against nodes that have forgotten their locks. Nodes that are in use already are
+    /// left as they are.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of a node. It may be called again.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, some nodes may have been set up.
+    pub async fn bootstrap(&self) -> Result<()> {
+        for member in &self.0.members {
+            member.bootstrap().await.map_err(|failure| {
+                let what = member.says(&failure);
+                Error::new(Operation::Configure, Failure::new(failure.kind(), what)).on(NAME)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl QuorumBuilder {
+    /// How long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a lock's request
+    /// timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer takes.
+    pub const fn with_node_timeout(mut self, limit: Duration) -> Self {
+        self.node_timeout = limit;
+        self
+    }
+
+    /// The longest lease that a lock may have; longer ones are refused. Default 1 minute; up to 24 h. All users of the nodes
+    /// have to agree on it: this long a node that has forgotten its locks does not vote.
+    pub const fn with_longest_lease(mut self, lease: Duration) -> Self {
+        self.longest_lease = lease;
+        self
+    }
+
+    /// The nodes never forget a lock that they granted, also when they are restarted or fail over: each is an ensemble, a
+    /// database, or a Redis that syncs every write to its disk. They are then not asked for their memory, which spares each
+    /// attempt a second request, and leases may have any length.
+    ///
+    /// Backends that are durable by themselves, or keep locks by sessions, are never asked.
+    pub const fn with_durable_nodes(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// The quorum.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, and when an option is outside its bounds.
+    pub fn build(self) -> Result<Quorum> {
+        let refuse =
+            |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)).on(NAME));
+        let Self { nodes, node_timeout, longest_lease, durable } = self;
+        if !(1..=MOST_NODES).contains(&nodes.len()) {
+            return refuse(format!(
+                "a quorum of {} nodes; use 3 or 5, at the most {MOST_NODES}",
+                nodes.len()
+            ));
+        }
+        if !(Duration::from_millis(1)..=Duration::from_secs(5)).contains(&node_timeout) {
+            return refuse(format!("node timeout is {node_timeout:?}; use 1 ms to 5 s"));
+        }
+        if !(MIN_LEASE..=MAX_LEASE).contains(&longest_lease) {
+            return refuse(format!("longest lease is {longest_lease:?}; use 50 ms to 24 h"));
+        }
+        let abilities: Vec<_> = nodes.iter().map(|node| node.backend().capabilities()).collect();
+        let keeps = |can: &Capabilities| durable || can.durable || can.session_kept;
+        let members: Vec<_> = nodes
+            .into_iter()
+            .zip(&abilities)
+            .enumerate()
+            .map(|(place, (node, can))| Member::new(place + 1, node, (!keeps(can)).then_some(longest_lease)))
+            .collect();
+        let mut capabilities = Capabilities::basic();
+        // So many nodes that no majority is left whose leases run out.
+        let leased = abilities.iter().filter(|can| !can.session_kept).count();
+        capabilities.session_kept = leased <= abilities.len() / 2;
+        capabilities.durable = abilities.iter().all(|can| durable || can.durable);
+        capabilities.administered = abilities.iter().all(|can| can.administered);
+        Ok(Quorum(Arc::new(Shared {
+            clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
+            longest: members.iter().any(|member| member.may_forget()).then_some(longest_lease),
+            members,
+            node_timeout,
+            capabilities,
+        })))
+    }
+}
+
+impl Shared {
+    fn needed(&self) -> usize {
+        self.members.len() / 2 + 1
+    }
+
+    /// How long one node may take: so long that a round, and taking it back, come to an end before the engine gives up.
+    fn node_limit(&self, request: &ClaimRequest) -> Duration {
+        self.node_timeout.min(request.request_timeout * 2 / 5)
+    }
+
+    /// What is asked of one node. Nobody waits in its queue: with places in several queues, all could wait for each other.
+    fn node_request(&self, request: &ClaimRequest, token: Token) -> ClaimRequest {
+        let request_timeout = self.node_limit(request);
+        ClaimRequest { token, request_timeout, recheck: true, waits: false, ..request.clone() }
+    }
+
+    fn check_lease(&self, request: &ClaimRequest) -> Result<(), Failure> {
+        match self.longest {
+            Some(longest) if request.lease > longest => Err(Failure::invalid_config(format!(
+                "lease is {:?}; the longest of this quorum is {longest:?}, see `with_longest_lease`",
+                request.lease
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Backend for Quorum {
+    type Claim = QuorumClaim;
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock.clone()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> QuorumClaim {
+        QuorumClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.0.holder(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.list().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force(key).await
+    }
+
+    async fn close(&self) {
+        for member in &self.0.members {
+            member.close().await;
+        }
+    }
+}
+
+/// No majority: what each of the others said.
+fn too_few(members: &[Arc<Member>], answered: usize, failures: Vec<(usize, Failure)>) -> Failure {
+    let said: Vec<_> = failures.iter().map(|(place, failure)| members[*place].says(failure)).collect();
+    let votes = QuorumVotes { answered, needed: members.len() / 2 + 1, nodes: members.len() };
+    Failure::new(ErrorKind::QuorumNotReached, said.join("; ")).with_source(votes)
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Quorum").field(&self.0.members).finish()
+    }
+}

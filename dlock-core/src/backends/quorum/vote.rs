@@ -1,0 +1,439 @@
+//! A claim on one node: a vote that is asked for, kept, and given back.
+
+use std::borrow::Cow;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use super::node::Member;
+use crate::backend::Backoff;
+use crate::backend::dynamic::DynClaim;
+use crate::backend::{Attempt, Busy, ClaimRequest, Renewed, Signal, SignalSink, Term};
+use crate::clock::{Clock, Timestamp};
+use crate::engine::keeper;
+use crate::error::{ErrorKind, Failure};
+use crate::handles::options::margin;
+use crate::telemetry::Votes;
+
+/// A claim on one node.
+pub(super) struct Vote {
+    pub(super) member: Arc<Member>,
+    /// Whoever asks something of the node holds this, so that requests follow each other.
+    claim: Arc<tokio::sync::Mutex<Box<dyn DynClaim>>>,
+    state: Mutex<State>,
+    council: Weak<Tally>,
+    clock: Clock,
+    lease: Duration,
+    votes: Votes,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// A request may have taken effect, or may still.
+    unsettled: bool,
+    /// The node has it for us: for how long, and since which request.
+    granted: Option<(Term, Timestamp)>,
+    /// The node had it for us once.
+    was_granted: bool,
+    /// It has it no more.
+    gone: bool,
+    suspect: bool,
+    /// Nothing is asked for any more.
+    closed: bool,
+    /// A withdrawal was sent, and not answered yet.
+    withdrawing: bool,
+    /// One was never answered, so that a later one says nothing about what was there.
+    doubtful: bool,
+    sweeping: bool,
+    /// Nothing is left on the node; whether something was removed.
+    done: Option<bool>,
+}
+
+/// What a node said to an attempt.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Granted,
+    Busy(Busy),
+    Failed(Failure),
+}
+
+/// What a vote is worth before a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// To be renewed.
+    Leased,
+    /// Kept by a session until this time.
+    Session(Timestamp),
+    /// A session that cannot be confirmed at the moment.
+    Suspect,
+    /// An attempt that was never answered may have taken it.
+    Unsettled,
+    /// The node does not have it for us.
+    Missing,
+}
+
+impl Vote {
+    pub(super) fn new(
+        member: &Arc<Member>,
+        request: ClaimRequest,
+        council: &Arc<Tally>,
+        clock: Clock,
+    ) -> Arc<Self> {
+        let (lease, votes) = (request.lease, request.votes.clone());
+        Arc::new(Self {
+            claim: Arc::new(tokio::sync::Mutex::new(member.claim(request))),
+            member: Arc::clone(member),
+            state: Mutex::default(),
+            council: Arc::downgrade(council),
+            clock,
+            lease,
+            votes,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the node for its vote.
+    pub(super) async fn ask(self: Arc<Self>) -> Answer {
+        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None };
+        let answer = self.ask_uncounted().await;
+        (asked.outcome, asked.error) = match &answer {
+            Answer::Granted => ("granted", None),
+            Answer::Busy(_) => ("busy", None),
+            Answer::Failed(failure) => ("failed", Some(failure.kind())),
+        };
+        drop(asked);
+        answer
+    }
+
+    async fn ask_uncounted(self: &Arc<Self>) -> Answer {
+        let mut claim = Arc::clone(&self.claim).lock_owned().await;
+        let sent = self.clock.now();
+        let was_unsettled = {
+            let mut state = self.state();
+            if state.closed {
+                return Answer::Failed(Failure::unavailable("it is being given back"));
+            }
+            std::mem::replace(&mut state.unsettled, true)
+        };
+        let attempt = match self.member.may_forget() {
+            false => claim.attempt().await,
+            true => match self.attempt_and_check(&mut claim).await {
+                // The vote of a node that may have forgotten another's lock does not count. What it took is given back.
+                (Ok(Attempt::Granted(_)), Err(failure)) => return Answer::Failed(failure),
+                (attempt, _) => attempt,
+            },
+        };
+        match attempt {
+            Ok(Attempt::Granted(grant)) => {
+                {
+                    let mut state = self.state();
+                    state.unsettled = false;
+                    state.granted = Some((grant.term, sent));
+                    (state.was_granted, state.gone, state.suspect) = (true, false, false);
+                }
+                claim.granted(Signal::new(self));
+                Answer::Granted
+            }
+            Ok(Attempt::Busy(busy)) => {
+                self.state().unsettled = was_unsettled;
+                Answer::Busy(busy)
+            }
+            Err(failure) => {
+                if failure.kind() != ErrorKind::Unknown {
+                    self.state().unsettled = was_unsettled;
+                }
+                Answer::Failed(failure)
+            }
+        }
+    }
+
+    /// Attempts, and looks whether the node remembers, as of a time after the attempt.
+    ///
+    /// Both requests go out together, the look second. When its answer is there first, it may have been carried out first,
+    /// and is made again.
+    async fn attempt_and_check(
+        &self,
+        claim: &mut Box<dyn DynClaim>,
+    ) -> (Result<Attempt, Failure>, Result<(), Failure>) {
+        let mut attempt = pin!(claim.attempt());
+        let mut look = pin!(self.member.remembers());
+        let mut looked = None;
+        let (attempt, looked_after) = std::future::poll_fn(|context| {
+            if let Poll::Ready(attempt) = attempt.as_mut().poll(context) {
+                // Now it is the later one.
+                let after = match (&looked, look.as_mut()) {
+                    (None, look) => match look.poll(context) {
+                        Poll::Ready(answer) => Some(Some(answer)),
+                        Poll::Pending => Some(None),
+                    },
+                    (Some(()), _) => None,
+                };
+                return Poll::Ready((attempt, after));
+            }
+            if looked.is_none() && look.as_mut().poll(context).is_ready() {
+                looked = Some(());
+            }
+            Poll::Pending
+        })
+        .await;
+        if !matches!(attempt, Ok(Attempt::Granted(_))) {
+            return (attempt, Ok(()));
+        }
+        let memory = match looked_after {
+            Some(Some(answer)) => answer,
+            Some(None) => look.await,
+            None => self.member.remembers().await,
+        };
+        (attempt, memory)
+    }
+
+    /// What it is worth now, without asking.
+    pub(super) fn standing(&self) -> Standing {
+        let state = self.state();
+        match state.granted {
+            _ if state.closed || state.gone => Standing::Missing,
+            Some((Term::Lease(_), _)) => Standing::Leased,
+            Some(_) if state.suspect => Standing::Suspect,
+            Some((Term::Session(None), _)) => Standing::Session(Timestamp::NEVER),
+            Some((Term::Session(Some(length)), proof)) => {
+                Standing::Session(proof + length.saturating_sub(margin(length)))
+            }
+            None if state.unsettled => Standing::Unsettled,
+            None => Standing::Missing,
+        }
+    }
+
+    /// For how long the node's grant can be relied upon without a word.
+    pub(super) fn length(&self) -> Option<Duration> {
+        match self.state().granted? {
+            (Term::Lease(length), _) => Some(length),
+            // A session is confirmed now and then; half of its time is left at any moment.
+            (Term::Session(Some(length)), _) => Some(self.lease.min(length / 2)),
+            (Term::Session(None), _) => Some(self.lease),
+        }
+    }
+
+    /// Renews the lease on the node.
+    pub(super) async fn renew(self: Arc<Self>) -> Result<Renewed, Failure> {
+        let mut claim = Arc::clone(&self.claim).lock_owned().await;
+        if self.state().closed {
+            return Ok(Renewed::Gone);
+        }
+        let sent = self.clock.now();
+        let renewed = claim.renew().await?;
+        let mut state = self.state();
+        match renewed {
+            Renewed::Extended => {
+                state.granted.get_or_insert((Term::Lease(self.lease), sent));
+                state.was_granted = true;
+            }
+            Renewed::Gone => (state.granted, state.gone) = (None, true),
+        }
+        Ok(renewed)
+    }
+
+    /// Resolves when another attempt at this node may be worth while.
+    pub(super) async fn changed(self: Arc<Self>) -> Result<(), Failure> {
+        Arc::clone(&self.claim).lock_owned().await.changed().await
+    }
+
+    /// From here on nothing is asked for.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+    }
+
+    /// Gives back what is on the node. Closes it first.
+    pub(super) async fn withdraw(self: Arc<Self>) -> Result<(), Failure> {
+        self.close();
+        let mut claim = Arc::clone(&self.claim).lock_owned().await;
+        {
+            let mut state = self.state();
+            if state.done.is_some() {
+                return Ok(());
+            }
+            if !state.unsettled && !state.was_granted && claim.is_clean() {
+                state.done = Some(false);
+                return Ok(());
+            }
+            state.doubtful |= std::mem::replace(&mut state.withdrawing, true);
+        }
+        let answer = claim.withdraw().await;
+        let mut state = self.state();
+        match answer {
+            Ok(withdrawn) => {
+                state.done = Some(withdrawn.removed);
+                Ok(())
+            }
+            Err(failure) => {
+                state.withdrawing = failure.kind() == ErrorKind::Unknown;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Gives back what is on the node in the background: again and again, until it is confirmed or the lease ended it.
+    pub(super) fn sweep(self: Arc<Self>, limit: Duration) -> Result<(), Failure> {
+        {
+            let mut state = self.state();
+            state.closed = true;
+            if state.done.is_some() || std::mem::replace(&mut state.sweeping, true) {
+                return Ok(());
+            }
+        }
+        keeper::runtime()?.spawn(async move {
+            // A request that is still on its way starts its lease when it arrives.
+            let until = self.clock.now() + self.lease + limit;
+            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
+            while !matches!(tokio::time::timeout(limit, Arc::clone(&self).withdraw()).await, Ok(Ok(()))) {
+                if self.clock.now() >= until {
+                    self.state().done.get_or_insert(false);
+                    break;
+                }
+                tokio::time::sleep(backoff.next()).await;
+            }
+            self.state().sweeping = false;
+        });
+        Ok(())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
+    /// Whether nothing is left on the node that was looked after.
+    pub(super) fn is_done(&self) -> bool {
+        self.state().done.is_some()
+    }
+
+    /// Whether the node did what it was asked and has nothing of ours, as far as is known.
+    pub(super) fn is_settled(&self) -> bool {
+        let state = self.state();
+        !state.unsettled && state.granted.is_none() && !state.gone
+    }
+
+    /// Whether the node certainly has nothing of ours.
+    pub(super) fn is_clean(&self) -> bool {
+        let state = self.state();
+        state.done.is_some()
+            || (!state.unsettled
+                && !state.was_granted
+                && self.claim.try_lock().is_ok_and(|claim| claim.is_clean()))
+    }
+
+    /// After a withdrawal: whether something was removed, or that cannot be told.
+    pub(super) fn may_have_been_removed(&self) -> bool {
+        let state = self.state();
+        state.was_granted && (state.doubtful || state.done != Some(false))
+    }
+}
+
+impl SignalSink for Vote {
+    fn lost(&self, cause: Cow<'static, str>) {
+        {
+            let mut state = self.state();
+            (state.granted, state.gone) = (None, true);
+        }
+        self.recount(cause);
+    }
+
+    fn suspect(&self) {
+        self.state().suspect = true;
+        self.recount("".into());
+    }
+
+    fn trust(&self, proof: Timestamp) {
+        let was_suspect = {
+            let mut state = self.state();
+            if let Some((Term::Session(_), last)) = &mut state.granted {
+                *last = (*last).max(proof);
+            }
+            std::mem::replace(&mut state.suspect, false)
+        };
+        if was_suspect {
+            self.recount("".into());
+        }
+    }
+}
+
+impl Vote {
+    fn recount(&self, cause: Cow<'static, str>) {
+        if let Some(council) = self.council.upgrade() {
+            council.recount(&self.member, cause);
+        }
+    }
+}
+
+/// A vote that was asked for, to be counted when it is over, also when nobody waits for the answer any more.
+struct Asked<'a> {
+    vote: &'a Vote,
+    outcome: &'static str,
+    error: Option<ErrorKind>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.vote.votes.voted(self.vote.member.number(), self.outcome, self.error);
+    }
+}
+
+/// The votes of one claim, for what nodes say unasked.
+#[derive(Default)]
+pub(super) struct Tally {
+    votes: Mutex<Vec<Arc<Vote>>>,
+    needed: usize,
+    signal: OnceLock<(Signal, Timestamp)>,
+    suspected: AtomicBool,
+}
+
+impl Tally {
+    pub(super) fn new(needed: usize) -> Arc<Self> {
+        Arc::new(Self { needed, ..Self::default() })
+    }
+
+    fn votes(&self) -> MutexGuard<'_, Vec<Arc<Vote>>> {
+        self.votes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These are the votes from now on.
+    pub(super) fn seat(&self, votes: &[Arc<Vote>]) {
+        *self.votes() = votes.to_vec();
+    }
+
+    /// Whom to tell, of a lock that was granted at `sent`.
+    pub(super) fn report_to(&self, signal: Signal, sent: Timestamp) {
+        let _ = self.signal.set((signal, sent));
+        self.tell("a node took it back at once".into());
+    }
+
+    fn recount(&self, member: &Member, cause: Cow<'static, str>) {
+        self.tell(format!("too few nodes are left that have it; {}", member.says(&cause)).into());
+    }
+
+    fn tell(&self, cause: Cow<'static, str>) {
+        let Some((signal, sent)) = self.signal.get() else { return };
+        let (mut sound, mut shaken) = (0, 0);
+        for vote in &*self.votes() {
+            match vote.standing() {
+                Standing::Leased | Standing::Session(_) => sound += 1,
+                Standing::Suspect => shaken += 1,
+                Standing::Unsettled | Standing::Missing => {}
+            }
+        }
+        if sound >= self.needed {
+            // It is no longer than it was; only the doubt is over.
+            if self.suspected.swap(false, Ordering::AcqRel) {
+                signal.trust(*sent);
+            }
+        } else if sound + shaken >= self.needed {
+            self.suspected.store(true, Ordering::Release);
+            signal.suspect();
+        } else {
+            signal.lost(cause);
+        }
+    }
+}

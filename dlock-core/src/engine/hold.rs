@@ -1,0 +1,358 @@
+//! One lock that was granted: its validity, and the claim behind it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::backend::dynamic::DynClaim;
+use crate::backend::{Grant, Signal, SignalSink, Term};
+use crate::clock::Timestamp;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::fence::Fence;
+use crate::handles::options::{Options, Site, margin};
+use crate::key::Key;
+use crate::telemetry::{Loss, Trace};
+
+const HELD: u8 = 0;
+const SUSPECT: u8 = 1;
+const LOST: u8 = 2;
+const RELEASED: u8 = 3;
+
+const UNLISTED: usize = usize::MAX;
+
+/// What a hold is worth at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Held,
+    Suspect,
+    Lost,
+    Released,
+}
+
+/// A lock that was granted. Shared by the guards of its owner, the views of it, and the keeper.
+pub(crate) struct Hold {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) site: Site,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) acquired_at: Timestamp,
+    pub(crate) request_timeout: Duration,
+    pub(crate) rechecks: u32,
+    /// The lease to be kept up, or the requested one where a session keeps the lock.
+    pub(crate) lease: Duration,
+    term: Term,
+    /// Of the span that took it.
+    pub(crate) trace: Trace,
+    /// When `max_hold` ends it.
+    ends_at: Timestamp,
+    state: AtomicU8,
+    deadline: AtomicU64,
+    renew_at: AtomicU64,
+    at_risk: AtomicBool,
+    /// How many guards share the hold; the last one gives the lock back.
+    shares: AtomicU32,
+    pub(crate) slot: AtomicUsize,
+    changed: Notify,
+    loss: OnceLock<Cow<'static, str>>,
+    claim: tokio::sync::Mutex<Option<Box<dyn DynClaim>>>,
+}
+
+impl Hold {
+    /// A hold granted by an attempt whose first request was sent at `sent`, not yet listed with the keeper.
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        key: Key,
+        site: Site,
+        options: &Options,
+        claim: Box<dyn DynClaim>,
+        grant: Grant,
+        sent: Timestamp,
+    ) -> Arc<Self> {
+        let now = engine.clock.now();
+        let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
+        let length = match grant.term {
+            Term::Lease(length) | Term::Session(Some(length)) => Some(length),
+            Term::Session(None) => None,
+        };
+        let deadline = length.map_or(Timestamp::NEVER, |length| sent + length - margin(length)).min(ends_at);
+        let renew_at = match grant.term {
+            Term::Lease(length) => sent + length / 3,
+            Term::Session(_) => Timestamp::NEVER,
+        };
+        let hold = Arc::new(Self {
+            engine,
+            key,
+            site,
+            fence: grant.fence,
+            acquired_at: now,
+            request_timeout: options.request_timeout(),
+            rechecks: options.rechecks,
+            lease: length.unwrap_or(options.lease),
+            term: grant.term,
+            trace: Trace::current(),
+            ends_at,
+            state: AtomicU8::new(HELD),
+            deadline: AtomicU64::new(deadline.as_nanos()),
+            renew_at: AtomicU64::new(renew_at.as_nanos()),
+            at_risk: AtomicBool::new(false),
+            shares: AtomicU32::new(1),
+            slot: AtomicUsize::new(UNLISTED),
+            changed: Notify::new(),
+            loss: OnceLock::new(),
+            claim: tokio::sync::Mutex::new(Some(claim)),
+        });
+        if let Ok(mut claim) = hold.claim.try_lock()
+            && let Some(claim) = claim.as_mut()
+        {
+            claim.granted(Signal::new(&hold));
+        }
+        hold
+    }
+
+    /// A pure local test; no I/O. Notices by itself that the deadline has passed.
+    pub(crate) fn condition(&self) -> Condition {
+        self.condition_at(|| self.engine.clock.now())
+    }
+
+    fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
+        match self.state.load(Ordering::Acquire) {
+            RELEASED => Condition::Released,
+            LOST => Condition::Lost,
+            state => {
+                if now() >= self.deadline() {
+                    self.lose_by(self.reason_of_expiry());
+                    return Condition::Lost;
+                }
+                if state == SUSPECT { Condition::Suspect } else { Condition::Held }
+            }
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let failure = match self.condition() {
+            Condition::Held => return Ok(()),
+            Condition::Suspect => Failure::new(
+                ErrorKind::Suspect,
+                "the connection that keeps it is gone; wait until it is back or lost",
+            ),
+            Condition::Lost => Failure::new(ErrorKind::Lost, self.cause()),
+            Condition::Released => Failure::new(ErrorKind::NotHeld, "it was released"),
+        };
+        Err(self.error(Operation::Hold, failure))
+    }
+
+    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
+        Error::new(operation, failure).on(self.engine.name).of(&self.key)
+    }
+
+    /// Whether its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Acquire) == LOST
+    }
+
+    /// Why it was lost.
+    pub(crate) fn cause(&self) -> Cow<'static, str> {
+        self.loss.get().cloned().unwrap_or_default()
+    }
+
+    fn reason_of_expiry(&self) -> Loss {
+        if self.deadline() == self.ends_at { Loss::MaxHold } else { Loss::Expired }
+    }
+
+    pub(crate) fn deadline(&self) -> Timestamp {
+        Timestamp::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// Marks the hold lost, for good, as the backend said. Does nothing to one that was released.
+    pub(crate) fn lose(&self, cause: Cow<'static, str>) {
+        self.note_loss(Loss::Backend, cause);
+    }
+
+    /// Marks the hold lost, for good. Does nothing to one that was released.
+    pub(crate) fn lose_by(&self, loss: Loss) {
+        self.note_loss(loss, loss.sentence());
+    }
+
+    fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
+        let _ = self.loss.set(cause);
+        let was = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
+        if was.is_ok() {
+            self.engine.note_lost(self, loss);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Until it is confirmed again, the hold cannot be relied on.
+    pub(crate) fn suspect(&self) {
+        self.at_risk.store(true, Ordering::Release);
+        let _ = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
+        self.changed.notify_waiters();
+    }
+
+    /// The backend confirmed the hold by a request sent at `sent`. Comes too late when the deadline has passed.
+    pub(crate) fn confirm(&self, sent: Timestamp) {
+        if matches!(self.condition(), Condition::Lost | Condition::Released) {
+            return;
+        }
+        if let Term::Lease(length) | Term::Session(Some(length)) = self.term {
+            let deadline = (sent + length - margin(length)).min(self.ends_at);
+            self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        }
+        if let Term::Lease(length) = self.term {
+            self.plan_renewal(sent + length / 3);
+        }
+        self.at_risk.store(false, Ordering::Release);
+        let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
+        self.changed.notify_waiters();
+    }
+
+    /// A renewal is late.
+    pub(crate) fn mark_at_risk(&self) {
+        self.at_risk.store(true, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn is_at_risk(&self) -> bool {
+        self.at_risk.load(Ordering::Acquire)
+    }
+
+    /// When the keeper has to look at this hold: the renewal, or the end.
+    pub(crate) fn due_at(&self) -> Timestamp {
+        self.renew_at().min(self.deadline())
+    }
+
+    fn renew_at(&self) -> Timestamp {
+        Timestamp::from_nanos(self.renew_at.load(Ordering::Acquire))
+    }
+
+    /// Whether a renewal is due at `now`; if so it is the caller's to carry out, and nobody else's.
+    pub(crate) fn take_renewal(&self, now: Timestamp) -> bool {
+        let due = self.renew_at();
+        due <= now
+            && self
+                .renew_at
+                .compare_exchange(
+                    due.as_nanos(),
+                    Timestamp::NEVER.as_nanos(),
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                )
+                .is_ok()
+    }
+
+    /// Plans the next renewal, unless the hold ends before by `max_hold`.
+    pub(crate) fn plan_renewal(&self, at: Timestamp) {
+        let at = if self.deadline() >= self.ends_at { Timestamp::NEVER } else { at };
+        self.renew_at.store(at.as_nanos(), Ordering::Release);
+    }
+
+    /// How long it stays valid if nothing confirms it; `None` without a known end.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        match self.condition() {
+            Condition::Lost | Condition::Released => Some(Duration::ZERO),
+            _ if self.deadline() == Timestamp::NEVER => None,
+            _ => Some(self.deadline().since(self.engine.clock.now())),
+        }
+    }
+
+    /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's timers.
+    pub(crate) async fn lost(&self) {
+        self.when(|hold| hold.condition() == Condition::Lost).await;
+    }
+
+    /// Resolves when the hold is lost or released.
+    pub(crate) async fn ended(&self) {
+        self.when(|hold| hold.state.load(Ordering::Acquire) >= LOST).await;
+    }
+
+    /// Resolves when `test` holds; it is asked again at every change.
+    pub(crate) async fn when(&self, test: impl Fn(&Self) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if test(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// One more guard shares the hold. `None` when it was given back already or `limit` guards share it.
+    pub(crate) fn share(&self, limit: u32) -> Option<u32> {
+        self.shares
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n > 0 && n < limit).then(|| n + 1))
+            .ok()
+            .map(|n| n + 1)
+    }
+
+    pub(crate) fn shares(&self) -> u32 {
+        self.shares.load(Ordering::Acquire)
+    }
+
+    /// One guard less. Whether it was the last one, who has to give the lock back.
+    pub(crate) fn unshare(&self) -> bool {
+        self.shares.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// From here on nobody renews it. Says what it was worth until now.
+    pub(crate) fn close(&self) -> Condition {
+        let now = self.engine.clock.now();
+        let was = self.condition_at(|| now);
+        let _ = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
+        self.engine.registry.unlist(self, was == Condition::Lost, now);
+        self.changed.notify_waiters();
+        was
+    }
+
+    pub(crate) fn listed_at(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Release);
+    }
+
+    /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
+    pub(crate) async fn claim(&self) -> tokio::sync::MutexGuard<'_, Option<Box<dyn DynClaim>>> {
+        self.claim.lock().await
+    }
+
+    /// The claim, for good. Only the one who closed the hold takes it.
+    pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
+        self.claim.lock().await.take()
+    }
+}
+
+impl SignalSink for Hold {
+    fn lost(&self, cause: Cow<'static, str>) {
+        self.lose(cause);
+    }
+
+    fn suspect(&self) {
+        Self::suspect(self);
+    }
+
+    fn trust(&self, proof: Timestamp) {
+        self.confirm(proof);
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("backend", &self.engine.name)
+            .field("fence", &self.fence)
+            .field("state", &self.state.load(Ordering::Acquire))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes a slot out of its cell, once.
+pub(crate) fn take_slot(slot: &AtomicUsize) -> Option<usize> {
+    let slot = slot.swap(UNLISTED, Ordering::AcqRel);
+    (slot != UNLISTED).then_some(slot)
+}

@@ -1,0 +1,219 @@
+//! The keeper: the thread that dlock owns.
+//!
+//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks every
+//! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. There is one thread for the
+//! process, with one task for each `Locks`; a backend that hangs holds up its own locks only.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc;
+use tracing::Instrument;
+
+use crate::backend::Backoff;
+use crate::backend::dynamic::DynClaim;
+use crate::backend::{Renewed, Withdrawal};
+use crate::engine::hold::{Condition, Hold};
+use crate::engine::{Engine, HoldRegistry};
+use crate::error::{ErrorKind, Failure};
+use crate::handles::options::Site;
+use crate::key::Key;
+use crate::telemetry::spans;
+use crate::telemetry::{Loss, Trace};
+
+/// Work for the keeper.
+pub(crate) enum Job {
+    /// Give back a hold that was closed.
+    Release(Arc<Hold>),
+    /// Withdraw a claim that nobody waits for any more.
+    Withdraw(Cleanup),
+}
+
+/// A claim that nobody waits for any more.
+pub(crate) struct Cleanup {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) site: Site,
+    pub(crate) claim: Box<dyn DynClaim>,
+    pub(crate) lease: Duration,
+    pub(crate) request_timeout: Duration,
+}
+
+/// The runtime of the keeper's thread. A backend drives its own connections there, so that they live on when
+/// the user's runtime is blocked or gone.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unavailable`] when the operating system gives no thread.
+pub fn runtime() -> Result<&'static Handle, Failure> {
+    static KEEPER: OnceLock<Result<Handle, String>> = OnceLock::new();
+    let started = KEEPER.get_or_init(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new()
+            .name("dlock-keeper".into())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            .map_err(|e| e.to_string())?;
+        Ok(handle)
+    });
+    started.as_ref().map_err(|e| Failure::unavailable(format!("the keeper thread could not be started: {e}")))
+}
+
+/// Looks after one registry until its engine is gone.
+pub(crate) fn look_after(
+    registry: Arc<HoldRegistry>,
+    inbox: mpsc::UnboundedReceiver<Job>,
+) -> Result<(), Failure> {
+    runtime()?.spawn(keep(registry, inbox));
+    Ok(())
+}
+
+async fn keep(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+    loop {
+        let (due, next) = registry.look();
+        for hold in due {
+            tokio::spawn(renew(hold));
+        }
+        let look = async {
+            tokio::select! {
+                () = registry.clock.sleep_until(next) => {
+                    registry.metrics.keeper_lagged(registry.clock.now().since(next));
+                }
+                () = registry.wake.notified() => {}
+            }
+        };
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                () = &mut look => break,
+                job = inbox.recv() => match job {
+                    Some(job) => drop(tokio::spawn(job.carry_out())),
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+async fn renew(hold: Arc<Hold>) {
+    let span = spans::renew_span(&hold);
+    renew_once(&hold).instrument(span).await;
+    // The plan of the next renewal may lie before the keeper's next look.
+    hold.engine.registry.look_by(hold.due_at());
+}
+
+async fn renew_once(hold: &Hold) {
+    let mut claim = hold.claim().await;
+    let Some(claim) = claim.as_mut() else { return };
+    if matches!(hold.condition(), Condition::Lost | Condition::Released) {
+        return;
+    }
+    let clock = &hold.engine.clock;
+    let registry = &hold.engine.registry;
+    let sent = clock.now();
+    let limit = hold.request_timeout.min(hold.deadline().since(sent));
+    let answer = tokio::select! {
+        biased;
+        // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.
+        () = hold.ended() => return,
+        answer = tokio::time::timeout(limit, claim.renew()) => answer,
+    };
+    match answer {
+        Ok(Ok(Renewed::Extended)) => {
+            hold.confirm(sent);
+            registry.count(|counters| &counters.renewals);
+            registry.metrics.renewal(hold.site, "renewed", None, || clock.now().since(sent));
+            spans::renewed(hold);
+        }
+        Ok(Ok(Renewed::Gone)) => {
+            hold.engine.registry.metrics.renewal(hold.site, "gone", None, || clock.now().since(sent));
+            spans::outcome("gone");
+            hold.lose_by(Loss::Gone);
+        }
+        failed => {
+            let failure = match failed {
+                Ok(Err(failure)) => failure,
+                _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
+            };
+            registry.count(|counters| &counters.failed_renewals);
+            let took = || clock.now().since(sent);
+            registry.metrics.renewal(hold.site, "failed", Some(failure.kind()), took);
+            spans::renewal_failed(hold, &failure);
+            let pause = (hold.lease / 12).max(Duration::from_millis(5));
+            hold.plan_renewal(clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
+            hold.mark_at_risk();
+        }
+    }
+}
+
+impl Job {
+    async fn carry_out(self) {
+        let mut trace = Trace::default();
+        let abandoned = match self {
+            Self::Withdraw(abandoned) => abandoned,
+            Self::Release(hold) => match hold.take_claim().await {
+                Some(claim) => {
+                    trace = hold.trace.clone();
+                    Cleanup {
+                        engine: Arc::clone(&hold.engine),
+                        key: hold.key.clone(),
+                        site: hold.site,
+                        claim,
+                        lease: hold.lease,
+                        request_timeout: hold.request_timeout,
+                    }
+                }
+                None => return hold.engine.registry.finished(),
+            },
+        };
+        let span = spans::release_span(&abandoned.engine, &abandoned.key, abandoned.site, true);
+        trace.adopt(&span);
+        abandoned.withdraw().instrument(span).await;
+    }
+}
+
+impl Cleanup {
+    /// Withdraws, again and again until it is confirmed or the lease has ended it anyway.
+    async fn withdraw(mut self) {
+        // A request that is still on its way starts its lease when it arrives.
+        let until = self.engine.clock.now() + self.lease + self.request_timeout;
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        loop {
+            match withdraw_once(&mut self.claim, self.request_timeout).await {
+                Ok(withdrawal) if withdrawal.settled || self.engine.clock.now() >= until => {
+                    spans::outcome("released");
+                    break;
+                }
+                // What was sent before may still take effect: withdrawn again until it cannot any more.
+                Ok(_) => {}
+                Err(failure) => {
+                    self.engine.registry.count(|counters| &counters.failed_withdrawals);
+                    self.engine.registry.metrics.release_failed(self.site, failure.kind());
+                    let given_up = !failure.is_transient() || self.engine.clock.now() >= until;
+                    spans::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
+                    if given_up {
+                        self.engine.registry.count(|counters| &counters.abandoned);
+                        self.engine.registry.metrics.abandoned(self.site);
+                        spans::failed(failure.kind());
+                        break;
+                    }
+                }
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+        self.engine.wait_queue.released(&self.key);
+        self.engine.registry.finished();
+    }
+}
+
+/// One bounded request to withdraw.
+pub(crate) async fn withdraw_once(
+    claim: &mut Box<dyn DynClaim>,
+    limit: Duration,
+) -> Result<Withdrawal, Failure> {
+    match tokio::time::timeout(limit, claim.withdraw()).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
+    }
+}

@@ -1,0 +1,255 @@
+//! Several locks as one: all of them or none.
+
+mod guard;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::engine::acquire::{acquire, left};
+use crate::engine::acquire_all;
+use crate::engine::scope;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::guard::Guard;
+use crate::handles::held::Held;
+use crate::handles::lock::Lock;
+use crate::handles::options::{OnLost, Options, Site, Wait};
+use crate::handles::section::Section;
+use crate::key::Key;
+pub use guard::BatchGuard;
+
+/// Several locks as one: all of them or none. Made by [`Locks::lock_all`](crate::Locks::lock_all) and [`Batch::of`].
+///
+/// Batches cannot deadlock with each other: whatever the order in which keys are given, they are taken in one order, by
+/// the name of the backend, then by which [`Locks`](crate::Locks) was built first, then by key, byte by byte. A key that is
+/// given twice is taken once. Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the
+/// locks of one `Locks` are taken in one step, a single request, and while one of them is busy none is held; else, and when
+/// that was in vain several times, one after the other.
+///
+/// The wait is for all of them together. When one cannot be had, those taken before it are given back; losing one is
+/// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the others
+/// are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of them can
+/// wait for each other until their waits end.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let guard = locks.lock_all(["account_9", "account_4"]).acquire().await?;
+/// guard.check()?;
+/// for (account, fence) in guard.fences() {
+///     println!("{account} with fence {fence:?}");
+/// }
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a batch does nothing until it is acquired"]
+pub struct Batch {
+    /// In the order in which they are taken.
+    locks: Vec<Lock>,
+    wait: Option<Wait>,
+}
+
+impl Batch {
+    /// The longest batch.
+    pub const MAX_LEN: usize = 1_000;
+
+    /// These locks as one, also of several [`Locks`](crate::Locks). Each keeps its own options but for the wait: that of the
+    /// batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
+    pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
+        let mut locks: Vec<Lock> = locks.into_iter().collect();
+        let place = |lock: &Lock| (lock.engine().name, lock.engine().number, lock.key().cloned());
+        locks.sort_by_cached_key(place);
+        // Those with invalid keys stay, to be refused.
+        locks.dedup_by(|a, b| a.key().is_some() && place(a) == place(b));
+        Self { locks, wait: None }
+    }
+
+    /// How long to wait for all locks together.
+    pub fn with_wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
+        self
+    }
+
+    /// The lease of each lock; see [`Lock::with_lease`].
+    pub fn with_lease(self, lease: Duration) -> Self {
+        self.with_each(|lock| lock.with_lease(lease))
+    }
+
+    /// Changes every lock, for other options.
+    pub fn with_each(mut self, change: impl Fn(Lock) -> Lock) -> Self {
+        self.locks = self.locks.into_iter().map(change).collect();
+        self
+    }
+
+    /// The keys, in the order in which they are taken, without those that are invalid.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.locks.iter().filter_map(Lock::key).map(Key::as_str)
+    }
+
+    /// Takes all locks, waiting for as long as the options say for all of them together.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`], which name the key that could not be had, and
+    /// [`ErrorKind::InvalidConfig`] for a batch of no keys, or more than [`MAX_LEN`](Self::MAX_LEN). Whatever the error, locks
+    /// that were taken are given back; that is waited for no longer than one request, and goes on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: when dropped at any await, whatever was taken is given back in the background.
+    pub async fn acquire(&self) -> Result<BatchGuard> {
+        let guard = self.acquire_unnoted().await?;
+        guard.guards().iter().for_each(|guard| scope::note(guard.hold()));
+        Ok(guard)
+    }
+
+    /// Takes all locks if nobody holds any of them; `None` if somebody does.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but for a lock that is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<BatchGuard>> {
+        match self.clone().with_wait(Wait::No).acquire().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == ErrorKind::Busy => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes all locks, runs `body`, and gives them back. See [`Lock::run`]: inside of the body every one of the keys is
+    /// reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to continue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`ErrorKind::Lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the body is dropped first and the locks are then given back in the background.
+    pub async fn run<F: Future>(&self, body: F) -> Result<F::Output> {
+        let body = std::pin::pin!(body);
+        Section::from(self.clone()).run(body).await
+    }
+
+    /// Like [`run`](Self::run), for a body that wants to see what is held.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    where
+        F: Future,
+        B: FnOnce(Held) -> F,
+    {
+        let mut section = Section::from(self.clone());
+        section.enter().await?;
+        let body = std::pin::pin!(body(section.held()));
+        section.run(body).await
+    }
+
+    fn wait(&self) -> Wait {
+        let waits = self.locks.iter().map(|lock| lock.options().wait);
+        self.wait.or_else(|| waits.min_by_key(Wait::limit)).unwrap_or(Wait::No)
+    }
+
+    pub(crate) fn on_lost(&self) -> OnLost {
+        match self.locks.iter().all(|lock| lock.options().on_lost == OnLost::Continue) {
+            true => OnLost::Continue,
+            false => OnLost::Abort,
+        }
+    }
+
+    pub(crate) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
+        let started = Instant::now();
+        let wait = self.wait();
+        let wanted = self.wanted(wait)?;
+        let mut taken = Vec::with_capacity(wanted.len());
+        for one in &wanted {
+            taken.push(scope::reenter(one.engine, one.key, &one.options)?);
+        }
+        match take(&wanted, &mut taken, wait, started).await {
+            Ok(()) => {
+                if let [first, ..] = &*wanted {
+                    first.engine.registry.metrics.batch_taken(first.site, wanted.len());
+                }
+                Ok(BatchGuard::new(taken.into_iter().flatten().collect()))
+            }
+            Err(error) => {
+                let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
+                let guard = BatchGuard::new(taken.into_iter().flatten().collect());
+                guard.give_back(limit.unwrap_or_default()).await;
+                Err(error.after_all(started.elapsed()))
+            }
+        }
+    }
+
+    /// What is to be taken, if all of it can work.
+    fn wanted(&self, wait: Wait) -> Result<Vec<Wanted<'_>>> {
+        let refuse = |what: String| Err(Error::new(Operation::Acquire, Failure::invalid_config(what)));
+        match self.locks.len() {
+            0 => return refuse("the batch has no keys, so that nothing would be locked".into()),
+            n if n > Self::MAX_LEN => {
+                return refuse(format!("the batch has {n} keys; use up to {}", Self::MAX_LEN));
+            }
+            _ => {}
+        }
+        let wanted = self.locks.iter().map(|lock| {
+            let options = Options { wait, ..*lock.options() };
+            Ok(Wanted { engine: lock.engine(), key: lock.checked(&options)?, site: lock.site(), options })
+        });
+        wanted.collect()
+    }
+}
+
+/// One lock of a batch.
+pub(crate) struct Wanted<'a> {
+    pub(crate) engine: &'a Arc<Engine>,
+    pub(crate) key: &'a Key,
+    pub(crate) site: Site,
+    pub(crate) options: Options,
+}
+
+/// Takes what is not yet `taken`, in its order.
+async fn take(
+    wanted: &[Wanted<'_>],
+    taken: &mut [Option<Guard>],
+    wait: Wait,
+    started: Instant,
+) -> Result<()> {
+    let mut from = 0;
+    for group in wanted.chunk_by(|a, b| Arc::ptr_eq(a.engine, b.engine)) {
+        let taken = &mut taken[from..from + group.len()];
+        from += group.len();
+        let missing: Vec<&Wanted<'_>> =
+            group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one).collect();
+        if missing.len() > 1
+            && let Some(guards) = acquire_all::acquire(&missing, wait, started).await?
+        {
+            let places = taken.iter_mut().filter(|taken| taken.is_none());
+            places.zip(guards).for_each(|(place, guard)| *place = Some(guard));
+            continue;
+        }
+        for (one, place) in group.iter().zip(taken) {
+            if place.is_none() {
+                let wait = left(wait, started).map_or(Wait::Forever, Wait::For);
+                let wait = if one.options.wait == Wait::No { Wait::No } else { wait };
+                let options = Options { wait, ..one.options };
+                *place = Some(acquire(one.engine, one.key, one.site, &options).await?);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! The locks of a batch that are held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::error::Result;
+use crate::fence::Fence;
+use crate::handles::guard::Guard;
+use crate::handles::held::Held;
+use crate::telemetry::spans;
+
+/// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
+/// not; a batch is held as long as all of its locks are.
+#[must_use = "the locks are given back as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct BatchGuard {
+    /// In the order in which they were taken.
+    guards: Vec<Guard>,
+    held: Held,
+}
+
+impl BatchGuard {
+    pub(super) fn new(guards: Vec<Guard>) -> Self {
+        let held = Held::all(guards.iter().map(|guard| Arc::clone(guard.hold())));
+        Self { guards, held }
+    }
+
+    pub(super) fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// A read-only view that can be cloned and given to other tasks. It does not keep the locks.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.held.clone()
+    }
+
+    /// The keys, each with its fencing token, in the order in which they were taken.
+    pub fn fences(&self) -> impl Iterator<Item = (&str, Option<Fence>)> {
+        self.held.fences()
+    }
+
+    /// The fencing token of one key; see [`Held::fence_of`].
+    #[must_use]
+    pub fn fence_of(&self, key: &str) -> Option<Fence> {
+        self.held.fence_of(key)
+    }
+
+    /// Whether all locks are held at this moment: a local test, no I/O. See [`Guard::check`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::check`], for the first lock that is not held.
+    pub fn check(&self) -> Result<()> {
+        self.held.check()
+    }
+
+    /// How long all locks stay valid if no renewal succeeds: the shortest of them. See [`Guard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.held.remaining()
+    }
+
+    /// Resolves when one of the locks is lost; never when they are released.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        self.held.lost().await;
+    }
+
+    /// Gives all locks back, the last one first and without waiting in between, and waits until the backend has confirmed
+    /// it. One that fails keeps none of the others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`]: the first error, while further ones are logged. What was not confirmed goes on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the release goes on in the background.
+    pub async fn release(mut self) -> Result<()> {
+        let guards = std::mem::take(&mut self.guards);
+        let mut releases: FuturesUnordered<_> = guards.into_iter().rev().map(Guard::release).collect();
+        let mut result = Ok(());
+        while let Some(released) = releases.next().await {
+            if result.is_ok() {
+                result = released;
+            } else if let Err(error) = released {
+                spans::release_of_many_failed(&error);
+            }
+        }
+        result
+    }
+
+    /// Gives back what was taken before another lock could not be had.
+    pub(super) async fn give_back(self, limit: Duration) {
+        // What is not confirmed by then goes on in the background.
+        if let Ok(Err(error)) = tokio::time::timeout(limit, self.release()).await {
+            spans::release_of_many_failed(&error);
+        }
+    }
+}
+
+impl Drop for BatchGuard {
+    fn drop(&mut self) {
+        while let Some(guard) = self.guards.pop() {
+            drop(guard);
+        }
+    }
+}
+
+impl fmt::Debug for BatchGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BatchGuard").field(&self.held.holds()).finish()
+    }
+}

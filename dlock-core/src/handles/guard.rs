@@ -1,0 +1,203 @@
+//! A lock that is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::backend::Withdrawal;
+use crate::backend::dynamic::DynClaim;
+use crate::engine::Engine;
+use crate::engine::hold::{Condition, Hold};
+use crate::engine::keeper::{Cleanup, Job, withdraw_once};
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::fence::Fence;
+use crate::handles::held::Held;
+use crate::telemetry::spans;
+
+/// A lock that is held, until this is released or dropped.
+///
+/// [`release`](Self::release) waits for the backend's confirmation. Dropping is best effort: it never blocks and never
+/// panics, works on any thread, without a runtime, while unwinding and after the runtime is gone; dlock's own thread
+/// then gives the lock back, and the lease is the floor if it cannot. **Release on drop is not immediate.**
+///
+/// A guard does not prove that the lock is *still* held: a lease can run out while the process is paused. Ask
+/// [`check`](Self::check) before a step that matters, and send the [`fence`](Self::fence) along with every write.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let guard = locks.lock("room_7").acquire().await?;
+/// guard.check()?;
+/// println!("fence {:?}, lease ends in {:?}", guard.fence(), guard.remaining());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "the lock is given back as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct Guard(Option<Arc<Hold>>);
+
+impl Guard {
+    pub(crate) fn new(hold: Arc<Hold>) -> Self {
+        Self(Some(hold))
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        match &self.0 {
+            Some(hold) => hold,
+            None => unreachable!("a guard loses its hold only when it is consumed"),
+        }
+    }
+
+    /// A read-only view that can be cloned and given to other tasks. It does not keep the lock.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        Held::of(Arc::clone(self.hold()))
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.hold().key.as_str()
+    }
+
+    /// The fencing token of this grant; `None` on backends without fences.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.hold().fence
+    }
+
+    /// Whether the lock is held at this moment: a local test of a deadline that lies before the end of the lease on the
+    /// server. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the lock was lost, for good. [`ErrorKind::Suspect`] while the backend cannot be reached
+    /// to confirm it.
+    pub fn check(&self) -> Result<()> {
+        self.hold().check()
+    }
+
+    /// How long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps it
+    /// without a known end.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.hold().remaining()
+    }
+
+    /// Resolves when the lock is lost; never when it is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        self.hold().lost().await;
+    }
+
+    /// Gives the lock back and waits until the backend confirms it. A nested guard only steps back: the lock is given
+    /// back with the last guard of its owner.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the error, this guard is gone and `check` of its views is an error.
+    /// [`ErrorKind::NotHeld`]: the lock had been lost, or somebody removed it; a successor's lock is not touched.
+    /// [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and final kinds: the backend did not confirm; the release goes
+    /// on in the background, until it is confirmed or the lease has ended the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the release goes on in the background.
+    pub async fn release(mut self) -> Result<()> {
+        let Some(hold) = self.0.take() else { return Ok(()) };
+        if !hold.unshare() {
+            return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
+        }
+        hold.engine.registry.step_begins();
+        let was = hold.close();
+        let span = spans::release_span(&hold.engine, &hold.key, hold.site, false);
+        let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
+        spans::released(&span, result.as_ref().err());
+        result
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(hold) = self.0.take()
+            && hold.unshare()
+        {
+            let engine = Arc::clone(&hold.engine);
+            engine.registry.step_begins();
+            hold.close();
+            engine.later(Job::Release(hold));
+            engine.registry.step_ends();
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(self.hold()).finish()
+    }
+}
+
+/// A closed hold that is being given back. Dropping it midway leaves the rest to the keeper.
+struct Leaving {
+    hold: Arc<Hold>,
+    claim: Option<Box<dyn DynClaim>>,
+    done: bool,
+}
+
+impl Leaving {
+    async fn leave(mut self, was: Condition) -> Result<()> {
+        self.claim = self.hold.take_claim().await;
+        let mut asked = 0;
+        let answer = loop {
+            let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
+            match withdraw_once(claim, self.hold.request_timeout).await {
+                // A reply may be lost after the release took effect: ask once more before it is called unknown.
+                Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
+                answer => break answer,
+            }
+        };
+        match answer {
+            Ok(withdrawn) => {
+                // The keeper sees to it that nothing arrives later.
+                self.done = withdrawn.settled;
+                self.hold.engine.wait_queue.released(&self.hold.key);
+                let ours = withdrawn.removed || asked > 0;
+                if was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
+            }
+            Err(failure) => Err(self.hold.error(Operation::Release, failure)),
+        }
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let engine: &Arc<Engine> = &self.hold.engine;
+        if !self.done {
+            engine.later(match self.claim.take() {
+                None => Job::Release(Arc::clone(&self.hold)),
+                Some(claim) => Job::Withdraw(Cleanup {
+                    engine: Arc::clone(engine),
+                    key: self.hold.key.clone(),
+                    site: self.hold.site,
+                    claim,
+                    lease: self.hold.lease,
+                    request_timeout: self.hold.request_timeout,
+                }),
+            });
+        }
+        engine.registry.step_ends();
+    }
+}
+
+fn not_held(hold: &Hold) -> Error {
+    let cause = hold.cause();
+    let cause = if cause.is_empty() { "the backend no longer had it under our token".into() } else { cause };
+    hold.error(Operation::Release, Failure::new(ErrorKind::NotHeld, cause))
+}

@@ -1,0 +1,168 @@
+//! The view of what is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::engine::hold::{Condition, Hold};
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::fence::Fence;
+
+/// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for other
+/// tasks that want to know.
+///
+/// Cheap to clone. It neither keeps nor gives back anything. A batch is held as long as all of its locks are.
+#[derive(Clone)]
+pub struct Held(Holds);
+
+#[derive(Clone)]
+enum Holds {
+    /// For a body that runs without the lock, because that was asked for.
+    None,
+    One(Arc<Hold>),
+    All(Arc<[Arc<Hold>]>),
+}
+
+impl Held {
+    pub(crate) const fn nothing() -> Self {
+        Self(Holds::None)
+    }
+
+    pub(crate) const fn of(hold: Arc<Hold>) -> Self {
+        Self(Holds::One(hold))
+    }
+
+    pub(crate) fn all(holds: impl IntoIterator<Item = Arc<Hold>>) -> Self {
+        Self(Holds::All(holds.into_iter().collect()))
+    }
+
+    /// In the order in which they were taken.
+    pub(crate) fn holds(&self) -> &[Arc<Hold>] {
+        match &self.0 {
+            Holds::None => &[],
+            Holds::One(hold) => std::slice::from_ref(hold),
+            Holds::All(holds) => holds,
+        }
+    }
+
+    /// Whether both are views of the same holds, of which there are some.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let (ours, theirs) = (self.holds(), other.holds());
+        !ours.is_empty()
+            && ours.len() == theirs.len()
+            && ours.iter().zip(theirs).all(|(our, their)| Arc::ptr_eq(our, their))
+    }
+
+    fn only(&self) -> Option<&Arc<Hold>> {
+        match self.holds() {
+            [hold] => Some(hold),
+            _ => None,
+        }
+    }
+
+    /// The key; `None` for a body that runs without the lock, and for a batch of several.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.only().map(|hold| hold.key.as_str())
+    }
+
+    /// The fencing token of this grant; `None` on backends without fences, without the lock, and for a batch of several,
+    /// where every key has [its own](Self::fence_of).
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.only().and_then(|hold| hold.fence)
+    }
+
+    /// The fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in it. Where two
+    /// backends hold the same key, that of the first.
+    #[must_use]
+    pub fn fence_of(&self, key: &str) -> Option<Fence> {
+        self.holds().iter().find(|hold| hold.key.as_str() == key).and_then(|hold| hold.fence)
+    }
+
+    /// The keys, each with its fencing token, in the order in which they were taken.
+    pub fn fences(&self) -> impl Iterator<Item = (&str, Option<Fence>)> {
+        self.holds().iter().map(|hold| (hold.key.as_str(), hold.fence))
+    }
+
+    /// Whether the lock is held at this moment: a local test, no I/O. See [`Guard::check`](crate::Guard::check).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body runs
+    /// without the lock. For a batch, that of the first lock that has one.
+    pub fn check(&self) -> Result<()> {
+        if let Holds::None = self.0 {
+            let failure = Failure::new(ErrorKind::NotHeld, "this body runs without the lock");
+            return Err(Error::new(Operation::Hold, failure));
+        }
+        self.holds().iter().try_for_each(|hold| hold.check())
+    }
+
+    /// Whether [`check`](Self::check) would succeed.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.holds().is_empty() && self.holds().iter().all(|hold| hold.condition() == Condition::Held)
+    }
+
+    /// One that is lost, if any is.
+    pub(crate) fn find_lost(&self) -> Option<&Arc<Hold>> {
+        self.holds().iter().find(|hold| hold.condition() == Condition::Lost)
+    }
+
+    /// How long the lock stays valid if no renewal succeeds; of a batch, the shortest. See
+    /// [`Guard::remaining`](crate::Guard::remaining).
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        match &self.0 {
+            Holds::None => Some(Duration::ZERO),
+            _ => self.holds().iter().filter_map(|hold| hold.remaining()).min(),
+        }
+    }
+
+    /// Resolves when the lock, or one of the batch, is lost; never when it is released, and never without the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        self.any(|hold| hold.condition() == Condition::Lost).await;
+    }
+
+    /// Resolves when a renewal is late: the lock is still held, and will be lost if the next renewals fail too. Resolves
+    /// at once while that is so, and when the lock is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn at_risk(&self) {
+        self.any(|hold| hold.is_at_risk() || hold.condition() == Condition::Lost).await;
+    }
+
+    /// Whether a renewal is late at this moment.
+    #[must_use]
+    pub fn is_at_risk(&self) -> bool {
+        self.holds().iter().any(|hold| hold.is_at_risk())
+    }
+
+    /// Resolves when `test` holds for one of them.
+    async fn any(&self, test: impl Fn(&Hold) -> bool + Copy) {
+        match self.holds() {
+            [] => std::future::pending().await,
+            [hold] => hold.when(test).await,
+            holds => {
+                let mut all: FuturesUnordered<_> = holds.iter().map(|hold| hold.when(test)).collect();
+                all.next().await;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.holds()).finish()
+    }
+}

@@ -1,0 +1,160 @@
+//! A lock: a key with options.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::engine::acquire::acquire;
+use crate::engine::scope;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::guard::Guard;
+use crate::handles::options::{Options, Site, Wait, option_setters};
+use crate::handles::segment::Segmented;
+use crate::key::Key;
+
+/// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
+/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
+///
+/// What it does not give: a lock with a lease cannot stop a holder that is paused for longer than its lease
+/// from acting when it wakes up. dlock tells it so at the first `check`, stops the body, and hands out a
+/// [`Fence`](crate::Fence) with which the resource refuses stale writes; only the last holds whatever happens.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let lock = locks.lock("room_7").with_wait(Duration::from_secs(5)).with_lease(Duration::from_secs(10));
+/// let guard = lock.acquire().await?;
+/// assert!(lock.try_acquire().await?.is_none(), "it is taken");
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock {
+    engine: Arc<Engine>,
+    key: std::result::Result<Key, Arc<str>>,
+    options: Options,
+    site: Site,
+}
+
+impl Lock {
+    pub(crate) fn new(engine: Arc<Engine>, key: &str, options: Options) -> Self {
+        let key = Key::new(key).map_err(|failure| failure.message().into());
+        Self { engine, key, options, site: Site::default() }
+    }
+
+    option_setters!();
+
+    /// The pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
+    /// attribute gives it by itself.
+    pub const fn with_template(mut self, template: &'static str) -> Self {
+        self.site.template = Some(template);
+        self
+    }
+
+    /// Splits the key into so many segments, each a lock of its own.
+    pub const fn segmented(self, segments: u32) -> Segmented {
+        Segmented::new(self, segments)
+    }
+
+    /// The function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
+    pub const fn with_function(mut self, function: &'static str) -> Self {
+        self.site.function = Some(function);
+        self
+    }
+
+    /// Takes the lock, waiting for as long as the options say.
+    ///
+    /// When the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
+    /// the same hold.
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Busy`] with `Wait::No`, [`ErrorKind::TimedOut`] otherwise: somebody else holds it.
+    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes on in
+    ///   the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
+    /// * [`ErrorKind::Unavailable`], [`ErrorKind::Denied`] and other kinds of the backend. A backend that is away is
+    ///   asked again for as long as the wait allows.
+    /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep.
+    /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
+    /// * [`ErrorKind::Closed`]: the locks were shut down, or there is no tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: when dropped at any await, whatever the attempt left on the server is withdrawn in the
+    /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
+    pub async fn acquire(&self) -> Result<Guard> {
+        let guard = self.acquire_unnoted().await?;
+        scope::note(guard.hold());
+        Ok(guard)
+    }
+
+    /// Takes the lock if nobody holds it; `None` if somebody does. Never waits for others.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but for a lock that is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        match self.clone().with_wait(Wait::No).acquire().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == ErrorKind::Busy => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
+    /// its own.
+    pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
+        let key = self.checked(&self.options)?;
+        if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
+            self.engine.registry.metrics.reentered(self.site);
+            return Ok(guard);
+        }
+        acquire(&self.engine, key, self.site, &self.options).await
+    }
+
+    /// The key, if it and these options can work.
+    pub(crate) fn checked(&self, options: &Options) -> Result<&Key> {
+        let refuse = |failure| self.error(Operation::Acquire, failure);
+        let key = self.key.as_ref().map_err(|why| refuse(Failure::invalid_key(why.to_string())))?;
+        options.check().map_err(refuse)?;
+        Ok(key)
+    }
+
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// A lock with the same options and a key made of this one's.
+    pub(crate) fn renamed(&self, key: impl FnOnce(&str) -> String) -> Self {
+        let rename = |old: &Key| Key::new(key(old.as_str())).map_err(|failure| failure.message().into());
+        Self { key: self.key.as_ref().map_err(Arc::clone).and_then(rename), ..self.clone() }
+    }
+
+    /// The key, unless it is invalid.
+    pub(crate) fn key(&self) -> Option<&Key> {
+        self.key.as_ref().ok()
+    }
+
+    pub(crate) const fn site(&self) -> Site {
+        self.site
+    }
+
+    pub(crate) const fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
+        let error = self.engine.error(operation, failure);
+        match &self.key {
+            Ok(key) => error.of(key),
+            Err(_) => error,
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The handle that users hold.
+
+mod administration;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::dynamic::DynBackend;
+use crate::backend::{Backend, Capabilities};
+use crate::backends::prefix::{Erased, Prefixed};
+use crate::engine::keeper::Job;
+use crate::engine::scope::Scope;
+use crate::engine::{Engine, Stats};
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::batch::Batch;
+use crate::handles::lock::Lock;
+use crate::handles::options::{Options, option_setters};
+use crate::handles::requirement::{self, Requirement};
+use crate::handles::segment::Segmented;
+use crate::holder::Holder;
+use crate::key::Key;
+use crate::telemetry::{Loss, Metrics};
+use crate::template;
+
+/// Locks on one backend, with default options. Cheap to clone: clones share everything.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::builder(Memory::new())
+///     .with_lease(Duration::from_secs(10))
+///     .with_label("orders")
+///     .build()?;
+///
+/// let guard = locks.lock("room_7").acquire().await?;
+/// let holder = locks.inspect("room_7").await?.expect("we hold it");
+/// assert_eq!(holder.label.as_deref(), Some("orders"));
+/// guard.release().await?;
+///
+/// locks.shutdown(Duration::from_secs(5)).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locks {
+    engine: Arc<Engine>,
+    defaults: Options,
+}
+
+impl Locks {
+    /// Locks with the default options.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system gives no thread for the keeper; [`LocksBuilder::build`] returns that as an error.
+    pub fn new(backend: impl Backend) -> Self {
+        match Self::builder(backend).build() {
+            Ok(locks) => locks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Locks with options.
+    pub fn builder(backend: impl Backend) -> LocksBuilder {
+        LocksBuilder {
+            backend: Box::new(backend),
+            options: Options::default(),
+            label: None,
+            prefix: None,
+            required: Vec::new(),
+            show_keys: false,
+            #[cfg(feature = "otel")]
+            meter: None,
+        }
+    }
+
+    /// The lock named `key`. Whether the key is valid is said when it is acquired.
+    pub fn lock(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
+    }
+
+    /// The locks named by `keys` as one: all of them or none, in an order that cannot deadlock. See [`Batch`].
+    pub fn lock_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Batch {
+        Batch::of(keys.into_iter().map(|key| self.lock(key)))
+    }
+
+    /// `key` split into so many segments, each a lock of its own. See [`Segmented`].
+    pub fn segmented(&self, key: impl AsRef<str>, segments: u32) -> Segmented {
+        self.lock(key).segmented(segments)
+    }
+
+    /// The lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and metrics.
+    /// The attribute gives it by itself. Which texts a process uses as templates should be known when it is written: the
+    /// first 200 are told apart, a warning is logged once, and all others are counted as `other`. Only the first 128 bytes
+    /// of a template count.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let id = 7;
+    /// locks.lock_named("room_<id>", format!("room_{id}")).run(async {}).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn lock_named(&self, template: impl AsRef<str>, key: impl AsRef<str>) -> Lock {
+        self.lock(key).with_template(template::intern(template.as_ref()))
+    }
+
+    /// Runs `body` as one owner: guards that are taken by hand inside of it are reentrant, so that a function called
+    /// while a guard is held may take the same lock again.
+    ///
+    /// All branches of the body share the owner: inside of one scope, two branches of a `join!` do not exclude
+    /// each other by guards taken by hand. Use [`Lock::run`] where they shall.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// locks.scope(async {
+    ///     let outer = locks.lock("room_7").acquire().await?;
+    ///     let inner = locks.lock("room_7").acquire().await?;
+    ///     assert_eq!(outer.fence(), inner.fence());
+    ///     inner.release().await?;
+    ///     outer.release().await
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the body.
+    pub async fn scope<F: Future>(&self, body: F) -> F::Output {
+        Scope::of_owner().enter(body).await
+    }
+
+    /// Who holds `key`; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`], [`ErrorKind::Unavailable`] and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn inspect(&self, key: impl AsRef<str> + Send) -> Result<Option<Holder>> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
+        let limit = self.defaults.request_timeout();
+        match tokio::time::timeout(limit, engine.backend.inspect(&key)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::unavailable(format!("no answer within {limit:?}"))),
+        }
+        .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+    }
+
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`], gives back everything that is held, waits for the work in the background, and closes the
+    /// backend. For a graceful end of the process: after it nothing of ours is left on the server.
+    ///
+    /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
+    /// leave; then their locks are given back without them.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::TimedOut`] when something was still under way after `timeout`; the lease is then the floor.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again; acquires stay refused.
+    pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
+        let registry = &self.engine.registry;
+        registry.close();
+        for hold in registry.held() {
+            hold.lose_by(Loss::Shutdown);
+        }
+        let mut settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
+        if !settled {
+            for hold in registry.held() {
+                hold.close();
+                self.engine.later(Job::Release(hold));
+            }
+            settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
+        }
+        self.engine.backend.close().await;
+        if settled {
+            return Ok(());
+        }
+        let left = registry.stats();
+        let what = format!(
+            "{} locks and {} background releases were left to their leases",
+            left.held, left.background
+        );
+        Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The name of the backend.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.engine.name
+    }
+
+    /// What the backend can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities
+    }
+
+    /// Whether the backend gives all of these guarantees. See [`LocksBuilder::require`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`], with the names of those it does not give.
+    pub fn require(&self, requirements: &[Requirement]) -> Result<()> {
+        requirement::check(requirements, &self.engine.capabilities)
+            .map_err(|failure| self.engine.error(Operation::Configure, failure))
+    }
+
+    /// Counts since these locks were built.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.registry.stats()
+    }
+}
+
+impl AsRef<Self> for Locks {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+/// Builds a [`Locks`]; options are checked by [`build`](Self::build).
+#[derive(Debug)]
+#[must_use = "build() makes the locks"]
+pub struct LocksBuilder {
+    backend: Box<dyn DynBackend>,
+    options: Options,
+    label: Option<String>,
+    prefix: Option<String>,
+    required: Vec<Requirement>,
+    show_keys: bool,
+    #[cfg(feature = "otel")]
+    meter: Option<opentelemetry::metrics::Meter>,
+}
+
+impl LocksBuilder {
+    option_setters!();
+
+    /// A name for this process, stored with every lock, for `inspect` and error messages: a service or replica name.
+    /// At most 64 bytes.
+    pub fn with_label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Puts `prefix` before every key on the servers, so that several services share a store without sharing locks. What
+    /// callers, errors and spans see is the key without it. 1 to 128 bytes. See [`Prefixed`].
+    pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Refuses a backend that does not give this guarantee. Without it, another backend in the configuration would
+    /// silently be a weaker lock.
+    ///
+    /// ```
+    /// use dlock_core::{ErrorKind, Locks, Memory, Requirement};
+    ///
+    /// let error = Locks::builder(Memory::new()).require(Requirement::Fair).build().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// assert!(error.to_string().contains("`fair`"));
+    /// ```
+    pub fn require(mut self, requirement: Requirement) -> Self {
+        self.required.push(requirement);
+        self
+    }
+
+    /// Shows keys in clear in spans and events. By default they appear as a hash, since keys often contain the ids of
+    /// people.
+    pub const fn with_keys_shown(mut self) -> Self {
+        self.show_keys = true;
+        self
+    }
+
+    /// The meter of the metrics. Default: one named `dlock` of the provider that is the global one when
+    /// [`build`](Self::build) is called, so set yours before.
+    #[cfg(feature = "otel")]
+    pub fn with_meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
+        self.meter = Some(meter);
+        self
+    }
+
+    /// The locks.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`] when an option is outside its bounds; [`ErrorKind::Unsupported`] when the backend lacks
+    /// what was [required](Self::require); [`ErrorKind::Unavailable`] when the operating
+    /// system gives no thread for the keeper.
+    pub fn build(self) -> Result<Locks> {
+        let name = self.backend.name();
+        let refuse = |failure| Error::new(Operation::Configure, failure).on(name);
+        self.options.check().map_err(refuse)?;
+        if let Some(label) = self.label.as_ref().filter(|label| label.len() > 64) {
+            let what = format!("the label has {} bytes; use up to 64", label.len());
+            return Err(refuse(Failure::invalid_config(what)));
+        }
+        requirement::check(&self.required, &self.backend.capabilities()).map_err(refuse)?;
+        let backend = match self.prefix {
+            None => self.backend,
+            Some(prefix) => Box::new(Prefixed::new(Erased(self.backend), prefix).map_err(refuse)?),
+        };
+        #[cfg(feature = "otel")]
+        let metrics = Metrics::new(name, self.meter);
+        #[cfg(not(feature = "otel"))]
+        let metrics = Metrics;
+        let engine = Engine::start(backend, self.label, self.show_keys, metrics).map_err(refuse)?;
+        Ok(Locks { engine, defaults: self.options })
+    }
+}

@@ -1,0 +1,211 @@
+//! What administrators ask and do: who holds what, who waits, and taking a lock away.
+
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::error::{Failure, Operation, Result};
+use crate::handles::options::Site;
+use crate::holder::Holder;
+use crate::key::Key;
+use crate::telemetry::spans;
+
+use super::Locks;
+
+/// How long a list may take that is as long as the store is large.
+const LISTING: Duration = Duration::from_secs(30);
+
+impl Locks {
+    /// All locks that are held on this backend now, by whomever, in the order of their keys.
+    ///
+    /// This is for people and dashboards, not for decisions: by the time the list is read, locks have come and gone. It
+    /// reads the whole lock store, and gives up after 30 s.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let _guard = locks.lock("room_7").acquire().await?;
+    /// for (key, holder) in locks.holders().await? {
+    ///     println!("{key} is held by {holder}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend cannot list its locks
+    /// ([`Capabilities::administered`](crate::Capabilities::administered)),
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn holders(&self) -> Result<Vec<(Key, Holder)>> {
+        let engine = &self.engine;
+        let answer = tokio::time::timeout(LISTING, engine.backend.holders()).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(Failure::unavailable(format!("no list within {LISTING:?}"))));
+        let mut held = answer.map_err(|failure| engine.error(Operation::Inspect, failure))?;
+        held.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(held)
+    }
+
+    /// Who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one place in
+    /// it for each of its tasks that wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend does not know who waits
+    /// ([`Capabilities::shows_waiters`](crate::Capabilities::shows_waiters)),
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn waiters(&self, key: impl AsRef<str> + Send) -> Result<Vec<Holder>> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
+        let limit = self.defaults.request_timeout();
+        let answer = tokio::time::timeout(limit, engine.backend.waiters(&key)).await;
+        answer
+            .unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
+            .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+    }
+
+    /// Takes the lock of `key` away from whoever holds it, also from another library, and says whether anybody did.
+    ///
+    /// For an operator, when a holder hangs and its lease is renewed all the same. **The holder is not stopped by this.** It
+    /// learns of the loss at its next renewal, up to a third of its lease later, and until then it and the next holder
+    /// may work side by side: only resources that check the [fence](crate::Fence) are protected, since the next grant has a
+    /// higher one. Where the connection to a database is what keeps locks, it is ended, with whatever other locks are on it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let stuck = locks.lock("room_7").acquire().await?;
+    /// assert!(locks.force_release("room_7").await?);
+    /// let next = locks.lock("room_7").acquire().await?;
+    /// assert!(next.fence() > stuck.fence());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend cannot
+    ///   ([`Capabilities::administered`](crate::Capabilities::administered)).
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came, and the lock may be free now. Look who holds
+    ///   it before it is done again: it could be somebody else.
+    /// * [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    ///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the lock may be taken away or not.
+    pub async fn force_release(&self, key: impl AsRef<str> + Send) -> Result<bool> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
+        let limit = self.defaults.request_timeout();
+        let span = spans::release_span(engine, &key, Site::default(), false);
+        let forced = async {
+            let answer = tokio::time::timeout(limit, engine.backend.force_release(&key)).await;
+            let unanswered =
+                || Err(Failure::unknown(format!("no answer within {limit:?}; look who holds it")));
+            let held = answer.unwrap_or_else(|_| unanswered())?;
+            spans::outcome("forced");
+            if held {
+                tracing::warn!(target: "dlock", "a lock was taken away from its holder by force");
+            }
+            Ok(held)
+        };
+        forced
+            .instrument(span)
+            .await
+            .map_err(|failure: Failure| engine.error(Operation::Release, failure).of(&key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Backend, Capabilities, ClaimRequest};
+    use crate::{ErrorKind, Memory};
+
+    /// What the least backend has.
+    #[derive(Debug)]
+    struct Least(Memory);
+
+    impl Backend for Least {
+        type Claim = <Memory as Backend>::Claim;
+
+        fn name(&self) -> &'static str {
+            "least"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::basic()
+        }
+
+        fn claim(&self, request: ClaimRequest) -> Self::Claim {
+            self.0.claim(request)
+        }
+
+        async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+            self.0.inspect(key).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_backend_that_cannot_says_so_with_its_name() {
+        let locks = Locks::new(Least(Memory::new()));
+        let errors = [
+            locks.holders().await.unwrap_err(),
+            locks.waiters("k").await.unwrap_err(),
+            locks.force_release("k").await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(
+                error.to_string().contains("on least: ") && error.to_string().contains("cannot"),
+                "{error}"
+            );
+        }
+        assert!(!locks.capabilities().administered && !locks.capabilities().shows_waiters);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_that_hangs_is_not_waited_for_without_end() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        memory.faults().set_hanging(true);
+        assert_eq!(locks.holders().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        let error = locks.force_release("k").await.unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Unknown, Some("k")));
+        assert!(error.to_string().contains("look who holds it"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_release_by_force_whose_answer_is_lost_is_unknown_and_made() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        let _guard = locks.lock("k").acquire().await.unwrap();
+        memory.faults().drop_replies(1);
+        assert_eq!(locks.force_release("k").await.unwrap_err().kind(), ErrorKind::Unknown);
+        assert!(locks.inspect("k").await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn holders_are_listed_in_the_order_of_their_keys() {
+        let locks = Locks::new(Memory::new());
+        let mut guards = Vec::new();
+        for key in ["b", "a", "C", "aa"] {
+            guards.push(locks.lock(key).acquire().await.unwrap());
+        }
+        let held = locks.holders().await.unwrap();
+        assert_eq!(held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["C", "a", "aa", "b"]);
+    }
+}

@@ -1,0 +1,11 @@
+//! What users hold: handles that carry options and forward to the [engine](crate::engine).
+
+pub(crate) mod batch;
+pub(crate) mod guard;
+pub(crate) mod held;
+pub(crate) mod lock;
+pub(crate) mod locks;
+pub(crate) mod options;
+pub(crate) mod requirement;
+pub(crate) mod section;
+pub(crate) mod segment;

@@ -1,0 +1,251 @@
+//! Options of a lock, their defaults and bounds.
+
+use std::time::Duration;
+
+use crate::error::Failure;
+
+/// How long to wait for a lock that somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wait {
+    /// Ask once; a held lock is [`ErrorKind::Busy`](crate::ErrorKind::Busy) at once.
+    No,
+    /// Wait up to this long, then fail with [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut).
+    For(Duration),
+    /// Wait without end.
+    Forever,
+}
+
+impl Wait {
+    /// How long it is.
+    pub(crate) const fn limit(&self) -> Duration {
+        match self {
+            Self::No => Duration::ZERO,
+            Self::For(limit) => *limit,
+            Self::Forever => Duration::MAX,
+        }
+    }
+}
+
+impl From<Duration> for Wait {
+    fn from(limit: Duration) -> Self {
+        Self::For(limit)
+    }
+}
+
+/// What happens to a body that runs under a lock when the lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum OnLost {
+    /// The body is dropped at its current await, and the caller gets
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost). The default: carrying on silently would break exclusion.
+    #[default]
+    Abort,
+    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it.
+    Continue,
+}
+
+/// Options of a lock: defaults of a [`Locks`](crate::Locks), each to be overridden by a [`Lock`](crate::Lock).
+///
+/// | option | default | bounds |
+/// |---|---|---|
+/// | `lease`: how long the backend keeps the lock if nothing is heard of its holder | 30 s | 50 ms to 24 h |
+/// | `wait`: how long to wait for a busy lock | 30 s | up to 24 h, `Wait::No`, or `Wait::Forever` |
+/// | `request_timeout`: how long one request may take before its outcome counts as unknown | lease / 6, at most 5 s | 1 ms to half the lease |
+/// | `rechecks`: how often the owner is asked again after an unknown outcome | 1 | 0 (off) to 10 |
+/// | `max_hold`: after which renewal stops and the lock is lost | no limit | at least the lease, up to 30 days |
+/// | `max_depth`: how deep one owner may nest the same key | 64 | 1 to 10 000 |
+/// | `reentrant`: whether a nested acquire of a key that the caller holds succeeds | yes | |
+/// | `on_lost`: what happens to a body when its lock is lost | abort | |
+///
+/// The lease is renewed at a third of its length, so that two renewals may fail before it runs out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) lease: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) request_timeout: Option<Duration>,
+    pub(crate) rechecks: u32,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) max_depth: u32,
+    pub(crate) reentrant: bool,
+    pub(crate) on_lost: OnLost,
+}
+
+/// Where in the program a lock is used: labels with few values, for spans and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Site {
+    /// The pattern the key was made from.
+    pub(crate) template: Option<&'static str>,
+    /// The function that the attribute stands on.
+    pub(crate) function: Option<&'static str>,
+}
+
+/// The shortest lease.
+pub const MIN_LEASE: Duration = Duration::from_millis(50);
+/// The longest lease.
+pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3_600);
+/// The longest bounded wait.
+pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3_600);
+const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
+const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            wait: Wait::For(Duration::from_secs(30)),
+            request_timeout: None,
+            rechecks: 1,
+            max_hold: None,
+            max_depth: 64,
+            reentrant: true,
+            on_lost: OnLost::Abort,
+        }
+    }
+}
+
+impl Options {
+    /// How long one request may take.
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.request_timeout.unwrap_or_else(|| (self.lease / 6).min(MAX_REQUEST_TIMEOUT))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let refuse = |what: String| Err(Failure::invalid_config(what));
+        if !(MIN_LEASE..=MAX_LEASE).contains(&self.lease) {
+            return refuse(format!("lease is {:?}; use 50 ms to 24 h", self.lease));
+        }
+        match self.wait {
+            Wait::For(Duration::ZERO) => {
+                return refuse("wait is zero; use Wait::No to ask once without waiting".into());
+            }
+            Wait::For(limit) if limit > MAX_WAIT => {
+                return refuse(format!("wait is {limit:?}; use up to 24 h, or Wait::Forever on purpose"));
+            }
+            _ => {}
+        }
+        if let Some(limit) = self.request_timeout
+            && !(Duration::from_millis(1)..=self.lease / 2).contains(&limit)
+        {
+            return refuse(format!(
+                "request timeout is {limit:?}; use 1 ms to half the lease ({:?})",
+                self.lease / 2
+            ));
+        }
+        if self.rechecks > 10 {
+            return refuse(format!(
+                "rechecks is {}; use up to 10, since many retries make an overload worse",
+                self.rechecks
+            ));
+        }
+        if let Some(limit) = self.max_hold
+            && !(self.lease..=MAX_HOLD).contains(&limit)
+        {
+            return refuse(format!("max_hold is {limit:?}; use the lease ({:?}) to 30 days", self.lease));
+        }
+        if !(1..=10_000).contains(&self.max_depth) {
+            return refuse(format!("max_depth is {}; use 1 to 10000", self.max_depth));
+        }
+        Ok(())
+    }
+}
+
+/// The setters of [`Options`], the same for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is built
+/// and when a `Lock` is acquired.
+macro_rules! option_setters {
+    () => {
+        /// How long to wait for a busy lock. Default 30 s; up to 24 h, `Wait::No`, or `Wait::Forever`.
+        pub fn with_wait(mut self, wait: impl Into<$crate::handles::options::Wait>) -> Self {
+            self.options.wait = wait.into();
+            self
+        }
+
+        /// How long the backend keeps the lock when nothing is heard of its holder. Renewed at a third of it. Default
+        /// 30 s; 50 ms to 24 h.
+        pub const fn with_lease(mut self, lease: std::time::Duration) -> Self {
+            self.options.lease = lease;
+            self
+        }
+
+        /// How long one request may take before its outcome counts as unknown. Default a sixth of the lease, at most
+        /// 5 s; 1 ms to half the lease.
+        pub const fn with_request_timeout(mut self, limit: std::time::Duration) -> Self {
+            self.options.request_timeout = Some(limit);
+            self
+        }
+
+        /// How often the owner is asked again, under the same token, after an unknown outcome. Default 1, up to 10; 0
+        /// switches the re-check off, and an unknown outcome is an error at once.
+        pub const fn with_rechecks(mut self, times: u32) -> Self {
+            self.options.rechecks = times;
+            self
+        }
+
+        /// After which time a hold is renewed no more and counts as lost. Default no limit; at least the lease, up to
+        /// 30 days. It bounds what a forgotten guard can block.
+        pub const fn with_max_hold(mut self, limit: std::time::Duration) -> Self {
+            self.options.max_hold = Some(limit);
+            self
+        }
+
+        /// How deep one owner may nest the same key. Default 64; 1 to 10 000.
+        pub const fn with_max_depth(mut self, limit: u32) -> Self {
+            self.options.max_depth = limit;
+            self
+        }
+
+        /// Whether a nested acquire of a key that the caller holds succeeds. Default yes; otherwise it is
+        /// `ErrorKind::Deadlock`.
+        pub const fn with_reentrancy(mut self, on: bool) -> Self {
+            self.options.reentrant = on;
+            self
+        }
+
+        /// What happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
+        pub const fn with_on_lost(mut self, on_lost: $crate::handles::options::OnLost) -> Self {
+            self.options.on_lost = on_lost;
+            self
+        }
+    };
+}
+pub(crate) use option_setters;
+
+/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms. It covers the error of two clocks that
+/// run at slightly different rates.
+pub(crate) fn margin(lease: Duration) -> Duration {
+    (lease / 100).max(Duration::from_millis(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_inside_their_bounds() {
+        Options::default().check().unwrap();
+    }
+
+    #[test]
+    fn zero_and_absurd_values_are_refused_with_the_bounds() {
+        let ok = Options::default();
+        let day = Duration::from_secs(24 * 3_600);
+        let wrong = [
+            (Options { lease: Duration::ZERO, ..ok }, "50 ms to 24 h"),
+            (Options { lease: Duration::from_millis(49), ..ok }, "50 ms to 24 h"),
+            (Options { lease: Duration::MAX, ..ok }, "50 ms to 24 h"),
+            (Options { wait: Wait::For(Duration::ZERO), ..ok }, "Wait::No"),
+            (Options { wait: Wait::For(day + Duration::from_secs(1)), ..ok }, "Wait::Forever"),
+            (Options { wait: Wait::For(Duration::MAX), ..ok }, "Wait::Forever"),
+            (Options { request_timeout: Some(Duration::ZERO), ..ok }, "half the lease"),
+            (Options { request_timeout: Some(ok.lease), ..ok }, "half the lease"),
+            (Options { rechecks: 11, ..ok }, "up to 10"),
+            (Options { max_hold: Some(Duration::from_secs(1)), ..ok }, "30 days"),
+            (Options { max_hold: Some(Duration::MAX), ..ok }, "30 days"),
+            (Options { max_depth: 0, ..ok }, "1 to 10000"),
+        ];
+        for (options, text) in wrong {
+            let failure = options.check().unwrap_err();
+            assert!(failure.message().contains(text), "{options:?}: {failure}");
+        }
+        Options { lease: MIN_LEASE, ..ok }.check().unwrap();
+        Options { lease: MAX_LEASE, wait: Wait::For(MAX_WAIT), ..ok }.check().unwrap();
+    }
+}

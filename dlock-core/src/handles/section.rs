@@ -1,0 +1,267 @@
+//! A body that runs under a lock.
+
+use std::pin::Pin;
+use std::task::Poll;
+
+use tracing::Instrument;
+
+use crate::engine::scope::{self, Scope};
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::batch::{Batch, BatchGuard};
+use crate::handles::guard::Guard;
+use crate::handles::held::Held;
+use crate::handles::lock::Lock;
+use crate::handles::options::OnLost;
+use crate::telemetry::spans;
+
+/// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
+/// made of.
+///
+/// It owns the guard, so that a caller who declares it before the body has the body dropped first when he is
+/// cancelled himself: the lock is given back after everything that was done under it.
+#[derive(Debug)]
+pub struct Section {
+    target: Target,
+    state: State,
+    run_when_unavailable: bool,
+}
+
+#[derive(Debug)]
+enum Target {
+    Lock(Lock),
+    Batch(Batch),
+}
+
+#[derive(Debug)]
+enum State {
+    Outside,
+    Locked(Taken),
+    /// The backend could not be asked, and the caller wants the body run all the same.
+    Unlocked,
+}
+
+#[derive(Debug)]
+enum Taken {
+    One(Guard),
+    All(BatchGuard),
+}
+
+impl Taken {
+    fn held(&self) -> Held {
+        match self {
+            Self::One(guard) => guard.held(),
+            Self::All(guards) => guards.held(),
+        }
+    }
+
+    async fn release(self) -> Result<()> {
+        match self {
+            Self::One(guard) => guard.release().await,
+            Self::All(guards) => guards.release().await,
+        }
+    }
+}
+
+impl Target {
+    async fn take(&self) -> Result<Taken> {
+        match self {
+            Self::Lock(lock) => lock.acquire_unnoted().await.map(Taken::One),
+            Self::Batch(batch) => batch.acquire_unnoted().await.map(Taken::All),
+        }
+    }
+
+    fn on_lost(&self) -> OnLost {
+        match self {
+            Self::Lock(lock) => lock.options().on_lost,
+            Self::Batch(batch) => batch.on_lost(),
+        }
+    }
+}
+
+impl From<Lock> for Section {
+    fn from(lock: Lock) -> Self {
+        Self::new(lock)
+    }
+}
+
+impl From<Batch> for Section {
+    fn from(batch: Batch) -> Self {
+        Self::of(Target::Batch(batch))
+    }
+}
+
+impl Section {
+    /// A section under `lock`, which is not yet taken.
+    #[must_use]
+    pub const fn new(lock: Lock) -> Self {
+        Self::of(Target::Lock(lock))
+    }
+
+    const fn of(target: Target) -> Self {
+        Self { target, state: State::Outside, run_when_unavailable: false }
+    }
+
+    /// Runs the body without the lock when the backend cannot be asked for it.
+    #[must_use]
+    pub const fn run_when_unavailable(mut self) -> Self {
+        self.run_when_unavailable = true;
+        self
+    }
+
+    /// Takes the lock. Does nothing when it is taken already.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`].
+    pub async fn enter(&mut self) -> Result<()> {
+        if !matches!(self.state, State::Outside) {
+            return Ok(());
+        }
+        self.state = match self.target.take().await {
+            Ok(taken) => State::Locked(taken),
+            Err(error) if self.run_when_unavailable && is_unavailable(error.kind()) => {
+                spans::running_unlocked(&error);
+                State::Unlocked
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(())
+    }
+
+    /// Takes the lock if [`enter`](Self::enter) did not, runs `body`, and gives the lock back.
+    ///
+    /// A body that has returned wins over a failed release, which is logged and bounded by the lease.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`], and [`ErrorKind::Lost`] when the lock was lost before the body was done and the lock's
+    /// `on_lost` is [`OnLost::Abort`]. The body is then not polled again; the caller drops it.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the lock is given back in the background once the section is dropped too.
+    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
+        self.enter().await?;
+        let held = self.held();
+        let span = spans::hold_span(&held);
+        let supervised = supervise(&held, self.target.on_lost(), body).instrument(span);
+        let result = if scope::is_innermost(&held) {
+            supervised.await
+        } else {
+            Scope::of_body(held.clone()).enter(supervised).await
+        };
+        match (std::mem::replace(&mut self.state, State::Outside), result) {
+            (State::Locked(taken), Some(output)) => {
+                if let Err(error) = taken.release().await {
+                    spans::release_failed_after_body(&held, &error);
+                }
+                Ok(output)
+            }
+            (_, Some(output)) => Ok(output),
+            (state, None) => {
+                // The guard stays until the caller has dropped the body.
+                self.state = state;
+                Err(loss(&held))
+            }
+        }
+    }
+
+    /// What is held; nothing outside, and for a body that runs without the lock.
+    pub(crate) fn held(&self) -> Held {
+        match &self.state {
+            State::Locked(taken) => taken.held(),
+            _ => Held::nothing(),
+        }
+    }
+}
+
+fn loss(held: &Held) -> Error {
+    let failure = |cause| Failure::new(ErrorKind::Lost, cause);
+    match held.find_lost() {
+        Some(hold) => hold.error(Operation::Hold, failure(hold.cause())),
+        None => Error::new(Operation::Hold, failure("".into())),
+    }
+}
+
+/// Runs `body` to its end; `None` when a lock is lost before and the body is not to go on.
+///
+/// The loss is looked for before each poll, so that a process that was stopped and continues does not run a
+/// single step of the body any more.
+async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F>) -> Option<F::Output> {
+    if held.holds().is_empty() || on_lost == OnLost::Continue {
+        return Some(body.await);
+    }
+    let mut lost = std::pin::pin!(held.lost());
+    let output = std::future::poll_fn(|cx| {
+        if held.find_lost().is_some() {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(output) = body.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        lost.as_mut().poll(cx).map(|()| None)
+    })
+    .await;
+    spans::body_ended(output.is_none());
+    output
+}
+
+const fn is_unavailable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::QuorumNotReached)
+}
+
+impl Lock {
+    /// Takes the lock, runs `body`, and gives the lock back.
+    ///
+    /// Inside of the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once and
+    /// sees the same fence. When the lock is lost, the body is dropped at its current await, unless
+    /// [`with_on_lost`](Self::with_on_lost) says to continue. A body that has returned wins over a failed release, which
+    /// is logged and bounded by the lease.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let sold = locks.lock("stock").run(async { 1 }).await?;
+    /// assert_eq!(sold, 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`ErrorKind::Lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the body is dropped first and the lock is then given back in the background.
+    pub async fn run<F: Future>(&self, body: F) -> Result<F::Output> {
+        let mut section = Section::new(self.clone());
+        let body = std::pin::pin!(body);
+        section.run(body).await
+    }
+
+    /// Like [`run`](Self::run), for a body that wants to see the hold: its fence, what remains, whether it is lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    where
+        F: Future,
+        B: FnOnce(Held) -> F,
+    {
+        let mut section = Section::new(self.clone());
+        section.enter().await?;
+        let body = std::pin::pin!(body(section.held()));
+        section.run(body).await
+    }
+}

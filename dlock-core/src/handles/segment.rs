@@ -1,0 +1,268 @@
+//! One hot key split into segments, each a lock of its own.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::scope;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::held::Held;
+use crate::handles::lock::Lock;
+use crate::handles::options::Wait;
+use crate::handles::section::Section;
+use crate::key::Key;
+
+/// How long to wait for one segment before it is looked whether another is free: at first, and at the most.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// One hot key split into segments, each a lock of its own, so that as many callers work at a time as there are
+/// segments. Made by [`Locks::segmented`](crate::Locks::segmented) and [`Lock::segmented`].
+///
+/// It is for what can be divided: a stock of 1,000 as 20 stocks of 50, a queue as 20 queues. The body is told its segment and
+/// touches that part only. Segment 3 of `stock` is the lock `stock#3`, of 20 segments 0 to 19; all callers have to agree
+/// on the number. A lock on `stock` itself excludes none of them; a [batch](crate::Batch) of all segments does.
+///
+/// A caller starts at a random segment and takes the first that is free. When none is, it waits for one, and looks again
+/// at the others now and then. A body that finds nothing left in its segment says [`exhausted`](Segment::exhausted); the lock
+/// is then given back and another segment tried, until all have said so.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::sync::Mutex;
+/// use dlock_core::{Error, ErrorKind, Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let stock = Mutex::new([1, 0, 1]);
+/// let segments = locks.segmented("stock", 3);
+/// let take = || segments.run(|segment| {
+///     let stock = &stock;
+///     async move {
+///         let left = &mut stock.lock().unwrap()[segment.number() as usize];
+///         *left = u32::checked_sub(*left, 1).ok_or_else(|| segment.exhausted())?;
+///         Ok::<_, Error>(())
+///     }
+/// });
+/// take().await??;
+/// take().await??;
+/// assert_eq!(take().await.unwrap_err().kind(), ErrorKind::Exhausted);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a segmented lock does nothing until it is run"]
+pub struct Segmented {
+    lock: Lock,
+    segments: u32,
+}
+
+/// The segment that a body has.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    number: u32,
+    held: Held,
+    exhausted: Arc<AtomicBool>,
+}
+
+impl Segment {
+    /// Which one: 0 to the number of segments less one.
+    #[must_use]
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The view of its lock.
+    #[must_use]
+    pub const fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// Says that there is nothing left in this segment, so that another one is to be tried. Whatever the body then returns
+    /// is dropped; the error is for bodies that return a `Result`, and its kind is [`ErrorKind::Exhausted`].
+    pub fn exhausted(&self) -> Error {
+        self.exhausted.store(true, Ordering::Release);
+        let what = format!("segment {} has said so", self.number);
+        Error::new(Operation::Hold, Failure::new(ErrorKind::Exhausted, what))
+    }
+}
+
+impl Segmented {
+    /// The most segments.
+    pub const MAX: u32 = 10_000;
+
+    pub(crate) const fn new(lock: Lock, segments: u32) -> Self {
+        Self { lock, segments }
+    }
+
+    /// Takes a segment, runs what `body` makes for it, and gives the segment back; again with another one when the body
+    /// said that its segment is [exhausted](Segment::exhausted). See [`Lock::run`].
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Exhausted`]: every segment was tried, and the body said so of each.
+    /// * [`ErrorKind::Busy`], [`ErrorKind::TimedOut`]: somebody else holds each of those that may have something left. The time
+    ///   that bodies take is no part of the wait.
+    /// * [`ErrorKind::InvalidConfig`]: there are no segments, or more than [`MAX`](Self::MAX).
+    /// * Others of [`Lock::acquire`], and [`ErrorKind::Lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the body is dropped first and the lock is then given back in the background.
+    pub async fn run<F: Future>(&self, mut body: impl FnMut(Segment) -> F) -> Result<F::Output> {
+        let mut section = SegmentedSection::new(self.clone());
+        loop {
+            let segment = section.enter().await?;
+            let body = std::pin::pin!(body(segment));
+            if let Some(output) = section.run(body).await? {
+                return Ok(output);
+            }
+        }
+    }
+
+    /// The lock of one segment.
+    pub fn lock(&self, segment: u32) -> Lock {
+        self.lock.renamed(|key| format!("{key}#{segment}"))
+    }
+
+    /// The number that `key` has, when it is that of a segment.
+    fn number_of(&self, key: &Key) -> Option<u32> {
+        let rest = key.as_str().strip_prefix(self.lock.key()?.as_str())?;
+        rest.strip_prefix('#')?.parse().ok()
+    }
+}
+
+/// A critical section in one segment after the other. What [`Segmented::run`] and the attribute are made of.
+#[derive(Debug)]
+pub struct SegmentedSection {
+    segmented: Segmented,
+    /// Those that may have something left, in the order in which they are tried; `None` before the first was.
+    left: Option<Vec<u32>>,
+    waited: Duration,
+    inside: Option<(Section, Segment)>,
+}
+
+impl SegmentedSection {
+    /// A section of which nothing is taken yet.
+    #[must_use]
+    pub const fn new(segmented: Segmented) -> Self {
+        Self { segmented, left: None, waited: Duration::ZERO, inside: None }
+    }
+
+    /// Takes a segment, unless one is taken already, and says which.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Segmented::run`], but for `Lost`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`].
+    pub async fn enter(&mut self) -> Result<Segment> {
+        if let Some((_, segment)) = &self.inside {
+            return Ok(segment.clone());
+        }
+        let started = Instant::now();
+        let entered = self.find().await;
+        self.waited += started.elapsed();
+        let (number, section) = entered.map_err(|error| error.after_all(self.waited))?;
+        let segment = Segment { number, held: section.held(), exhausted: Arc::default() };
+        self.inside = Some((section, segment.clone()));
+        Ok(segment)
+    }
+
+    /// Runs `body` in the segment that is taken, or takes one, and gives it back. `None` when the body said that it is
+    /// exhausted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Segmented::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the lock is given back in the background once the section is dropped too.
+    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
+        let segment = self.enter().await?;
+        let Some((section, _)) = &mut self.inside else { unreachable!("it was entered") };
+        // When the lock is lost, it stays here until the caller has dropped the body.
+        let output = section.run(body).await?;
+        self.inside = None;
+        if !segment.exhausted.load(Ordering::Acquire) {
+            return Ok(Some(output));
+        }
+        let lock = &self.segmented.lock;
+        lock.engine().registry.metrics.segment_moved(lock.site());
+        if let Some(left) = &mut self.left {
+            left.retain(|number| *number != segment.number);
+        }
+        Ok(None)
+    }
+
+    /// Takes the first segment that is free; when none is, the first that becomes so.
+    async fn find(&mut self) -> Result<(u32, Section)> {
+        let Segmented { lock, segments } = &self.segmented;
+        let refuse = |failure| Err(lock.error(Operation::Acquire, failure));
+        if !(1..=Segmented::MAX).contains(segments) {
+            let what = format!("{segments} segments; use 1 to {}", Segmented::MAX);
+            return refuse(Failure::invalid_config(what));
+        }
+        lock.checked(lock.options())?;
+        let left = self.left.get_or_insert_with(|| {
+            let start = fastrand::u32(0..*segments);
+            (start..*segments).chain(0..start).collect()
+        });
+        if left.is_empty() {
+            return refuse(Failure::new(ErrorKind::Exhausted, format!("all {segments} were tried")));
+        }
+        // A nested call goes where its caller is.
+        let ours = scope::find_key(lock.engine(), |key| self.segmented.number_of(key));
+        if let Some(place) = left.iter().position(|number| Some(*number) == ours) {
+            left.rotate_left(place);
+        }
+        let begun = Instant::now();
+        let mut patience = PATIENCE.0;
+        loop {
+            let here = lock.engine().registry.held_keys();
+            let mut busy = None;
+            for number in &*left {
+                // What another caller of this process holds is busy without a request.
+                let key = self.segmented.lock(*number);
+                if Some(*number) != ours && key.key().is_some_and(|key| here.contains(key)) {
+                    continue;
+                }
+                match enter(&self.segmented, *number, Wait::No).await {
+                    Ok(section) => return Ok((*number, section)),
+                    Err(error) if error.is_busy() => busy = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            let still = match lock.options().wait {
+                Wait::No => Duration::ZERO,
+                Wait::For(limit) => limit.saturating_sub(self.waited + begun.elapsed()),
+                Wait::Forever => Duration::MAX,
+            };
+            if still.is_zero() {
+                if let Some(error) = busy {
+                    return Err(error);
+                }
+                // All are held in this process: the last word is the backend's.
+                return Ok((left[0], enter(&self.segmented, left[0], Wait::No).await?));
+            }
+            let number = left[fastrand::usize(..left.len())];
+            // Never quite nothing, which no option can be.
+            let wait = patience.min(still).max(Duration::from_millis(1));
+            match enter(&self.segmented, number, Wait::For(wait)).await {
+                Ok(section) => return Ok((number, section)),
+                Err(error) if error.is_busy() && wait < still => {}
+                Err(error) => return Err(error),
+            }
+            patience = (patience * 2).min(PATIENCE.1);
+        }
+    }
+}
+
+async fn enter(segmented: &Segmented, number: u32, wait: Wait) -> Result<Section> {
+    let mut section = Section::new(segmented.lock(number).with_wait(wait));
+    section.enter().await?;
+    Ok(section)
+}

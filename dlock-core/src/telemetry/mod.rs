@@ -1,0 +1,62 @@
+//! OpenTelemetry: metrics of the locks, and the links between the spans of waiters and holders.
+//!
+//! Without the feature `otel` everything here does nothing. Only the API is used: which SDK and exporter there are, if
+//! any, is the program's choice, and no exporter is ever waited for.
+
+pub(crate) mod acquire;
+#[cfg(feature = "otel")]
+mod metrics;
+#[cfg(not(feature = "otel"))]
+mod off;
+pub(crate) mod spans;
+#[cfg(feature = "otel")]
+mod trace;
+
+#[cfg(feature = "otel")]
+pub(crate) use self::{
+    metrics::{Metrics, Votes},
+    trace::{Holders, Trace},
+};
+#[cfg(not(feature = "otel"))]
+pub(crate) use off::{Holders, Metrics, Trace, Votes};
+
+use std::borrow::Cow;
+
+/// Why a lock was lost, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// The lease ran out before a renewal was confirmed.
+    Expired,
+    /// It was held for `max_hold`.
+    MaxHold,
+    /// The backend no longer had it under our token.
+    Gone,
+    /// The backend said so by itself: a session ended.
+    Backend,
+    /// The locks were shut down.
+    Shutdown,
+}
+
+impl Loss {
+    #[cfg(feature = "otel")]
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "lease_expired",
+            Self::MaxHold => "max_hold",
+            Self::Gone => "gone",
+            Self::Backend => "backend",
+            Self::Shutdown => "shutdown",
+        }
+    }
+
+    /// In words.
+    pub(crate) const fn sentence(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Expired => "its lease ran out before a renewal was confirmed",
+            Self::MaxHold => "it was held for max_hold",
+            Self::Gone => "the backend no longer has it under our token",
+            Self::Backend => "the backend said that it is gone",
+            Self::Shutdown => "these locks were shut down",
+        })
+    }
+}
