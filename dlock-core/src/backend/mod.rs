@@ -22,7 +22,8 @@
 //!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
 //!    backend has one, so that it arrives later.
 //! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from the
-//!    moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, or report what is left.
+//!    moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what is left, or
+//!    say from when it counts ([`Grant::proven_at`]).
 //! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
@@ -283,19 +284,29 @@ pub struct Grant {
     pub fence: Option<Fence>,
     /// How long it is ours.
     pub term: Term,
+    /// From when its term counts, where that is earlier than the call of the attempt that was granted.
+    pub proven_at: Option<Timestamp>,
 }
 
 impl Grant {
     /// A grant of this term without a fence.
     #[must_use]
     pub const fn new(term: Term) -> Self {
-        Self { fence: None, term }
+        Self { fence: None, term, proven_at: None }
     }
 
     /// Adds the fence.
     #[must_use]
     pub const fn with_fence(mut self, fence: Fence) -> Self {
         self.fence = Some(fence);
+        self
+    }
+
+    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its turn
+    /// need not ask the servers once more.
+    #[must_use]
+    pub const fn proven_at(mut self, proof: Timestamp) -> Self {
+        self.proven_at = Some(proof);
         self
     }
 }
@@ -318,6 +329,8 @@ pub struct Busy {
     pub retry_after: Option<Duration>,
     /// Who it is, where the answer tells.
     pub holder: Option<Box<Holder>>,
+    /// Whether a place in the backend's queue was lost since the last attempt, and is taken anew.
+    pub requeued: bool,
 }
 
 /// The answer to a renewal.

@@ -153,6 +153,7 @@ impl State {
         (entry.token != request.token && entry.expires > now).then(|| Busy {
             retry_after: Some(entry.expires.since(now)),
             holder: Some(Box::new(entry.holder(now))),
+            ..Busy::default()
         })
     }
 

@@ -194,6 +194,9 @@ impl<'a> Acquire<'a> {
                 Step::Busy(busy) => {
                     let retry_after = busy.retry_after;
                     self.course.busy(busy.holder.as_deref(), retry_after);
+                    if busy.requeued {
+                        self.course.requeued();
+                    }
                     if let Some(holder) = busy.holder {
                         self.holder = Some(*holder);
                     }

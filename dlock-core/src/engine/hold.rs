@@ -63,7 +63,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// A hold granted by an attempt whose first request was sent at `sent`, not yet listed with the keeper.
+    /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier proof.
+    /// Not yet listed with the keeper.
     pub(crate) fn new(
         engine: Arc<Engine>,
         key: Key,
@@ -74,6 +75,7 @@ impl Hold {
         sent: Timestamp,
     ) -> Arc<Self> {
         let now = engine.clock.now();
+        let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
         let length = match grant.term {
             Term::Lease(length) | Term::Session(Some(length)) => Some(length),

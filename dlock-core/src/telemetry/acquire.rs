@@ -89,6 +89,12 @@ impl<'a> AcquireSpan<'a> {
         }
     }
 
+    /// Its place in the backend's queue was lost, and it goes on waiting at another.
+    pub(crate) fn requeued(&self) {
+        spans::requeued(self.engine);
+        self.engine.registry.metrics.requeued(self.site);
+    }
+
     /// Asking again may be worth while.
     pub(crate) fn woken(&self) {
         spans::woken();

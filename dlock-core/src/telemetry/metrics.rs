@@ -34,6 +34,7 @@ pub(crate) struct Metrics {
     held: UpDownCounter<i64>,
     waiters: UpDownCounter<i64>,
     rechecks: Counter<u64>,
+    requeues: Counter<u64>,
     renew: Histogram<f64>,
     lost: Counter<u64>,
     release_failures: Counter<u64>,
@@ -75,6 +76,11 @@ impl Metrics {
                 "dlock.rechecks",
                 "{recheck}",
                 "Attempts that asked the owner again after an unknown outcome, by what they found.",
+            ),
+            requeues: count(
+                "dlock.requeues",
+                "{requeue}",
+                "Waits that lost their place in the backend's queue and went on at its end.",
             ),
             renew: seconds("dlock.renew.duration", "How long renewals took, by outcome."),
             lost: count("dlock.locks.lost", "{lock}", "Locks that were lost while they were held, by cause."),
@@ -160,6 +166,10 @@ impl Metrics {
         let place = self.place(site);
         self.held.add(-1, &place.site);
         self.hold.record(held.as_secs_f64(), if lost { &place.lost } else { &place.released });
+    }
+
+    pub(crate) fn requeued(&self, site: Site) {
+        self.requeues.add(1, &self.place(site).site);
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {

@@ -19,6 +19,7 @@ impl Metrics {
     pub(crate) const fn wait_ends(&self, _: Site) {}
     pub(crate) const fn hold_begins(&self, _: Site) {}
     pub(crate) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
+    pub(crate) const fn requeued(&self, _: Site) {}
     pub(crate) const fn rechecked(&self, _: Site, _: &'static str) {}
     pub(crate) fn renewal(
         &self,

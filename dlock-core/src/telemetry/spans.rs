@@ -8,7 +8,7 @@
 //! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
 //!
 //! What failed has `error.type` and `otel.status_code`. Inside of an acquire there are the events `busy`, `re-check` and
-//! `wake-up`, at debug level. With the feature `otel` an acquire that waits links to the acquire of the holder.
+//! `wake-up`, at debug level, and a warning when a place in the backend's queue was lost. With the feature `otel` an acquire that waits links to the acquire of the holder.
 //!
 //! All have `backend` and `key`, of a batch that of its first lock and `keys`, how many there are; those of a lock that the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a
 //! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
@@ -85,6 +85,11 @@ pub(crate) fn busy(attempts: u32, retry_after: Option<Duration>) {
 
 pub(crate) fn woken() {
     debug!(target: "dlock", "wake-up");
+}
+
+pub(crate) fn requeued(engine: &Engine) {
+    let backend = engine.name;
+    warn!(target: "dlock", backend, "a place in the queue was lost, and the wait goes on at its end");
 }
 
 pub(crate) fn rechecked(found: &'static str) {

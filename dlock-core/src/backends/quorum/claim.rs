@@ -328,10 +328,11 @@ fn summary(mut answers: Vec<Busy>, needed: usize) -> Busy {
     let mut ends: Vec<_> = answers.iter().map(|busy| busy.retry_after.unwrap_or(Duration::MAX)).collect();
     ends.sort_unstable();
     let retry_after = ends.get(needed - 1).copied().filter(|end| *end != Duration::MAX);
+    let requeued = answers.iter().any(|busy| busy.requeued);
     let mut holder = answers.iter_mut().find_map(|busy| busy.holder.take());
     if let Some(holder) = &mut holder {
         // Fences of single nodes do not grow from holder to holder.
         holder.fence = None;
     }
-    Busy { retry_after, holder }
+    Busy { retry_after, holder, requeued }
 }

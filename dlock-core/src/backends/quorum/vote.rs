@@ -133,7 +133,8 @@ impl Vote {
                 {
                     let mut state = self.state();
                     state.unsettled = false;
-                    state.granted = Some((grant.term, sent));
+                    let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
+                    state.granted = Some((grant.term, proof));
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
                 claim.granted(Signal::new(self));
