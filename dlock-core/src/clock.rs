@@ -55,21 +55,43 @@ impl std::ops::Sub<Duration> for Timestamp {
 /// of the wall clock. A [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
 /// so that `tokio::time::pause` works as usual.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Option<Arc<Movable>>);
+pub struct Clock(Source);
+
+#[derive(Clone, Default)]
+enum Source {
+    #[default]
+    System,
+    Manual(Arc<Movable>),
+    Simulated(Arc<dyn Fn() -> Timestamp + Send + Sync>),
+}
 
 impl Clock {
     /// The machine's clock.
     #[must_use]
     pub const fn system() -> Self {
-        Self(None)
+        Self(Source::System)
+    }
+
+    /// A clock that reads what `nanos` returns, for a simulation whose time is tokio's paused one.
+    #[doc(hidden)]
+    pub fn simulated(nanos: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self(Source::Simulated(Arc::new(move || Timestamp(nanos()))))
+    }
+
+    fn movable(&self) -> Option<&Arc<Movable>> {
+        match &self.0 {
+            Source::Manual(movable) => Some(movable),
+            Source::System | Source::Simulated(_) => None,
+        }
     }
 
     /// Now.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
-            None => boot_time(),
-            Some(movable) => movable.now(),
+            Source::System => boot_time(),
+            Source::Manual(movable) => movable.now(),
+            Source::Simulated(now) => now(),
         }
     }
 
@@ -82,12 +104,12 @@ impl Clock {
         // tokio's timers stand still while the machine is suspended and this clock does not: sleep in short pieces.
         const PIECE: Duration = Duration::from_secs(1);
         loop {
-            let moved = self.0.as_ref().map(|movable| movable.moved.notified());
+            let moved = self.movable().map(|movable| movable.moved.notified());
             let left = at.since(self.now());
             if left.is_zero() {
                 return;
             }
-            let stopped = self.0.as_ref().is_some_and(|movable| movable.stopped);
+            let stopped = self.movable().is_some_and(|movable| movable.stopped);
             match moved {
                 None => tokio::time::sleep(left.min(PIECE)).await,
                 Some(moved) if stopped => moved.await,
@@ -104,7 +126,7 @@ impl Clock {
     ///
     /// May be dropped at any time. A move between two calls is not seen.
     pub async fn moved(&self) {
-        match &self.0 {
+        match self.movable() {
             None => std::future::pending().await,
             Some(movable) => movable.moved.notified().await,
         }
@@ -158,7 +180,7 @@ impl ManualClock {
     /// The clock to give to a backend.
     #[must_use]
     pub fn clock(&self) -> Clock {
-        Clock(Some(Arc::clone(&self.0)))
+        Clock(Source::Manual(Arc::clone(&self.0)))
     }
 }
 
@@ -166,6 +188,16 @@ impl Movable {
     fn now(&self) -> Timestamp {
         let offset = self.offset.load(Ordering::SeqCst);
         if self.stopped { Timestamp(offset) } else { boot_time() + Duration::from_nanos(offset) }
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System => f.write_str("System"),
+            Self::Manual(movable) => movable.fmt(f),
+            Self::Simulated(now) => f.debug_tuple("Simulated").field(&now()).finish(),
+        }
     }
 }
 

@@ -364,6 +364,7 @@ impl Claim for MemoryClaim {
                 return Ok(());
             }
             tokio::select! {
+                biased;
                 () = changed => return Ok(()),
                 () = moved => {}
             }

@@ -367,6 +367,7 @@ pub(crate) async fn change(
             }
         };
         tokio::select! {
+            biased;
             () = poll => Ok(()),
             () = released => Ok(()),
             told = watch(claim) => told,

@@ -4,6 +4,8 @@
 //! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. There is one thread for the
 //! process, with one task for each `Locks`; a backend that hangs holds up its own locks only.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -60,23 +62,50 @@ pub fn runtime() -> Result<&'static Handle, Failure> {
     started.as_ref().map_err(|e| Failure::unavailable(format!("the keeper thread could not be started: {e}")))
 }
 
+/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on next.
+#[doc(hidden)]
+pub trait Spawn: fmt::Debug + Send + Sync + 'static {
+    /// Runs `task` to its end, inside a tokio runtime with timers.
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
+}
+
+/// Where the tasks of one keeper run.
+#[derive(Clone, Debug)]
+pub(crate) enum Tasks {
+    Runtime(&'static Handle),
+    Given(Arc<dyn Spawn>),
+}
+
+impl Tasks {
+    pub(crate) fn new(given: Option<Arc<dyn Spawn>>) -> Result<Self, Failure> {
+        match given {
+            Some(given) => Ok(Self::Given(given)),
+            None => runtime().map(Self::Runtime),
+        }
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match self {
+            Self::Runtime(runtime) => drop(runtime.spawn(task)),
+            Self::Given(given) => given.spawn(Box::pin(task)),
+        }
+    }
+}
+
 /// Looks after one registry until its engine is gone.
-pub(crate) fn look_after(
-    registry: Arc<HoldRegistry>,
-    inbox: mpsc::UnboundedReceiver<Job>,
-) -> Result<(), Failure> {
-    runtime()?.spawn(keep(registry, inbox));
-    Ok(())
+pub(crate) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Job>) {
+    registry.tasks.clone().spawn(keep(registry, inbox));
 }
 
 async fn keep(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
     loop {
         let (due, next) = registry.look();
         for hold in due {
-            tokio::spawn(renew(hold));
+            registry.tasks.spawn(renew(hold));
         }
         let look = async {
             tokio::select! {
+                biased;
                 () = registry.clock.sleep_until(next) => {
                     registry.metrics.keeper_lagged(registry.clock.now().since(next));
                 }
@@ -86,9 +115,10 @@ async fn keep(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Jo
         tokio::pin!(look);
         loop {
             tokio::select! {
+                biased;
                 () = &mut look => break,
                 job = inbox.recv() => match job {
-                    Some(job) => drop(tokio::spawn(job.carry_out())),
+                    Some(job) => registry.tasks.spawn(job.carry_out()),
                     None => return,
                 },
             }

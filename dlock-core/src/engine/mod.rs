@@ -28,7 +28,7 @@ use crate::key::Key;
 use crate::telemetry::spans;
 use crate::telemetry::{Holders, Loss, Metrics};
 use crate::token::Token;
-use keeper::Job;
+use keeper::{Job, Tasks};
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
@@ -52,13 +52,14 @@ impl Engine {
         label: Option<String>,
         show_keys: bool,
         metrics: Metrics,
-    ) -> Result<Arc<Self>, Failure> {
+        tasks: Tasks,
+    ) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let clock = backend.clock();
-        let registry = Arc::new(HoldRegistry::new(clock.clone(), metrics));
+        let registry = Arc::new(HoldRegistry::new(clock.clone(), metrics, tasks));
         let (jobs, inbox) = mpsc::unbounded_channel();
-        keeper::look_after(Arc::clone(&registry), inbox)?;
-        Ok(Arc::new(Self {
+        keeper::look_after(Arc::clone(&registry), inbox);
+        Arc::new(Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             name: backend.name(),
             capabilities: backend.capabilities(),
@@ -69,7 +70,7 @@ impl Engine {
             registry,
             jobs,
             backend,
-        }))
+        })
     }
 
     pub(crate) fn claim(&self, key: &Key, options: &Options) -> Result<Box<dyn DynClaim>, Failure> {
@@ -120,6 +121,7 @@ pub(crate) fn closed() -> Failure {
 pub(crate) struct HoldRegistry {
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
+    pub(crate) tasks: Tasks,
     /// The traces of those who hold something here.
     pub(crate) holders: Holders,
     holds: Mutex<Slab<Arc<Hold>>>,
@@ -178,10 +180,11 @@ pub struct Stats {
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 impl HoldRegistry {
-    fn new(clock: Clock, metrics: Metrics) -> Self {
+    fn new(clock: Clock, metrics: Metrics, tasks: Tasks) -> Self {
         Self {
             clock,
             metrics,
+            tasks,
             holders: Holders::default(),
             holds: Mutex::default(),
             next_look: AtomicU64::new(0),

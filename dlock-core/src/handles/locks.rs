@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::backend::dynamic::DynBackend;
 use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::{Erased, Prefixed};
-use crate::engine::keeper::Job;
+use crate::engine::keeper::{Job, Spawn, Tasks};
 use crate::engine::scope::Scope;
 use crate::engine::{Engine, Stats};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -70,6 +70,7 @@ impl Locks {
             prefix: None,
             required: Vec::new(),
             show_keys: false,
+            tasks: None,
             #[cfg(feature = "otel")]
             meter: None,
         }
@@ -244,6 +245,7 @@ pub struct LocksBuilder {
     prefix: Option<String>,
     required: Vec<Requirement>,
     show_keys: bool,
+    tasks: Option<Arc<dyn Spawn>>,
     #[cfg(feature = "otel")]
     meter: Option<opentelemetry::metrics::Meter>,
 }
@@ -287,6 +289,13 @@ impl LocksBuilder {
         self
     }
 
+    /// Runs the keeper's tasks there instead of on dlock's own thread, for simulations.
+    #[doc(hidden)]
+    pub fn with_keeper_on(mut self, tasks: Arc<dyn Spawn>) -> Self {
+        self.tasks = Some(tasks);
+        self
+    }
+
     /// The meter of the metrics. Default: one named `dlock` of the provider that is the global one when
     /// [`build`](Self::build) is called, so set yours before.
     #[cfg(feature = "otel")]
@@ -319,7 +328,8 @@ impl LocksBuilder {
         let metrics = Metrics::new(name, self.meter);
         #[cfg(not(feature = "otel"))]
         let metrics = Metrics;
-        let engine = Engine::start(backend, self.label, self.show_keys, metrics).map_err(refuse)?;
+        let tasks = Tasks::new(self.tasks).map_err(refuse)?;
+        let engine = Engine::start(backend, self.label, self.show_keys, metrics, tasks);
         Ok(Locks { engine, defaults: self.options })
     }
 }
