@@ -246,6 +246,13 @@ impl ClaimRequest {
             None => line,
         }
     }
+
+    /// Returns the W3C trace context of the span that acquires, where there is one: the field `trace` of
+    /// [`describe`](Self::describe).
+    #[must_use]
+    pub fn trace_context(&self) -> Option<String> {
+        self.trace.to_text()
+    }
 }
 
 /// The answer to one attempt.
