@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, LockId};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::MySqlPool;
 
@@ -150,6 +150,10 @@ impl Backend for Mysql {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic().with_fencing().with_administration().with_polling(POLLING.0, POLLING.1)
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.0.lock_id(key)
     }
 
     fn claim(&self, request: ClaimRequest) -> MysqlClaim {

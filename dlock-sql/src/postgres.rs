@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, LockId};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::PgPool;
 
@@ -155,6 +155,10 @@ impl Backend for Postgres {
         let basic =
             Capabilities::basic().with_fencing().with_administration().with_polling(POLLING.0, POLLING.1);
         if self.notified { basic.with_notifications(SAFETY_NET) } else { basic }
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.rows.lock_id(key)
     }
 
     fn claim(&self, request: ClaimRequest) -> PostgresClaim {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, LockId};
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::Database;
 
@@ -98,6 +98,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn is_missing(&self, error: &sqlx::Error) -> bool;
     /// The name of the table.
     fn table(&self) -> String;
+    /// The server, the database and the table, without a password.
+    fn address(&self) -> String;
     /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago.
     fn take<'c>(
         &'c self,
@@ -184,6 +186,10 @@ impl<S: Server> Rows<S> {
         let rows = Arc::new(Self { connections, renewals, closed: AtomicBool::new(false) });
         crate::renewals::look_after(&rows, inbox)?;
         Ok(rows)
+    }
+
+    pub(crate) fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new(self.connections.server().address(), key.as_str())
     }
 
     pub(crate) fn claim(self: &Arc<Self>, request: ClaimRequest) -> RowClaim<S> {

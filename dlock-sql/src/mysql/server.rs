@@ -134,6 +134,13 @@ impl Server for MysqlRows {
         number(error) == Some(MISSING)
     }
 
+    fn address(&self) -> String {
+        let to = &self.connect;
+        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        let database = to.get_database().unwrap_or_default();
+        format!("mysql://{host}:{}/{database}/{}", to.get_port(), self.table)
+    }
+
     fn table(&self) -> String {
         self.table.to_string()
     }

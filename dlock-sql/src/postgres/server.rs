@@ -114,6 +114,13 @@ impl Server for PostgresRows {
         is_missing(error)
     }
 
+    fn address(&self) -> String {
+        let to = &self.connect.0;
+        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        let database = to.get_database().unwrap_or_default();
+        format!("postgres://{host}:{}/{database}/{}", to.get_port(), self.table)
+    }
+
     fn table(&self) -> String {
         self.table.to_string()
     }
