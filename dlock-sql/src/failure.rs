@@ -22,6 +22,15 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
     }
 }
 
+/// The failure of a count that has come to the end of its numbers, far in the future of any clock.
+pub(crate) fn fences_used_up(table: &crate::table::TableName) -> Failure {
+    Failure::invalid_config(format!(
+        "a fence of table {table} has come to the end of its numbers (was the clock or a row set by hand?), and none is given \
+         twice; stop all users of the key and what checks its fences, and set `fence` of its row, or of the row of the empty key, \
+         to the time in microseconds"
+    ))
+}
+
 pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }

@@ -16,6 +16,8 @@ compile_error!(
     "dlock-sql locks nothing without a database: switch on its feature `sqlite`, `postgres` or `mysql`"
 );
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod connector;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -24,10 +26,14 @@ mod digest;
 mod failure;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod fenced;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod lease_rows;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod optimistic;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod options;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -35,7 +41,11 @@ mod renewals;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod rows;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod server;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod session;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
@@ -48,12 +58,22 @@ mod tx;
 pub use dialect::Dialect;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use fenced::{FenceColumn, FencedCell};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use lease_rows::LeaseRows;
 #[cfg(feature = "mysql")]
-pub use mysql::{Mysql, MysqlClaim, MysqlOptions, MysqlRowLocks, MysqlSessions};
+pub use mysql::{Mysql, MysqlClaim, MysqlOptions, MysqlRowLocks, MysqlServer, MysqlSessions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use optimistic::{Optimistic, OptimisticError};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use options::ServerOptions;
 #[cfg(feature = "postgres")]
-pub use postgres::{Postgres, PostgresClaim, PostgresOptions, PostgresRowLocks, PostgresSessions};
+pub use postgres::{
+    Postgres, PostgresClaim, PostgresOptions, PostgresRowLocks, PostgresServer, PostgresSessions,
+};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use rows::RowClaim;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use server::Server;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use session::{SessionClaim, Sessions};
 #[cfg(feature = "sqlite")]

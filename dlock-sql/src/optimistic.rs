@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use dlock_core::backend::Backoff;
 use dlock_core::{Error, Operation};
 use sqlx::{Encode, Pool, QueryBuilder, Type};
 
@@ -117,7 +118,7 @@ impl<D: Dialect> Optimistic<D> {
     /// Reads the row, has `change` push assignments for it (`column = value`, divided by commas), and writes them if nobody
     /// has written since; else all of that again.
     ///
-    /// `change` sees all columns of the row. It may be called several times, and returns an error to leave the row alone.
+    /// `change` sees all columns of the row. If it pushes no assignment, nothing is written. It may be called several times, and returns an error to leave the row alone.
     /// Each try takes a connection of the pool for two statements, each a transaction by itself. A deadlock or
     /// serialization failure counts as a try.
     ///
@@ -134,7 +135,7 @@ impl<D: Dialect> Optimistic<D> {
         T: Send,
         F: FnMut(&D::Row, &mut QueryBuilder<D>) -> Result<T, Cause> + Send,
     {
-        let mut pause = self.pause;
+        let mut backoff = Backoff::new(self.pause, Duration::from_secs(1));
         for tried in 1..=self.tries {
             let mut connection = pool.acquire().await.map_err(Self::failed)?;
             match self.round(&mut connection, key.clone(), &mut change).await {
@@ -145,8 +146,7 @@ impl<D: Dialect> Optimistic<D> {
             }
             drop(connection);
             if tried < self.tries {
-                tokio::time::sleep(pause.mul_f64(fastrand::f64())).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
+                tokio::time::sleep(backoff.next()).await;
             }
         }
         Err(OptimisticError::Conflict { table: self.table.clone(), tries: self.tries })
@@ -195,7 +195,11 @@ impl<D: Dialect> Optimistic<D> {
             other => Round::Database(other),
         })?;
         let mut query = QueryBuilder::<D>::new(format!("UPDATE {table} SET "));
+        let set = query.sql().as_str().len();
         let done = change(row, &mut query).map_err(Round::Refused)?;
+        if query.sql().as_str().len() == set {
+            return Ok(Some(done));
+        }
         if self.counts {
             query.push(format!(", {compared} = {compared} + 1"));
         }

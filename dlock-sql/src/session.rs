@@ -15,13 +15,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term, Withdrawal,
-};
+use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
 
 use crate::failure::unchanged;
-use crate::rows::{Conn, Connections, QUESTION, Server, Settings, Taken};
+use crate::options::{Opened, ServerOptions};
+use crate::rows::{Connections, QUESTION};
+use crate::server::{Answer, Conn, Server, Taken};
 use act::WhoAmI;
 use desk::{Leave, Order, Take, another_session};
 use line::Line;
@@ -36,8 +36,6 @@ const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 /// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer than
 /// this after the last sign of life.
 const SILENCE: Duration = Duration::from_secs(60);
-
-type Answer<T> = Result<T, sqlx::Error>;
 
 /// A lock that is wanted.
 #[derive(Clone, Debug)]
@@ -86,14 +84,13 @@ pub trait SessionServer: Server {
     const DIGEST: usize;
 
     /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
-    fn settle<'c>(
+    fn keep_alive<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         silence: Duration,
     ) -> impl Future<Output = Answer<()>> + Send + 'c;
-    /// The session, and where its lock table is. Leaves no prepared statement.
-    fn place<'c>(&'c self, on: &'c mut Conn<Self>)
-    -> impl Future<Output = Answer<(i64, String)>> + Send + 'c;
+    /// The table among all that a name may be of.
+    fn place(&self) -> String;
     /// The session. Leaves no prepared statement.
     fn ping<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
     /// Takes the named lock if nobody has it, with a fence.
@@ -136,7 +133,6 @@ pub trait SessionServer: Server {
     fn held_names<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
-        place: &'c str,
     ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
     /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
     fn lock_row<'c>(
@@ -220,24 +216,53 @@ pub struct Sessions<M: Mode> {
 }
 
 impl<M: Mode> Sessions<M> {
-    /// Opens a connection, and checks the table and what is between here and the server.
-    pub(crate) async fn start(server: Arc<M::Server>, settings: &Settings) -> Result<Self> {
-        let starting = async {
-            let others = Connections::start(Arc::clone(&server), None, settings)?;
-            // Two connections that are open have two sessions. Nothing is prepared until that is known.
-            others.ask(WhoAmI, QUESTION).await?;
-            let mode = Arc::new(M::new(server, Arc::clone(&others)));
-            let seats = Arc::new(Seats::new(mode, settings));
-            let seat = seats.seat(settings.connect_timeout).await?;
-            let kept = seat.order(Order::Open).await?;
-            if kept == others.ask(WhoAmI, QUESTION).await? {
-                return Err(another_session());
-            }
-            seats.put_back(seat);
-            others.verify().await?;
-            Ok(Self { seats, others })
-        };
+    /// Connects to the server that `url` names, as [`LeaseRows::connect`](crate::LeaseRows::connect) does; the fences are counted
+    /// in the same table.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerOptions::from_url`] and [`ServerOptions::connect`]; also
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::with_options(ServerOptions::from_url(url)?).await
+    }
+
+    /// The same with options. No connection that keeps locks is anybody else's: of a pool in them only the settings are used, and
+    /// what it does to new connections.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn with_options(options: ServerOptions<M::Server>) -> Result<Self> {
+        let starting = async { Self::start(options.open().await?).await };
         starting.await.map_err(|failure| Error::new(Operation::Configure, unchanged(failure)).on(M::NAME))
+    }
+
+    /// Checks the table and what is between here and the server.
+    async fn start(opened: Opened<M::Server>) -> Result<Self, Failure> {
+        let (server, connector, settings) =
+            (Arc::clone(&opened.server), Arc::clone(&opened.connector), opened.settings.clone());
+        let others = opened.connections(None)?;
+        // Two connections that are open have two sessions. Nothing is prepared until that is known.
+        others.ask(WhoAmI, QUESTION).await?;
+        let mode = Arc::new(M::new(server, Arc::clone(&others)));
+        let seats = Arc::new(Seats::new(mode, connector, &settings));
+        let seat = seats.seat(settings.connect_timeout).await?;
+        let kept = seat.order(Order::Open).await?;
+        if kept == others.ask(WhoAmI, QUESTION).await? {
+            return Err(another_session());
+        }
+        seats.put_back(seat);
+        others.verify().await?;
+        Ok(Self { seats, others })
     }
 }
 
@@ -251,10 +276,6 @@ impl<M: Mode> Backend for Sessions<M> {
     fn capabilities(&self) -> Capabilities {
         let basic = Capabilities::basic().with_fencing().with_session().with_administration();
         basic.with_polling(POLLING.0, POLLING.1)
-    }
-
-    fn lock_id(&self, key: &Key) -> LockId {
-        LockId::new(format_args!("{}+{}", M::NAME, self.others.server().address()), key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {

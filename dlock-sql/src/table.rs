@@ -4,9 +4,12 @@ use std::fmt;
 
 use dlock_core::Failure;
 
-/// A table name that is safe to stand, quoted, in a statement: `[A-Za-z_][A-Za-z0-9_]{0,62}`.
+/// A table name that is safe to stand, quoted, in a statement: `[A-Za-z_][A-Za-z0-9_]{0,62}`, perhaps with a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TableName(String);
+pub struct TableName {
+    schema: Option<String>,
+    name: String,
+}
 
 impl TableName {
     pub(crate) const MAX_LEN: usize = 63;
@@ -17,7 +20,7 @@ impl TableName {
             && name.len() <= Self::MAX_LEN
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if good {
-            return Ok(Self(name.to_owned()));
+            return Ok(Self { schema: None, name: name.to_owned() });
         }
         Err(Failure::invalid_config(format!(
             "the table name {:?} is not allowed; use 1 to {} ASCII letters, digits and underscores, not starting \
@@ -26,17 +29,63 @@ impl TableName {
             Self::MAX_LEN
         )))
     }
+
+    /// The same, where the name may be written `schema.table`.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn qualified(name: &str) -> Result<Self, Failure> {
+        match name.split_once('.') {
+            Some((schema, name)) => Ok(Self::new(name)?.within(Self::new(schema)?.name)),
+            None => Self::new(name),
+        }
+    }
+
+    /// The same table, in a schema whose name the server gave.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn within(mut self, schema: String) -> Self {
+        self.schema = Some(schema);
+        self
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn schema(&self) -> Option<&str> {
+        self.schema.as_deref()
+    }
+
+    /// Without the schema.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// As it stands in a statement.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn quoted(&self, mark: char) -> String {
+        let name = quote(&self.name, mark);
+        match &self.schema {
+            Some(schema) => format!("{}.{name}", quote(schema, mark)),
+            None => name,
+        }
+    }
+}
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn quote(name: &str, mark: char) -> String {
+    let doubled = name.replace(mark, &format!("{mark}{mark}"));
+    format!("{mark}{doubled}{mark}")
 }
 
 impl Default for TableName {
     fn default() -> Self {
-        Self("dlock".to_owned())
+        Self { schema: None, name: "dlock".to_owned() }
     }
 }
 
 impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match &self.schema {
+            Some(schema) => write!(f, "{schema}.{}", self.name),
+            None => f.write_str(&self.name),
+        }
     }
 }
 
@@ -71,6 +120,20 @@ mod tests {
         ] {
             let failure = TableName::new(wrong).unwrap_err();
             assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{wrong:?}");
+        }
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    #[test]
+    fn a_table_may_carry_a_schema_and_both_are_quoted() {
+        let table = TableName::qualified("locks.dlock").unwrap();
+        assert_eq!((table.to_string().as_str(), table.name()), ("locks.dlock", "dlock"));
+        assert_eq!(table.quoted('"'), r#""locks"."dlock""#);
+        let strange = TableName::default().within("a`b\"c".to_owned());
+        assert_eq!(strange.quoted('"'), r#""a`b""c"."dlock""#);
+        assert_eq!(strange.quoted('`'), r#"`a``b"c`.`dlock`"#);
+        for wrong in ["a.b.c", ".a", "a.", "."] {
+            TableName::qualified(wrong).unwrap_err();
         }
     }
 }

@@ -9,6 +9,12 @@ pub(crate) fn sql(text: String) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
 }
 
+/// A length of time in microseconds, for the server.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn micros(length: std::time::Duration) -> i64 {
+    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
+}
+
 /// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {

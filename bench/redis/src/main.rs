@@ -21,7 +21,6 @@ mod held;
 mod majority;
 mod measure;
 mod pairs;
-mod profile;
 mod recorded;
 mod stats;
 
@@ -59,8 +58,6 @@ enum Role {
     /// One of the processes that contend for a lock, started by the bench itself
     #[command(hide = true)]
     Contend(contend::Part),
-    /// Make pairs with one client only, for a profiler to look at
-    Profile(profile::Part),
 }
 
 /// What all benches share.
@@ -97,7 +94,6 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.role {
         Some(Role::Contend(part)) => runtime(false).and_then(|runtime| runtime.block_on(part.play())),
-        Some(Role::Profile(part)) => part.play(),
         None => measure_all(&cli),
     };
     match outcome {

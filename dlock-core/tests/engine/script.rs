@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term,
-    Withdrawal,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 use tokio::sync::Notify;
@@ -128,10 +127,6 @@ impl Backend for Scripted {
 
     fn clock(&self) -> Clock {
         self.0.clock.clone()
-    }
-
-    fn lock_id(&self, key: &Key) -> LockId {
-        LockId::new("scripted", key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> ScriptedClaim {

@@ -5,8 +5,12 @@ use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::failure::{closed, is_tls};
-use crate::rows::Fault;
+use crate::server::Fault;
 use crate::table::TableName;
+
+/// What is said of a connection on which nothing would be committed.
+pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the pool, so that no lock would ever be committed; \
+                                      switch it on in its `after_connect` or on the server, or connect without the pool";
 
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
@@ -24,6 +28,9 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
             broken =
                 matches!(number, 1053 | 1077..=1080 | 1152..=1161 | 1290 | 1792 | 1836 | 1927 | 3169 | 4031);
             of_number(number, table)
+        }
+        Error::Configuration(why) if why.to_string() == UNCOMMITTED => {
+            return Fault { failure: Failure::invalid_config(UNCOMMITTED), again: false, broken: false };
         }
         Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
         // A certificate that is not trusted comes as an error of the stream.
@@ -65,7 +72,8 @@ fn of_number(number: u16, table: &TableName) -> Failure {
             "the URL names no database; write mysql://user:password@host:port/database",
         ),
         1049 => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
-        1054 | 1136 | 1364 | 1366 | 1406 | 1264 | 1064 => Failure::invalid_config(format!(
+        167 | 1264 | 1690 => crate::failure::fences_used_up(table),
+        1054 | 1136 | 1364 | 1366 | 1406 | 1064 => Failure::invalid_config(format!(
             "table {table} is not a lock table of this version; choose another table name"
         )),
         1290 | 1792 | 1836 => {

@@ -4,45 +4,42 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Failure, Fence, Holder, Key, Token};
+use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlRow};
 use sqlx::query::Query;
-use sqlx::{ConnectOptions, MySql, MySqlConnection, Row};
+use sqlx::{MySql, MySqlConnection, Row};
 
-use super::failure::{classify, number};
+use super::failure::{UNCOMMITTED, classify, number};
 use super::statements::{Statements, schema};
-use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
+use crate::connector::Connector;
+use crate::server::{Answer, Ask, Fault, Lease, Server, Taken};
+use crate::settings::Settings;
 use crate::table::TableName;
-
-type Answer<T> = Result<T, sqlx::Error>;
+use crate::text::micros;
 
 /// The error of a row that is there already.
 const DUPLICATE: u16 = 1062;
 /// The error of a table that is not there.
 const MISSING: u16 = 1146;
 
-/// How to get to a server, and the table there.
-pub struct MysqlRows {
-    connect: MySqlConnectOptions,
+/// Lease rows in a table of a MariaDB or MySQL server.
+#[derive(Debug)]
+pub struct MysqlServer {
     table: TableName,
     statements: Statements,
 }
 
-impl MysqlRows {
-    pub(super) fn new(connect: MySqlConnectOptions, settings: &Settings) -> Arc<Self> {
-        let connect = connect.disable_statement_logging();
-        let (table, statements) = (settings.table.clone(), Statements::of(&settings.table));
-        Arc::new(Self { connect, table, statements })
-    }
-
+impl MysqlServer {
     /// What the row of a key says.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> Answer<Standing> {
         let rows = all(on, sqlx::query(self.statements.look.clone()).bind(token).bind(bytes(key))).await?;
-        let Some(row) = rows.first() else { return Ok(Standing::Missing) };
-        if row.try_get::<Option<i64>, _>(0)? != Some(1) {
-            return Ok(Standing::Free);
-        }
-        Ok(Standing::Held(Box::new(holder(row, 1)?)))
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        committed(row.try_get(4)?)?;
+        Ok(match row.try_get::<Option<i64>, _>(0)? {
+            None => Standing::Missing,
+            Some(0) => Standing::Free,
+            Some(_) => Standing::Held(Box::new(holder(row, 1)?)),
+        })
     }
 
     /// Takes the lock with a row that is there.
@@ -61,7 +58,7 @@ impl MysqlRows {
     }
 
     /// Takes the lock with a new row. Fails when there is one.
-    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Fence> {
+    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Option<Fence>> {
         let done = sqlx::query(self.statements.insert.clone())
             .bind(bytes(&ask.key))
             .bind(ask.token.as_bytes().as_slice())
@@ -69,7 +66,7 @@ impl MysqlRows {
             .bind(ask.holder.as_bytes())
             .execute(on)
             .await?;
-        Ok(Fence::new(done.last_insert_id()))
+        Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }
 }
 
@@ -82,10 +79,6 @@ enum Standing {
 
 async fn all(on: &mut MySqlConnection, query: Query<'_, MySql, MySqlArguments>) -> Answer<Vec<MySqlRow>> {
     query.fetch_all(on).await
-}
-
-fn micros(length: Duration) -> i64 {
-    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// The holder by fence, remaining time and description from this column on.
@@ -101,14 +94,57 @@ fn bytes(key: &Key) -> &[u8] {
     key.as_str().as_bytes()
 }
 
-impl Server for MysqlRows {
+impl Server for MysqlServer {
     type Database = MySql;
 
     const NAME: &'static str = "mysql";
+    const SCHEMES: &'static [&'static str] = &["mysql://", "mariadb://"];
+    const PARAMETERS: &'static [&'static str] = &["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
+    const QUOTE: char = '`';
+    const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
     const RENEWED_AT_ONCE: usize = 256;
 
-    async fn connect(&self) -> Answer<MySqlConnection> {
-        self.connect.connect().await
+    fn own(options: &MySqlConnectOptions) -> MySqlConnectOptions {
+        let own = options.clone().pipes_as_concat(false).no_engine_substitution(false);
+        own.timezone(None).set_names(false)
+    }
+
+    fn with_password(options: MySqlConnectOptions, password: &str) -> MySqlConnectOptions {
+        options.password(password)
+    }
+
+    fn on_table(table: &TableName, _: &Arc<Connector<Self>>, _: &Settings) -> Self {
+        Self { table: table.clone(), statements: Statements::of(table) }
+    }
+
+    fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    async fn settle(on: &mut MySqlConnection) -> Answer<()> {
+        // Without the first nothing would ever be committed; the others change what statements answer, or which are refused.
+        let settle = "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES', SESSION sql_select_limit = DEFAULT, \
+                      SESSION sql_safe_updates = 0, SESSION completion_type = 0";
+        sqlx::raw_sql(settle).execute(on).await.map(drop)
+    }
+
+    async fn is_fit(on: &mut MySqlConnection) -> Answer<bool> {
+        sqlx::raw_sql("SELECT CAST(@@GLOBAL.read_only = 0 AS SIGNED)")
+            .fetch_one(on)
+            .await?
+            .try_get::<i64, _>(0)
+            .map(|fit| fit == 1)
+    }
+
+    async fn check_pooled(on: &mut MySqlConnection) -> Answer<()> {
+        let row = sqlx::query("SELECT CAST(@@SESSION.autocommit AS SIGNED)").fetch_one(on).await?;
+        committed(row.try_get(0)?)
+    }
+
+    async fn schema_of(on: &mut MySqlConnection, _: &TableName) -> Answer<Option<String>> {
+        let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
+        let schema: Option<Vec<u8>> = row.try_get(0)?;
+        Ok(schema.map(|schema| String::from_utf8_lossy(&schema).into_owned()))
     }
 
     async fn mark(&self, on: &mut MySqlConnection) -> Answer<Option<String>> {
@@ -130,19 +166,12 @@ impl Server for MysqlRows {
         }
     }
 
-    fn is_missing(&self, error: &sqlx::Error) -> bool {
+    fn is_missing(error: &sqlx::Error) -> bool {
         number(error) == Some(MISSING)
     }
 
-    fn address(&self) -> String {
-        let to = &self.connect;
-        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
-        let database = to.get_database().unwrap_or_default();
-        format!("mysql://{host}:{}/{database}/{}", to.get_port(), self.table)
-    }
-
-    fn table(&self) -> String {
-        self.table.to_string()
+    fn classify(error: sqlx::Error, table: &TableName) -> Fault {
+        classify(error, table)
     }
 
     async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> Answer<Taken> {
@@ -154,7 +183,11 @@ impl Server for MysqlRows {
                 Some(Standing::Held(holder)) => return Ok(Taken::Busy(Some(holder))),
                 Some(Standing::Missing) => match self.insert(on, ask).await {
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
-                    other => return other.map(Taken::Granted),
+                    other => {
+                        if let Some(fence) = other? {
+                            return Ok(Taken::Granted(fence));
+                        }
+                    }
                 },
                 Some(Standing::Free) | None => {
                     if let Some(fence) = self.update(on, ask).await? {
@@ -204,7 +237,7 @@ impl Server for MysqlRows {
     }
 
     async fn read(&self, on: &mut MySqlConnection, key: &Key) -> Answer<Option<Holder>> {
-        Ok(match self.look(on, key, &[]).await? {
+        Ok(match self.look(on, key, &[0]).await? {
             Standing::Held(holder) => Some(*holder),
             Standing::Missing | Standing::Free => None,
         })
@@ -233,23 +266,14 @@ impl Server for MysqlRows {
         Ok(prune.execute(on).await?.rows_affected())
     }
 
-    fn classify(&self, error: sqlx::Error) -> Fault {
-        classify(error, &self.table)
-    }
-
-    fn listen(&self, _: &Key) -> Result<Option<Listener>, Failure> {
-        Ok(None)
-    }
-
-    fn join(&self, _: &Key) -> Option<Listener> {
-        None
-    }
-
     async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {
         Ok(self.read(on, key).await?.is_some())
     }
+}
 
-    fn close(&self) {}
+/// Refuses a connection on which nothing would be committed.
+fn committed(autocommit: i64) -> Answer<()> {
+    if autocommit == 1 { Ok(()) } else { Err(sqlx::Error::Configuration(UNCOMMITTED.into())) }
 }
 
 /// Binds the keys, then the tokens.
@@ -259,11 +283,4 @@ fn listed<'q>(
 ) -> Query<'q, MySql, MySqlArguments> {
     let query = leases.iter().fold(query, |query, lease| query.bind(bytes(&lease.key)));
     leases.iter().fold(query, |query, lease| query.bind(lease.token.as_bytes().as_slice()))
-}
-
-impl std::fmt::Debug for MysqlRows {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The options contain the password.
-        f.debug_struct("MysqlRows").field("table", &self.table).finish_non_exhaustive()
-    }
 }

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use dlock_core::{Fence, Holder, Key, Result};
+use dlock_core::{Fence, Holder, Key};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
-use super::options::MysqlOptions;
-use super::server::MysqlRows;
-use crate::rows::{Server, Taken};
+use super::server::MysqlServer;
+use crate::server::{Answer, Server, Taken};
 use crate::session::{
     Asked, ByName, ByRow, FENCE, Found, Keeper, Name, ROW, SessionServer, Sessions, Wanted,
 };
 use crate::text::hex;
-
-type Answer<T> = Result<T, sqlx::Error>;
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
 ///
@@ -33,7 +30,7 @@ type Answer<T> = Result<T, sqlx::Error>;
 ///
 /// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see each
 /// other's, so that all must connect to the same one.
-pub type MysqlSessions = Sessions<ByName<MysqlRows>>;
+pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
 
 /// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
 /// (`SELECT ... FOR UPDATE`): see [`Sessions`].
@@ -52,67 +49,7 @@ pub type MysqlSessions = Sessions<ByName<MysqlRows>>;
 /// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
 /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune) waits for
 /// locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
-pub type MysqlRowLocks = Sessions<ByRow<MysqlRows>>;
-
-impl MysqlSessions {
-    /// Connects to the server that `url` names, as [`Mysql::connect`](crate::Mysql::connect) does; the fences are counted in
-    /// the same table.
-    ///
-    /// # Errors
-    ///
-    /// As [`MysqlOptions::from_url`] and [`MysqlOptions::connect`]; also
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::with_options(MysqlOptions::from_url(url)?).await
-    }
-
-    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn with_options(options: MysqlOptions) -> Result<Self> {
-        let (server, settings) = options.prepare().await?;
-        Self::start(server, &settings).await
-    }
-}
-
-impl MysqlRowLocks {
-    /// Connects to the server that `url` names, as [`MysqlSessions::connect`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`MysqlSessions::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::with_options(MysqlOptions::from_url(url)?).await
-    }
-
-    /// The same with options. A pool in them is not used.
-    ///
-    /// # Errors
-    ///
-    /// As [`MysqlSessions::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn with_options(options: MysqlOptions) -> Result<Self> {
-        let (server, settings) = options.prepare().await?;
-        Self::start(server, &settings).await
-    }
-}
+pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
 
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
@@ -121,7 +58,7 @@ const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
 /// At most 64 characters, in lower case since these names ignore case.
 fn name_of(name: &Name) -> String {
-    format!("dlock:{}", hex(&name.digest[..MysqlRows::DIGEST]))
+    format!("dlock:{}", hex(&name.digest[..MysqlServer::DIGEST]))
 }
 
 /// A session as the token of a row.
@@ -135,7 +72,7 @@ const AT_ONCE: usize = 500;
 /// Counts a grant with a row that is there. The fence is the last insert id.
 fn counting(table: &str, wanted: &Wanted) -> String {
     format!(
-        "UPDATE `{table}` SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
+        "UPDATE {table} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
             token = UNHEX(LPAD(HEX(@dlock_session), 32, '0')), holder = X'{}'
         WHERE `key` = X'{}'",
         hex(wanted.holder.as_bytes()),
@@ -150,7 +87,7 @@ fn taking(table: &str, wanted: &Wanted) -> String {
         {} AND @dlock = 1;
         SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
             CAST(LAST_INSERT_ID() AS SIGNED)
-        FROM (SELECT 1) AS one LEFT JOIN `{table}` AS held ON held.`key` = X'{}' AND @dlock = 0",
+        FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}' AND @dlock = 0",
         name_of(&wanted.name),
         counting(table, wanted),
         hex(&wanted.name.fence)
@@ -165,14 +102,14 @@ fn holder(row: &MySqlRow) -> Answer<Holder> {
     Ok(holder)
 }
 
-impl MysqlRows {
+impl MysqlServer {
     /// Counts the first grant of a key.
     async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
-        let table = self.table();
+        let table = self.quoted();
         let insert = format!(
-            "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+            "INSERT INTO {table} (`key`, token, fence, expires, holder)
             SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, ?
-            FROM `{table}` AS mark WHERE mark.`key` = ''"
+            FROM {table} AS mark WHERE mark.`key` = X''"
         );
         let counted = sqlx::query(AssertSqlSafe(insert))
             .bind(&wanted.name.fence)
@@ -192,7 +129,7 @@ impl MysqlRows {
 
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
     async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> Answer<bool> {
-        let lock = format!("SELECT 1 FROM `{}` WHERE `key` = ? FOR UPDATE NOWAIT", self.table());
+        let lock = format!("SELECT 1 FROM {} WHERE `key` = ? FOR UPDATE NOWAIT", self.quoted());
         match sqlx::query(AssertSqlSafe(lock)).bind(row).fetch_optional(on).await {
             Ok(_) => Ok(false),
             Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
@@ -201,12 +138,12 @@ impl MysqlRows {
     }
 }
 
-impl SessionServer for MysqlRows {
+impl SessionServer for MysqlServer {
     const SESSIONS: &'static str = "mysql-session";
     const LOCKED_ROWS: &'static str = "mysql-row";
     const DIGEST: usize = 24;
 
-    async fn settle(&self, on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
+    async fn keep_alive(&self, on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
         // No statement waits while others need a sign of life.
         let settings = format!(
             "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1",
@@ -215,13 +152,9 @@ impl SessionServer for MysqlRows {
         sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
     }
 
-    async fn place(&self, on: &mut MySqlConnection) -> Answer<(i64, String)> {
-        let place = format!("SELECT {SESSION}, CAST(DATABASE() AS BINARY)");
-        let row = sqlx::raw_sql(AssertSqlSafe(place)).fetch_one(on).await?;
-        let database = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
+    fn place(&self) -> String {
         // Some servers ignore the case of these names. Elsewhere two such tables only wait for each other.
-        let place = format!("`{}`.`{}`", String::from_utf8_lossy(&database), self.table());
-        Ok((row.try_get(0)?, place.to_lowercase()))
+        self.quoted().to_lowercase()
     }
 
     async fn ping(&self, on: &mut MySqlConnection) -> Answer<i64> {
@@ -235,7 +168,7 @@ impl SessionServer for MysqlRows {
 
     async fn take_names(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
         // In one message, not prepared: a row for each.
-        let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.table(), wanted)).collect();
+        let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.quoted(), wanted)).collect();
         let rows = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_all(&mut *on).await?;
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
@@ -272,9 +205,9 @@ impl SessionServer for MysqlRows {
 
     async fn holder_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN `{}` AS held
+            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN {} AS held
             ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
-            self.table()
+            self.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(name_of(name)).bind(&name.fence);
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
@@ -286,10 +219,11 @@ impl SessionServer for MysqlRows {
         Ok(session.map_or(Keeper::Nobody, Keeper::Session))
     }
 
-    async fn held_names(&self, on: &mut MySqlConnection, place: &str) -> Answer<Vec<(Key, Holder)>> {
+    async fn held_names(&self, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+        let place = self.place();
         let page = format!(
-            "SELECT fence, holder, `key`, token FROM `{}` WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
-            self.table()
+            "SELECT fence, holder, `key`, token FROM {} WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
+            self.quoted()
         );
         let (mut all, mut after) = (Vec::new(), vec![FENCE]);
         loop {
@@ -302,7 +236,7 @@ impl SessionServer for MysqlRows {
                 granted.extend(Name::key(row.try_get(2)?).map(|key| (key, row)));
             }
             let used = |(key, _): &(Key, _)| {
-                format!(", CAST(IS_USED_LOCK('{}') AS SIGNED)", name_of(&Name::of(place, key)))
+                format!(", CAST(IS_USED_LOCK('{}') AS SIGNED)", name_of(&Name::of(&place, key)))
             };
             let used = granted.iter().map(used).collect::<String>();
             let used = sqlx::raw_sql(AssertSqlSafe(format!("SELECT 1{used}"))).fetch_one(&mut *on).await?;
@@ -319,8 +253,8 @@ impl SessionServer for MysqlRows {
         // In this isolation only the row is locked, and not the place of one that is missing.
         let statements = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION;
-            SELECT {SESSION} FROM `{}` WHERE `key` = X'{}' FOR UPDATE NOWAIT",
-            self.table(),
+            SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            self.quoted(),
             hex(&name.row)
         );
         let is_there = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
@@ -333,8 +267,8 @@ impl SessionServer for MysqlRows {
         };
         let statements = format!(
             "COMMIT; SELECT held.fence, held.holder, {SESSION}
-            FROM (SELECT 1) AS one LEFT JOIN `{}` AS held ON held.`key` = X'{}'",
-            self.table(),
+            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'",
+            self.quoted(),
             hex(&name.fence)
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
@@ -350,21 +284,21 @@ impl SessionServer for MysqlRows {
 
     async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
         // An insert would wait for a row that is there and locked.
-        let there = format!("SELECT 1 FROM `{}` WHERE `key` = ?", self.table());
+        let there = format!("SELECT 1 FROM {} WHERE `key` = ?", self.quoted());
         if sqlx::query(AssertSqlSafe(there)).bind(&name.row).fetch_optional(&mut *on).await?.is_some() {
             return Ok(false);
         }
         // Never pruned, since that could take it from under a lock.
         let statement = format!(
-            "INSERT IGNORE INTO `{}` (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, '')",
-            self.table()
+            "INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, X'')",
+            self.quoted()
         );
         let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
         Ok(made.rows_affected() == 1)
     }
 
     async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
-        let count = format!("SET @dlock_session = {session}; {}", counting(&self.table(), wanted));
+        let count = format!("SET @dlock_session = {session}; {}", counting(&self.quoted(), wanted));
         let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
         if counted.rows_affected() == 0 {
             return self.count_first(on, wanted, session).await;
@@ -376,7 +310,7 @@ impl SessionServer for MysqlRows {
         if !self.is_locked(on, &name.row).await? {
             return Ok(None);
         }
-        let held = format!("SELECT fence, holder FROM `{}` WHERE `key` = ?", self.table());
+        let held = format!("SELECT fence, holder FROM {} WHERE `key` = ?", self.quoted());
         let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
@@ -386,7 +320,7 @@ impl SessionServer for MysqlRows {
         if !self.is_locked(on, &name.row).await? {
             return Ok(Keeper::Nobody);
         }
-        let token_of = format!("SELECT token FROM `{}` WHERE `key` = ?", self.table());
+        let token_of = format!("SELECT token FROM {} WHERE `key` = ?", self.quoted());
         let row = sqlx::query(AssertSqlSafe(token_of)).bind(&name.fence).fetch_optional(&mut *on).await?;
         let of_grant: Option<Vec<u8>> = row.map_or(Ok(None), |row| row.try_get(0))?;
         let mut seen = self.sessions_seen(on).await?.into_iter();
@@ -398,8 +332,8 @@ impl SessionServer for MysqlRows {
         let tokens = self.sessions_seen(on).await?.into_iter();
         let tokens: Vec<_> = tokens.map(|session| format!("X'{}'", hex(&token(session)))).collect();
         let granted = format!(
-            "SELECT fence, holder, `key` FROM `{}` WHERE `key` > X'{FENCE:x}' AND token IN ({})",
-            self.table(),
+            "SELECT fence, holder, `key` FROM {} WHERE `key` > X'{FENCE:x}' AND token IN ({})",
+            self.quoted(),
             tokens.join(", ")
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;

@@ -1,7 +1,8 @@
 //! The statements, with the table's name in them.
 //!
 //! Times are microseconds of the server's clock in UTC, of the start of the statement, whatever the session's time zone. There
-//! is no conditional upsert with an answer: the fence comes back as `LAST_INSERT_ID`.
+//! is no conditional upsert with an answer: the fence comes back as `LAST_INSERT_ID`. What takes a lock does nothing where it would
+//! not be committed. An empty text is written and bound as bytes: in some modes `''` is null.
 
 use sqlx::SqlStr;
 
@@ -15,7 +16,7 @@ pub(super) struct Statements {
     pub(super) take: SqlStr,
     /// key, token, lease, holder: makes the row of a key that has none; the fence is the last insert id.
     pub(super) insert: SqlStr,
-    /// token, key: whether somebody else has it, fence, remaining us, holder.
+    /// token, key: whether somebody else has it (null: no row), fence, remaining us, holder, whether statements commit.
     pub(super) look: SqlStr,
     /// key, token: the last insert id is whether the lease was still running.
     pub(super) release: SqlStr,
@@ -33,7 +34,7 @@ pub(super) struct Statements {
     pub(super) mark: SqlStr,
     /// Change nothing, and fail without the right to change.
     pub(super) rights: [SqlStr; 2],
-    table: TableName,
+    table: String,
 }
 
 /// The server's time in microseconds.
@@ -41,50 +42,52 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 impl Statements {
     pub(super) fn of(table: &TableName) -> Self {
+        let table = table.quoted('`');
         let is_held = format!("token IS NOT NULL AND expires > {NOW}");
         let is_old =
-            format!("`key` <> '' AND NOT ({is_held}) AND expires <= {NOW} - ? AND fence <= {NOW} - ?");
+            format!("`key` <> X'' AND NOT ({is_held}) AND expires <= {NOW} - ? AND fence <= {NOW} - ?");
         Self {
             // Assignments are made from left to right.
             take: sql(format!(
-                "UPDATE `{table}` SET
+                "UPDATE {table} SET
                     fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + 1, {NOW}))),
                     token = ?, expires = {NOW} + ?, holder = ?
-                WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW})"
+                WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW}) AND @@SESSION.autocommit"
             )),
             insert: sql(format!(
-                "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
+                "INSERT INTO {table} (`key`, token, fence, expires, holder)
                 SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), {NOW} + ?, ?
-                FROM `{table}` AS mark WHERE mark.`key` = ''"
+                FROM {table} AS mark WHERE mark.`key` = X'' HAVING @@SESSION.autocommit"
             )),
             look: sql(format!(
-                "SELECT CAST({is_held} AND token <> ? AS SIGNED), fence, CAST(expires - {NOW} AS SIGNED), holder
-                FROM `{table}` WHERE `key` = ?"
+                "SELECT IF(`key` IS NULL, NULL, CAST({is_held} AND NOT (token <=> ?) AS SIGNED)), fence, CAST(expires - {NOW} AS SIGNED), holder,
+                    CAST(@@SESSION.autocommit AS SIGNED)
+                FROM (SELECT 1) AS one LEFT JOIN {table} ON `key` = ?"
             )),
             // The token becomes null either way.
             release: sql(format!(
-                "UPDATE `{table}` SET token = IF(LAST_INSERT_ID(expires > {NOW}) > 1, token, NULL)
+                "UPDATE {table} SET token = IF(LAST_INSERT_ID(expires > {NOW}) > 1, token, NULL)
                 WHERE `key` = ? AND token = ?"
             )),
             list: sql(format!(
-                "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM `{table}`
-                WHERE `key` > ? AND {is_held} ORDER BY `key` LIMIT {AT_ONCE}"
+                "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM {table}
+                WHERE `key` > COALESCE(?, X'') AND {is_held} ORDER BY `key` LIMIT {AT_ONCE}"
             )),
-            force: sql(format!("UPDATE `{table}` SET token = NULL, fence = fence + 1 WHERE `key` = ? AND {is_held}")),
-            highest: sql(format!("SELECT CAST(COALESCE(MAX(fence), 0) AS SIGNED) FROM `{table}` WHERE {is_old}")),
-            keep: sql(format!("UPDATE `{table}` SET fence = GREATEST(fence, ?) WHERE `key` = ''")),
-            prune: sql(format!("DELETE FROM `{table}` WHERE fence <= ? AND {is_old} ORDER BY `key` LIMIT {AT_ONCE}")),
-            mark: sql(format!("SELECT holder FROM `{table}` WHERE `key` = ''")),
+            force: sql(format!("UPDATE {table} SET token = NULL, fence = fence + 1 WHERE `key` = ? AND {is_held}")),
+            highest: sql(format!("SELECT CAST(COALESCE(MAX(fence), 0) AS SIGNED) FROM {table} WHERE {is_old}")),
+            keep: sql(format!("UPDATE {table} SET fence = GREATEST(fence, ?) WHERE `key` = X''")),
+            prune: sql(format!("DELETE FROM {table} WHERE fence <= ? AND {is_old} ORDER BY `key` LIMIT {AT_ONCE}")),
+            mark: sql(format!("SELECT holder FROM {table} WHERE `key` = X''")),
             rights: [
                 sql(format!(
-                    "UPDATE `{table}` SET token = token, fence = fence, expires = expires, holder = holder WHERE 1 = 0"
+                    "UPDATE {table} SET token = token, fence = fence, expires = expires, holder = holder WHERE 1 = 0"
                 )),
                 sql(format!(
-                    "INSERT INTO `{table}` (`key`, token, fence, expires, holder)
-                    SELECT `key`, token, fence, expires, holder FROM `{table}` AS old WHERE 1 = 0"
+                    "INSERT INTO {table} (`key`, token, fence, expires, holder)
+                    SELECT `key`, token, fence, expires, holder FROM {table} AS old WHERE 1 = 0"
                 )),
             ],
-            table: table.clone(),
+            table,
         }
     }
 
@@ -92,7 +95,7 @@ impl Statements {
     pub(super) fn renew(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
-            "UPDATE `{}` SET expires = {NOW} + ? WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            "UPDATE {} SET expires = {NOW} + ? WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
             self.table
         ))
     }
@@ -101,7 +104,7 @@ impl Statements {
     pub(super) fn ours(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
-            "SELECT token FROM `{}` WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            "SELECT token FROM {} WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
             self.table
         ))
     }
@@ -113,9 +116,10 @@ fn places(count: usize) -> String {
 
 /// The statements that make the table.
 pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
+    let table = table.quoted('`');
     [
         sql(format!(
-            "CREATE TABLE IF NOT EXISTS `{table}` (
+            "CREATE TABLE IF NOT EXISTS {table} (
                 `key` VARBINARY(513) NOT NULL PRIMARY KEY,
                 token BINARY(16),
                 fence BIGINT NOT NULL,
@@ -124,7 +128,7 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
             ) ENGINE = InnoDB"
         )),
         sql(format!(
-            "INSERT INTO `{table}` (`key`, token, fence, expires, holder) VALUES ('', NULL, 0, 0, '{MARK}')"
+            "INSERT INTO {table} (`key`, token, fence, expires, holder) VALUES (X'', NULL, 0, 0, '{MARK}')"
         )),
     ]
 }

@@ -5,8 +5,11 @@ use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
 use crate::failure::{closed, is_tls};
-use crate::rows::Fault;
+use crate::server::Fault;
 use crate::table::TableName;
+
+/// What is said of a connection that can only be read.
+pub(super) const READ_ONLY: &str = "the server can only be read (a standby?); connect to the primary";
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
@@ -18,8 +21,12 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
                 .is_some_and(|error| !matches!(error.severity(), sqlx::postgres::PgSeverity::Error));
             let code = database.code().unwrap_or_default();
             again = matches!(&*code, "40001" | "40P01" | "55P03");
-            broken = fatal || code.starts_with("08");
+            // 25006: perhaps another server is the primary now.
+            broken = fatal || code.starts_with("08") || code == "25006";
             of_code(&code, table)
+        }
+        Error::Configuration(why) if why.to_string() == READ_ONLY => {
+            return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
         }
         Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
         // A certificate that is not trusted comes as an error of the stream.
@@ -57,7 +64,8 @@ fn of_code(code: &str, table: &TableName) -> Failure {
         )),
         "3D000" => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
         "3F000" => Failure::invalid_config("the schema does not exist; correct the search path"),
-        "25006" => Failure::unavailable("the server can only be read (a standby?); connect to the primary"),
+        "25006" => Failure::unavailable(READ_ONLY),
+        "22003" => crate::failure::fences_used_up(table),
         "40001" | "40P01" | "55P03" => {
             Failure::unavailable("another transaction was in the way; it is tried again")
         }

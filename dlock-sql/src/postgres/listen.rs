@@ -6,12 +6,14 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dlock_core::backend::Backoff;
 use dlock_core::{Failure, keeper};
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::PgListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::server::Shown;
+use super::server::PostgresServer;
+use crate::connector::Connector;
 use crate::rows::{Channels, Listener, Order};
 
 /// A channel is left this long after its last waiter went: on a lock that is wanted all the time the next comes soon.
@@ -31,18 +33,16 @@ pub(super) struct Hub {
 /// What keeps the connection.
 #[derive(Debug)]
 struct Session {
-    options: Shown<PgConnectOptions>,
-    connect_timeout: Duration,
+    connector: Arc<Connector<PostgresServer>>,
     channels: Arc<Channels>,
     orders: mpsc::UnboundedReceiver<Order>,
 }
 
 impl Hub {
     /// A hub that is not connected yet.
-    pub(super) fn new(options: &PgConnectOptions, connect_timeout: Duration) -> Self {
+    pub(super) fn new(connector: &Arc<Connector<PostgresServer>>) -> Self {
         let (channels, orders) = Channels::new();
-        let options = Shown(options.clone());
-        let session = Session { options, connect_timeout, channels: Arc::clone(&channels), orders };
+        let session = Session { connector: Arc::clone(connector), channels: Arc::clone(&channels), orders };
         Self { channels, start: Mutex::new(Some(session)) }
     }
 
@@ -79,7 +79,7 @@ impl Drop for Hub {
 
 impl Session {
     async fn run(mut self) {
-        let mut pause = PAUSE.0;
+        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1);
         loop {
             while self.channels.wanted().is_empty() {
                 match self.orders.recv().await {
@@ -87,21 +87,22 @@ impl Session {
                     Some(_) => {}
                 }
             }
-            if let Ok(Ok(listener)) = tokio::time::timeout(self.connect_timeout, self.open()).await {
-                pause = PAUSE.0;
+            if let Ok(Ok(listener)) = tokio::time::timeout(self.connector.limit, self.open()).await {
+                backoff = Backoff::new(PAUSE.0, PAUSE.1);
                 if self.serve(listener).await.is_none() {
                     return;
                 }
             }
             self.channels.deaf();
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(PAUSE.1);
+            tokio::time::sleep(backoff.next()).await;
         }
     }
 
-    async fn open(&self) -> Result<PgListener, sqlx::Error> {
-        let one = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
-        let mut listener = PgListener::connect_with(&one.connect_lazy_with(self.options.0.clone())).await?;
+    async fn open(&self) -> Result<PgListener, Failure> {
+        let failed =
+            |error: sqlx::Error| Failure::unavailable("nothing listens for releases").with_source(error);
+        let one = self.connector.pool_of_one().await?;
+        let mut listener = PgListener::connect_with(&one).await.map_err(failed)?;
         listener.eager_reconnect(false);
         Ok(listener)
     }
@@ -162,8 +163,10 @@ impl Session {
                     if listened.is_empty() {
                         return Some(());
                     }
-                    let alive = tokio::time::timeout(TEST.1, sqlx::query("SELECT 1").execute(&mut listener)).await;
-                    if !matches!(alive, Ok(Ok(_))) {
+                    // A server that can only be read is not where releases happen.
+                    let test = "SELECT current_setting('transaction_read_only') = 'off'";
+                    let fit = sqlx::query_scalar::<_, bool>(test).fetch_one(&mut listener);
+                    if !matches!(tokio::time::timeout(TEST.1, fit).await, Ok(Ok(true))) {
                         return Some(());
                     }
                 }

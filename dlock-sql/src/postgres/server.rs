@@ -7,43 +7,27 @@ use std::time::Duration;
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
 use sqlx::query::Query;
-use sqlx::{ConnectOptions, Connection, PgConnection, Postgres, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row};
 
-use super::failure::{classify, is_made_twice, is_missing};
+use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
 use super::listen::Hub;
 use super::statements::{Statements, schema};
-use crate::rows::{Ask, Fault, Lease, Listener, Server, Settings, Taken};
+use crate::connector::Connector;
+use crate::rows::Listener;
+use crate::server::{Answer, Ask, Fault, Lease, Server, Taken};
+use crate::settings::Settings;
 use crate::table::TableName;
-use crate::text::number;
+use crate::text::{micros, number};
 
-type Answer<T> = Result<T, sqlx::Error>;
-
-/// How to get to a server, and the table there.
+/// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]
-pub struct PostgresRows {
-    connect: Shown<PgConnectOptions>,
+pub struct PostgresServer {
     table: TableName,
     statements: Statements,
     hub: Option<Hub>,
 }
 
-/// Options that may contain a password.
-pub(super) struct Shown<T>(pub(super) T);
-
-impl<T> std::fmt::Debug for Shown<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("..")
-    }
-}
-
-impl PostgresRows {
-    pub(super) fn new(connect: PgConnectOptions, settings: &Settings, notified: bool) -> Arc<Self> {
-        let connect = connect.disable_statement_logging();
-        let hub = notified.then(|| Hub::new(&connect, settings.connect_timeout));
-        let (table, statements) = (settings.table.clone(), Statements::of(&settings.table));
-        Arc::new(Self { connect: Shown(connect), table, statements, hub })
-    }
-
+impl PostgresServer {
     async fn create(&self, on: &mut PgConnection) -> Answer<()> {
         let mut transaction = on.begin().await?;
         for statement in schema(&self.table) {
@@ -54,7 +38,7 @@ impl PostgresRows {
 
     /// The channel on which releases of `key` are told.
     fn channel(&self, key: &Key) -> String {
-        let name = self.table.to_string();
+        let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
     }
 }
@@ -62,10 +46,6 @@ impl PostgresRows {
 /// The rows of a statement that was run to its end.
 async fn all(on: &mut PgConnection, query: Query<'_, Postgres, PgArguments>) -> Answer<Vec<PgRow>> {
     query.fetch_all(on).await
-}
-
-fn micros(length: Duration) -> i64 {
-    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// The holder by fence, remaining time and description from this column on.
@@ -81,14 +61,70 @@ fn bytes(key: &Key) -> &[u8] {
     key.as_str().as_bytes()
 }
 
-impl Server for PostgresRows {
+impl Server for PostgresServer {
     type Database = Postgres;
 
     const NAME: &'static str = "postgres";
+    const SCHEMES: &'static [&'static str] = &["postgres://", "postgresql://"];
+    const PARAMETERS: &'static [&'static str] = &[
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "application_name",
+        "options",
+    ];
+    const QUOTE: char = '"';
+    const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
     const RENEWED_AT_ONCE: usize = 1_000;
 
-    async fn connect(&self) -> Answer<PgConnection> {
-        self.connect.0.connect().await
+    fn own(options: &PgConnectOptions) -> PgConnectOptions {
+        // A proxy that pools connections refuses parameters it does not know.
+        let own = options.clone().extra_float_digits(None);
+        if own.get_application_name().is_some() { own } else { own.application_name("dlock") }
+    }
+
+    fn with_password(options: PgConnectOptions, password: &str) -> PgConnectOptions {
+        options.password(password)
+    }
+
+    fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
+        let hub = settings.notified.then(|| Hub::new(connector));
+        Self { table: table.clone(), statements: Statements::of(table), hub }
+    }
+
+    fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    async fn settle(on: &mut PgConnection) -> Answer<()> {
+        if Self::is_fit(on).await? { Ok(()) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
+    }
+
+    async fn is_fit(on: &mut PgConnection) -> Answer<bool> {
+        let writes = "SELECT current_setting('transaction_read_only') = 'off'";
+        sqlx::raw_sql(writes).fetch_one(on).await?.try_get(0)
+    }
+
+    async fn check_pooled(_: &mut PgConnection) -> Answer<()> {
+        // Whatever is set there, a statement is a transaction by itself, and the table is named with its schema.
+        Ok(())
+    }
+
+    async fn schema_of(on: &mut PgConnection, table: &TableName) -> Answer<Option<String>> {
+        let schema = format!(
+            "SELECT nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = to_regclass('{}')",
+            table.quoted(Self::QUOTE)
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(schema)).fetch_optional(on).await?;
+        row.map(|row| row.try_get(0)).transpose()
     }
 
     async fn mark(&self, on: &mut PgConnection) -> Answer<Option<String>> {
@@ -110,19 +146,12 @@ impl Server for PostgresRows {
         }
     }
 
-    fn is_missing(&self, error: &sqlx::Error) -> bool {
+    fn is_missing(error: &sqlx::Error) -> bool {
         is_missing(error)
     }
 
-    fn address(&self) -> String {
-        let to = &self.connect.0;
-        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
-        let database = to.get_database().unwrap_or_default();
-        format!("postgres://{host}:{}/{database}/{}", to.get_port(), self.table)
-    }
-
-    fn table(&self) -> String {
-        self.table.to_string()
+    fn classify(error: sqlx::Error, table: &TableName) -> Fault {
+        classify(error, table)
     }
 
     async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> Answer<Taken> {
@@ -180,8 +209,8 @@ impl Server for PostgresRows {
         Ok(rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0))?.unsigned_abs())
     }
 
-    fn classify(&self, error: sqlx::Error) -> Fault {
-        classify(error, &self.table)
+    fn tells(&self) -> bool {
+        self.hub.is_some()
     }
 
     fn listen(&self, key: &Key) -> Result<Option<Listener>, Failure> {

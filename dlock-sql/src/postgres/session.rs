@@ -3,17 +3,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dlock_core::{Fence, Holder, Key, Result};
+use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use super::options::PostgresOptions;
-use super::server::PostgresRows;
-use crate::rows::{Server, Taken};
+use super::server::PostgresServer;
+use crate::server::{Answer, Server, Taken};
 use crate::session::{Asked, ByName, ByRow, Found, Keeper, Name, SessionServer, Sessions, Wanted};
 use crate::text::hex;
-
-type Answer<T> = Result<T, sqlx::Error>;
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
 ///
@@ -31,7 +28,7 @@ type Answer<T> = Result<T, sqlx::Error>;
 ///
 /// All locks of a backend are on one connection. They take room in the server's shared table of locks, a few thousand by
 /// default (`max_locks_per_transaction`), and any user of the database can take any of them.
-pub type PostgresSessions = Sessions<ByName<PostgresRows>>;
+pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 
 /// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR UPDATE`): see
 /// [`Sessions`].
@@ -50,67 +47,7 @@ pub type PostgresSessions = Sessions<ByName<PostgresRows>>;
 /// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
 /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps the
 /// server from cleaning up what was deleted since: for short locks, or few.
-pub type PostgresRowLocks = Sessions<ByRow<PostgresRows>>;
-
-impl PostgresSessions {
-    /// Connects to the server that `url` names, as [`Postgres::connect`](crate::Postgres::connect) does; the fences are
-    /// counted in the same table.
-    ///
-    /// # Errors
-    ///
-    /// As [`PostgresOptions::from_url`] and [`PostgresOptions::connect`]; also
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) behind a proxy that shares sessions.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::with_options(PostgresOptions::from_url(url)?).await
-    }
-
-    /// The same with options. A pool in them is not used: no connection that keeps locks is anybody else's.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn with_options(options: PostgresOptions) -> Result<Self> {
-        let (server, settings) = options.prepare().await?;
-        Self::start(server, &settings).await
-    }
-}
-
-impl PostgresRowLocks {
-    /// Connects to the server that `url` names, as [`PostgresSessions::connect`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`PostgresSessions::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::with_options(PostgresOptions::from_url(url)?).await
-    }
-
-    /// The same with options. A pool in them is not used.
-    ///
-    /// # Errors
-    ///
-    /// As [`PostgresSessions::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn with_options(options: PostgresOptions) -> Result<Self> {
-        let (server, settings) = options.prepare().await?;
-        Self::start(server, &settings).await
-    }
-}
+pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 
 /// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a statement
 /// wait while others need a sign of life.
@@ -141,8 +78,8 @@ fn number(name: &Name) -> i64 {
 /// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
 fn counting(table: &str, from: &str) -> String {
     format!(
-        r#"INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
-        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')), '-infinity', whose
+        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
+        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
         FROM {from}
         ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
             token = excluded.token, holder = excluded.holder
@@ -175,24 +112,18 @@ fn keeper(row: Option<&PgRow>) -> Answer<Keeper> {
     Ok(row.try_get::<Option<i64>, _>(0)?.map_or(Keeper::Hidden, Keeper::Session))
 }
 
-impl SessionServer for PostgresRows {
+impl SessionServer for PostgresServer {
     const SESSIONS: &'static str = "postgres-session";
     const LOCKED_ROWS: &'static str = "postgres-row";
     const DIGEST: usize = 8;
 
-    async fn settle(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
+    async fn keep_alive(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
         let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
         sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
     }
 
-    async fn place(&self, on: &mut PgConnection) -> Answer<(i64, String)> {
-        let table = format!(r#""{}""#, self.table());
-        let statement = format!(
-            "SELECT {SESSION}, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-            WHERE pg_class.oid = '{table}'::regclass"
-        );
-        let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
-        Ok((row.try_get(0)?, format!("{}.{table}", row.try_get::<&str, _>(1)?)))
+    fn place(&self) -> String {
+        format!("{}.\"{}\"", self.table().schema().unwrap_or_default(), self.table().name())
     }
 
     async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {
@@ -200,15 +131,15 @@ impl SessionServer for PostgresRows {
     }
 
     async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<Asked> {
-        let counting = counting(&self.table(), "asked WHERE got");
+        let counting = counting(&self.quoted(), "asked WHERE got");
         let statement = format!(
             "WITH asked AS MATERIALIZED (
                 SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
             ), counted AS ({counting})
             SELECT fence, NULL::text, {SESSION} FROM counted
             UNION ALL
-            SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got",
-            self.table()
+            SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN {} ON key = name WHERE NOT got",
+            self.quoted()
         );
         let row = sqlx::query(AssertSqlSafe(statement))
             .bind(number(&wanted.name))
@@ -227,7 +158,7 @@ impl SessionServer for PostgresRows {
     }
 
     async fn take_names(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
-        let counting = counting(&self.table(), "asked WHERE got");
+        let counting = counting(&self.quoted(), "asked WHERE got");
         let statement = format!(
             "WITH asked AS MATERIALIZED (
                 SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
@@ -236,9 +167,9 @@ impl SessionServer for PostgresRows {
             ), counted AS ({counting}, key)
             SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
             UNION ALL
-            SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN \"{}\" ON key = name WHERE NOT got
+            SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN {} ON key = name WHERE NOT got
             ORDER BY place",
-            self.table()
+            self.quoted()
         );
         let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
@@ -264,8 +195,8 @@ impl SessionServer for PostgresRows {
     async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
-            LEFT JOIN "{}" AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
-            self.table()
+            LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
+            self.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
@@ -277,16 +208,17 @@ impl SessionServer for PostgresRows {
         keeper(query.fetch_optional(on).await?.as_ref())
     }
 
-    async fn held_names(&self, on: &mut PgConnection, place: &str) -> Answer<Vec<(Key, Holder)>> {
+    async fn held_names(&self, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+        let place = self.place();
         // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
         let statement = format!(
             r#"WITH locked AS MATERIALIZED ({ADVISORY})
             SELECT NULL::bigint, NULL::text, NULL::bytea, session, number FROM locked
             UNION ALL
             SELECT held.fence, held.holder, held.key, session, NULL
-            FROM (SELECT DISTINCT session FROM locked) AS alive JOIN "{}" AS held ON held.token = int8send(session)
+            FROM (SELECT DISTINCT session FROM locked) AS alive JOIN {} AS held ON held.token = int8send(session)
             WHERE held.key >= decode('ff', 'hex')"#,
-            self.table()
+            self.quoted()
         );
         let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
         let (mut locked, mut granted) = (HashSet::new(), Vec::new());
@@ -298,13 +230,13 @@ impl SessionServer for PostgresRows {
                 granted.push((session, key, holder(row)?));
             }
         }
-        granted.retain(|(session, key, _)| locked.contains(&(*session, number(&Name::of(place, key)))));
+        granted.retain(|(session, key, _)| locked.contains(&(*session, number(&Name::of(&place, key)))));
         Ok(granted.into_iter().map(|(_, key, holder)| (key, holder)).collect())
     }
 
     async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
-        let table = self.table();
-        let of = |row: &[u8]| format!(r#""{table}" WHERE key = decode('{}', 'hex')"#, hex(row));
+        let table = self.quoted();
+        let of = |row: &[u8]| format!(r#"{table} WHERE key = decode('{}', 'hex')"#, hex(row));
         let (locked, counted) = (of(&name.row), of(&name.fence));
         // In one message, not prepared.
         let statements = format!(
@@ -331,8 +263,8 @@ impl SessionServer for PostgresRows {
     async fn make_row(&self, on: &mut PgConnection, name: &Name) -> Answer<bool> {
         // Never pruned, since that could take it from under a lock.
         let statement = format!(
-            r#"INSERT INTO "{}" (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
-            self.table()
+            r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
+            self.quoted()
         );
         let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
         Ok(made.rows_affected() == 1)
@@ -340,7 +272,7 @@ impl SessionServer for PostgresRows {
 
     async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
         let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
-        let row = sqlx::query(AssertSqlSafe(counting(&self.table(), ours)))
+        let row = sqlx::query(AssertSqlSafe(counting(&self.quoted(), ours)))
             .bind(&wanted.name.fence)
             .bind(session)
             .bind(&wanted.holder)
@@ -351,9 +283,9 @@ impl SessionServer for PostgresRows {
 
     async fn holder_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
-            r#"SELECT held.fence, held.holder FROM "{table}" AS locked JOIN {TRANSACTION}
-            LEFT JOIN "{table}" AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
-            table = self.table()
+            r#"SELECT held.fence, held.holder FROM {table} AS locked JOIN {TRANSACTION}
+            LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
+            table = self.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
@@ -361,8 +293,8 @@ impl SessionServer for PostgresRows {
 
     async fn keeper_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Keeper> {
         let statement = format!(
-            r#"SELECT pid::bigint FROM "{}" AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
-            self.table()
+            r#"SELECT pid::bigint FROM {} AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
+            self.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row);
         keeper(query.fetch_optional(on).await?.as_ref())
@@ -370,11 +302,11 @@ impl SessionServer for PostgresRows {
 
     async fn held_rows(&self, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
         let statement = format!(
-            r#"SELECT held.fence, held.holder, locked.key FROM "{table}" AS locked JOIN {TRANSACTION}
-            LEFT JOIN "{table}" AS held
+            r#"SELECT held.fence, held.holder, locked.key FROM {table} AS locked JOIN {TRANSACTION}
+            LEFT JOIN {table} AS held
                 ON held.key = decode('ff', 'hex') || substring(locked.key FROM 2) AND held.token = int8send(pid::bigint)
             WHERE locked.key >= decode('fe', 'hex') AND locked.key < decode('ff', 'hex')"#,
-            table = self.table()
+            table = self.quoted()
         );
         let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
         let mut all = Vec::new();

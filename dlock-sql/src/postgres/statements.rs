@@ -42,15 +42,16 @@ const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
 impl Statements {
     pub(super) fn of(table: &TableName) -> Self {
+        let table = table.quoted('"');
         let tell = "CASE WHEN awaited THEN pg_notify";
         Self {
             // Looks first, so that an attempt on a lock that somebody has writes nothing.
             take: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
-                    SELECT token, fence, expires, holder FROM "{table}" WHERE key = $1::bytea
+                    SELECT token, fence, expires, holder FROM {table} WHERE key = $1::bytea
                 ), taken AS (
-                    INSERT INTO "{table}" AS held (key, token, fence, expires, holder)
-                    SELECT $1, $2::bytea, greatest({NOW}, (SELECT fence + 1 FROM "{table}" WHERE key = '')),
+                    INSERT INTO {table} AS held (key, token, fence, expires, holder)
+                    SELECT $1, $2::bytea, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')),
                         clock_timestamp() + $3::bigint * interval '1 microsecond', $4::text
                     WHERE NOT EXISTS (SELECT FROM seen WHERE {IS_HELD} AND token <> $2)
                     ON CONFLICT (key) DO UPDATE SET
@@ -67,7 +68,7 @@ impl Statements {
             )),
             release: sql(format!(
                 r#"WITH freed AS (
-                    UPDATE "{table}" SET token = NULL WHERE key = $1::bytea AND token = $2::bytea
+                    UPDATE {table} SET token = NULL WHERE key = $1::bytea AND token = $2::bytea
                     RETURNING expires > clock_timestamp() AS running, awaited
                 )
                 SELECT running, {tell}($3::text, '') END FROM freed"#
@@ -77,21 +78,21 @@ impl Statements {
                     SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) WITH ORDINALITY
                         AS listed (key, token, lease, place)
                 )
-                UPDATE "{table}" AS held SET expires = clock_timestamp() + listed.lease * interval '1 microsecond'
+                UPDATE {table} AS held SET expires = clock_timestamp() + listed.lease * interval '1 microsecond'
                 FROM listed
                 WHERE held.key = listed.key AND held.token = listed.token AND held.expires > clock_timestamp()
                 RETURNING listed.place"#
             )),
             read: sql(format!(
-                r#"SELECT fence, {LEFT}, holder FROM "{table}" WHERE key = $1::bytea AND {IS_HELD}"#
+                r#"SELECT fence, {LEFT}, holder FROM {table} WHERE key = $1::bytea AND {IS_HELD}"#
             )),
             list: sql(format!(
-                r#"SELECT key, fence, {LEFT}, holder FROM "{table}" WHERE key > $1::bytea AND {IS_HELD}
+                r#"SELECT key, fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {IS_HELD}
                 ORDER BY key LIMIT {AT_ONCE}"#
             )),
             force: sql(format!(
                 r#"WITH freed AS (
-                    UPDATE "{table}" SET token = NULL, fence = fence + 1 WHERE key = $1::bytea AND {IS_HELD}
+                    UPDATE {table} SET token = NULL, fence = fence + 1 WHERE key = $1::bytea AND {IS_HELD}
                     RETURNING awaited
                 )
                 SELECT true, {tell}($2::text, '') END FROM freed"#
@@ -99,40 +100,40 @@ impl Statements {
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts.
             prune: sql(format!(
                 r#"WITH old AS (
-                    SELECT key FROM "{table}" WHERE key <> '' AND NOT ({IS_HELD})
+                    SELECT key FROM {table} WHERE key <> '' AND NOT ({IS_HELD})
                         AND expires <= clock_timestamp() - $1::bigint * interval '1 microsecond'
                         AND fence <= {NOW} - $1
                     ORDER BY key LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED
                 ), mark AS (
-                    UPDATE "{table}" AS mark SET fence = greatest(mark.fence, highest.fence)
-                    FROM (SELECT max(fence) AS fence FROM "{table}" JOIN old USING (key)) AS highest
+                    UPDATE {table} AS mark SET fence = greatest(mark.fence, highest.fence)
+                    FROM (SELECT max(fence) AS fence FROM {table} JOIN old USING (key)) AS highest
                     WHERE mark.key = '' AND highest.fence IS NOT NULL
                     RETURNING 1
                 ), gone AS (
-                    DELETE FROM "{table}" USING old WHERE "{table}".key = old.key AND EXISTS (SELECT FROM mark)
+                    DELETE FROM {table} AS row USING old WHERE row.key = old.key AND EXISTS (SELECT FROM mark)
                     RETURNING 1
                 )
                 SELECT count(*) FROM gone"#
             )),
             await_release: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
-                    SELECT awaited FROM "{table}" WHERE key = $1::bytea AND {IS_HELD}
+                    SELECT awaited FROM {table} WHERE key = $1::bytea AND {IS_HELD}
                 ), noted AS (
-                    UPDATE "{table}" SET awaited = true
+                    UPDATE {table} SET awaited = true
                     WHERE key = $1 AND {IS_HELD} AND EXISTS (SELECT FROM seen WHERE NOT awaited)
                     RETURNING 1
                 )
                 SELECT EXISTS (SELECT FROM noted) OR EXISTS (SELECT FROM seen WHERE awaited)"#
             )),
-            mark: sql(format!(r#"SELECT holder FROM "{table}" WHERE key = ''"#)),
+            mark: sql(format!(r#"SELECT holder FROM {table} WHERE key = ''"#)),
             rights: [
                 sql(format!(
-                    r#"UPDATE "{table}" SET token = token, fence = fence, expires = expires, awaited = awaited,
+                    r#"UPDATE {table} SET token = token, fence = fence, expires = expires, awaited = awaited,
                     holder = holder WHERE false"#
                 )),
                 sql(format!(
-                    r#"INSERT INTO "{table}" (key, token, fence, expires, awaited, holder)
-                    SELECT key, token, fence, expires, awaited, holder FROM "{table}" WHERE false"#
+                    r#"INSERT INTO {table} (key, token, fence, expires, awaited, holder)
+                    SELECT key, token, fence, expires, awaited, holder FROM {table} WHERE false"#
                 )),
             ],
         }
@@ -143,9 +144,10 @@ impl Statements {
 ///
 /// A row is changed at each acquire and release: half of each page is left free, so that changes stay in it.
 pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
+    let table = table.quoted('"');
     [
         sql(format!(
-            r#"CREATE TABLE IF NOT EXISTS "{table}" (
+            r#"CREATE TABLE IF NOT EXISTS {table} (
                 key bytea NOT NULL PRIMARY KEY,
                 token bytea,
                 fence bigint NOT NULL,
@@ -155,7 +157,7 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
             ) WITH (fillfactor = 50)"#
         )),
         sql(format!(
-            r#"INSERT INTO "{table}" (key, token, fence, expires, holder)
+            r#"INSERT INTO {table} (key, token, fence, expires, holder)
             VALUES ('', NULL, 0, '-infinity', '{MARK}') ON CONFLICT DO NOTHING"#
         )),
     ]

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
-use dlock_core::{Failure, Fence, keeper};
+use dlock_core::{Failure, Fence};
 
 use super::connections::{Kind, Limits};
 use super::progress::Progress;
 use super::steps::{AwaitRelease, Release, Take};
-use super::{Ask, Listener, Rows, Server, Taken};
+use super::{Listener, Rows};
+use crate::server::{Ask, Server, Taken};
 
 /// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
 const OUTCOME: Duration = Duration::from_millis(200);
@@ -53,22 +54,6 @@ impl<S: Server> RowClaim<S> {
         let released =
             self.rows.connections.within(Kind::Release, step, self.request.request_timeout).await?;
         Ok(if released == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
-    }
-
-    /// Withdraws in the background what attempts may still take that were never answered.
-    fn linger(&mut self) -> Result<(), Failure> {
-        let mut ghost = Self {
-            unanswered: std::mem::take(&mut self.unanswered),
-            ..Self::new(Arc::clone(&self.rows), self.request.clone())
-        };
-        keeper::runtime()?.spawn(async move {
-            let mut pause = Duration::from_millis(20);
-            while ghost.withdraw().await.is_err() && ghost.rows.check().is_ok() {
-                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
-            }
-        });
-        Ok(())
     }
 }
 
@@ -158,18 +143,8 @@ impl<S: Server> Claim for RowClaim<S> {
         let withdrawn = self.release().await?;
         let mut open = open.into_iter();
         self.unanswered.retain(|_| open.next().unwrap_or(false));
-        if self.unanswered.is_empty() {
-            self.held = false;
-            return Ok(withdrawn);
-        }
-        if self.held {
-            self.held = false;
-            self.linger()?;
-            return Ok(withdrawn);
-        }
-        Err(Failure::unknown(
-            "an attempt was not answered and may still be carried out; withdrawn again until its lease has passed",
-        ))
+        self.held = false;
+        Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
     }
 
     fn is_clean(&self) -> bool {

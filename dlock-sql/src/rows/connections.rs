@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use dlock_core::backend::Backoff;
 use dlock_core::{ErrorKind, Failure, keeper};
-use sqlx::Connection;
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -20,9 +20,11 @@ use tokio::time::Instant;
 
 use super::driven::{Caller, Driven, gone, unless_late};
 use super::progress::Progress;
-use super::steps::Step;
-use super::{Conn, Fault, Server, Settings};
+use super::steps::{Mark, Step};
+use crate::connector::{Connector, end};
 use crate::failure::{closed, unchanged};
+use crate::server::{Conn, Fault, Server};
+use crate::settings::Settings;
 
 /// A connection that was idle for this long is tested before it is used.
 const FRESH: Duration = Duration::from_secs(5);
@@ -62,8 +64,9 @@ impl Limits {
 
 pub struct Connections<S: Server> {
     server: Arc<S>,
+    connector: Arc<Connector<S>>,
+    /// Of the user, for attempts and questions.
     pool: Option<Pool<S::Database>>,
-    connect_timeout: Duration,
     ordinary: Arc<Semaphore>,
     /// One turn in the line for the pool's connections is waited for although its caller had to go.
     turn: Arc<Semaphore>,
@@ -90,13 +93,14 @@ enum Lent<S: Server> {
 impl<S: Server> Connections<S> {
     pub(crate) fn start(
         server: Arc<S>,
+        connector: Arc<Connector<S>>,
         pool: Option<Pool<S::Database>>,
         settings: &Settings,
     ) -> Result<Arc<Self>, Failure> {
         let connections = Arc::new(Self {
             server,
+            connector,
             pool,
-            connect_timeout: settings.connect_timeout,
             ordinary: Arc::new(Semaphore::new(settings.connections())),
             turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
@@ -161,22 +165,10 @@ impl<S: Server> Connections<S> {
         self.within(Kind::Ordinary, step, limit).await
     }
 
-    /// Opens a connection and checks the table, whichever the server: for the time of opening the backend.
+    /// Checks the table and the rights, on a connection of our own.
     pub(crate) async fn verify(self: &Arc<Self>) -> Result<(), Failure> {
-        let connections = Arc::clone(self);
-        let verifying = keeper::runtime()?.spawn(async move {
-            let mut connection = connections.open(connections.connect_timeout).await?;
-            let checked = super::verify(&*connections.server, &mut connection);
-            match tokio::time::timeout(super::QUESTION, checked).await {
-                Ok(Ok(())) => {
-                    connections.put_back(connection);
-                    Ok(())
-                }
-                Ok(Err(failure)) => Err(failure),
-                Err(_) => Err(Failure::unavailable(format!("no answer within {:?}", super::QUESTION))),
-            }
-        });
-        verifying.await.unwrap_or_else(|_| Err(gone()))
+        let mark = self.within(Kind::Renewal, Mark(), super::QUESTION).await.map_err(unchanged)?;
+        crate::options::verify(mark.as_deref(), self.server.table())
     }
 
     /// The right to use one more connection.
@@ -211,8 +203,9 @@ impl<S: Server> Connections<S> {
             if trusted && idle.since.elapsed() < FRESH {
                 return Ok((idle.connection, permit));
             }
-            let limit = end.saturating_duration_since(Instant::now()).min(self.connect_timeout) / 2;
-            if matches!(tokio::time::timeout(limit, idle.connection.ping()).await, Ok(Ok(()))) {
+            let limit = end.saturating_duration_since(Instant::now()).min(self.connector.limit) / 2;
+            // One to a server that can only be read since would fail for ever.
+            if matches!(tokio::time::timeout(limit, S::is_fit(&mut idle.connection)).await, Ok(Ok(true))) {
                 return Ok((idle.connection, permit));
             }
         }
@@ -220,7 +213,7 @@ impl<S: Server> Connections<S> {
         let (done, opened) = oneshot::channel();
         let connections = Arc::clone(self);
         tokio::spawn(async move {
-            let opened = connections.open(connections.connect_timeout).await;
+            let opened = connections.connector.open().await;
             if let Err(Ok((connection, _permit))) = done.send(opened.map(|connection| (connection, permit))) {
                 connections.put_back(connection);
             }
@@ -237,15 +230,7 @@ impl<S: Server> Connections<S> {
         self.idle().pop()
     }
 
-    async fn open(&self, limit: Duration) -> Result<Conn<S>, Failure> {
-        match tokio::time::timeout(limit, self.server.connect()).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
-            Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
-        }
-    }
-
-    fn put_back(&self, connection: Conn<S>) {
+    pub(crate) fn put_back(&self, connection: Conn<S>) {
         if !self.closed.load(Ordering::Acquire) {
             let breaks = self.breaks.load(Ordering::Acquire);
             self.idle().push(Idle { connection, since: Instant::now(), breaks });
@@ -269,7 +254,7 @@ impl<S: Server> Connections<S> {
         let mut turn = Box::pin(pool.acquire());
         match tokio::time::timeout(patience, &mut turn).await {
             Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
-            Ok(Err(error)) => Err(unchanged(self.server.classify(error).failure)),
+            Ok(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
             Err(_) => {
                 // The pool may be opening a connection for it, which would be lost, and begun again by the next caller. It
                 // has a time of its own for that.
@@ -323,11 +308,6 @@ async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
             end(idle.connection).await;
         }
     }
-}
-
-/// Ends a connection in an orderly way, if the server goes along.
-async fn end<C: Connection>(connection: C) {
-    let _ = tokio::time::timeout(Duration::from_secs(1), connection.close()).await;
 }
 
 /// A request that is lost when it is dropped.
@@ -385,14 +365,19 @@ impl<S: Server> Connections<S> {
         caller: &Caller,
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();
-        let mut pause = PAUSES.0;
+        let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         loop {
-            let on: &mut Conn<S> = match lent {
-                Lent::Own(connection) => connection,
-                Lent::Pooled(connection) => connection,
+            let (on, is_pooled): (&mut Conn<S>, bool) = match lent {
+                Lent::Own(connection) => (connection, false),
+                Lent::Pooled(connection) => (connection, true),
             };
             let answer = {
-                let performing = step.perform(&self.server, on);
+                let performing = async {
+                    if is_pooled && !P::CHECKS {
+                        S::check_pooled(on).await?;
+                    }
+                    step.perform(&self.server, on).await
+                };
                 tokio::pin!(performing);
                 match unless_late(performing.as_mut(), begun + limits.answer, caller).await {
                     Some(answer) => Some(answer),
@@ -406,7 +391,7 @@ impl<S: Server> Connections<S> {
             };
             let fault = match answer {
                 Some(Ok(reply)) => return Ok(reply),
-                Some(Err(error)) => self.server.classify(error),
+                Some(Err(error)) => self.server.fault(error),
                 None => {
                     let failure = Failure::unknown(format!("no answer within {:?}", limits.last));
                     return Err(Fault { failure, again: false, broken: true });
@@ -415,8 +400,7 @@ impl<S: Server> Connections<S> {
             if !fault.again || !caller.waits() || begun.elapsed() >= limits.answer / 2 {
                 return Err(fault);
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(PAUSES.1);
+            tokio::time::sleep(backoff.next()).await;
         }
     }
 }

@@ -106,6 +106,6 @@ pub(super) async fn unless_late<F: Future + Send>(
 }
 
 /// The runtime went away with the request.
-pub(super) fn gone() -> Failure {
+pub(crate) fn gone() -> Failure {
     Failure::unknown("the runtime that the request was made on is gone")
 }

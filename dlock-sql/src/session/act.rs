@@ -2,8 +2,9 @@
 
 use dlock_core::Fence;
 
-use super::{Answer, Name, SessionServer, Wanted};
-use crate::rows::{Conn, Step};
+use super::{Name, SessionServer, Wanted};
+use crate::rows::Step;
+use crate::server::{Answer, Conn};
 
 /// Says which session answers.
 pub(super) struct WhoAmI;

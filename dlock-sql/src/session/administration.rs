@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use dlock_core::{Failure, Holder, Key};
 
-use super::{Answer, Keeper, Mode, Name, SessionServer, Sessions};
+use super::{Keeper, Mode, Name, SessionServer, Sessions};
 use crate::failure::unchanged;
-use crate::rows::{Conn, QUESTION, Step};
+use crate::rows::{QUESTION, Step};
+use crate::server::{Answer, Conn};
 
 /// How long a list may take.
 const LISTING: Duration = Duration::from_secs(25);
@@ -65,8 +66,7 @@ impl<M: Mode> Step<M::Server> for Inspect<M> {
     type Reply = Option<Holder>;
 
     async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Option<Holder>> {
-        let (_, place) = server.place(on).await?;
-        M::holder(server, on, &Name::of(&place, &self.0)).await
+        M::holder(server, on, &Name::of(&server.place(), &self.0)).await
     }
 }
 
@@ -77,8 +77,7 @@ impl<M: Mode> Step<M::Server> for Find<M> {
     type Reply = Keeper;
 
     async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Keeper> {
-        let (_, place) = server.place(on).await?;
-        M::keeper(server, on, &Name::of(&place, &self.0)).await
+        M::keeper(server, on, &Name::of(&server.place(), &self.0)).await
     }
 }
 
@@ -89,8 +88,7 @@ impl<M: Mode> Step<M::Server> for List<M> {
     type Reply = Vec<(Key, Holder)>;
 
     async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Self::Reply> {
-        let (_, place) = server.place(on).await?;
-        M::held(server, on, &place).await
+        M::held(server, on).await
     }
 }
 

@@ -12,8 +12,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::line::Line;
 use super::mode::{Mode, Trouble};
 use super::{Name, SILENCE, SessionServer, Wanted};
+use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
-use crate::rows::{Conn, Fault, Server, Taken};
+use crate::server::{Conn, Fault, Server, Taken};
 
 pub(super) type Told<T> = oneshot::Sender<Result<T, Failure>>;
 
@@ -84,7 +85,6 @@ impl Held {
 struct Session<S: Server> {
     connection: Conn<S>,
     id: i64,
-    place: String,
 }
 
 /// What is done on the connection.
@@ -104,7 +104,8 @@ enum Done {
 /// One connection, and the locks on it.
 pub(super) struct Desk<M: Mode> {
     mode: Arc<M>,
-    connect_timeout: Duration,
+    connector: Arc<Connector<M::Server>>,
+    place: String,
     session: Option<Session<M::Server>>,
     held: HashMap<Id, Held>,
     /// The shortest lease of what is held, or was held with it.
@@ -118,10 +119,22 @@ pub(super) struct Desk<M: Mode> {
 }
 
 impl<M: Mode> Desk<M> {
-    pub(super) fn new(mode: Arc<M>, connect_timeout: Duration) -> Self {
+    pub(super) fn new(mode: Arc<M>, connector: Arc<Connector<M::Server>>) -> Self {
         let (session, held, now) = (None, HashMap::new(), Instant::now());
         let (shortest, doubted) = (Duration::MAX, false);
-        Self { mode, connect_timeout, session, held, shortest, proven: now, used: now, doubted, failed: None }
+        let place = mode.server().place();
+        Self {
+            mode,
+            connector,
+            place,
+            session,
+            held,
+            shortest,
+            proven: now,
+            used: now,
+            doubted,
+            failed: None,
+        }
     }
 
     /// Carries out orders until nobody can give one any more.
@@ -190,16 +203,18 @@ impl<M: Mode> Desk<M> {
         {
             return Err(copy(failure));
         }
-        let (server, limit) = (&**self.mode.server(), self.connect_timeout);
+        let (server, limit) = (&**self.mode.server(), self.connector.limit);
         let opening = async {
-            let mut connection = server.connect().await?;
-            server.settle(&mut connection, SILENCE).await?;
-            let (id, place) = server.place(&mut connection).await?;
-            Ok(Session { connection, id, place })
+            let mut connection = self.connector.open().await?;
+            let settled = async {
+                server.keep_alive(&mut connection, SILENCE).await?;
+                server.ping(&mut connection).await
+            };
+            let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
+            Ok(Session { connection, id })
         };
-        let opened = match timeout(limit, opening).await {
-            Ok(Ok(session)) => Ok(session),
-            Ok(Err(error)) => Err(unchanged(server.classify(error).failure)),
+        let opened = match timeout(limit * 2, opening).await {
+            Ok(opened) => opened,
             Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
         };
         let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;
@@ -209,8 +224,7 @@ impl<M: Mode> Desk<M> {
     }
 
     fn name(&self, key: &Key) -> (Id, Name) {
-        let place = self.session.as_ref().map_or("", |session| &session.place);
-        let name = Name::of(place, key);
+        let name = Name::of(&self.place, key);
         let mut id = Id::default();
         let told = <M::Server as SessionServer>::DIGEST;
         id[..told].copy_from_slice(&name.digest[..told]);
@@ -417,8 +431,8 @@ impl<M: Mode> Desk<M> {
                 return Err(Fault { failure: another_session(), again: false, broken: false });
             }
             Some(Err(Trouble::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
-            Some(Err(Trouble::Here(error))) => self.mode.server().classify(error),
-            Some(Err(Trouble::Doubt(error))) => Fault { broken: true, ..self.mode.server().classify(error) },
+            Some(Err(Trouble::Here(error))) => self.mode.server().fault(error),
+            Some(Err(Trouble::Doubt(error))) => Fault { broken: true, ..self.mode.server().fault(error) },
             None => {
                 let failure = Failure::unknown(format!("no answer within {patience:?}"));
                 Fault { failure, again: false, broken: true }

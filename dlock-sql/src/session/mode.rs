@@ -6,9 +6,10 @@ use std::sync::Arc;
 use dlock_core::{Failure, Holder, Key};
 
 use super::act::{Count, MakeRow};
-use super::{Answer, Found, Keeper, Name, SessionServer, Wanted};
+use super::{Found, Keeper, Name, SessionServer, Wanted};
 use crate::failure::unchanged;
-use crate::rows::{Conn, Connections, Taken};
+use crate::rows::Connections;
+use crate::server::{Answer, Conn, Taken};
 
 /// Why a lock could not be asked for.
 #[derive(Debug)]
@@ -68,7 +69,6 @@ pub trait Mode: fmt::Debug + Send + Sync + Sized + 'static {
     fn held<'c>(
         server: &'c Self::Server,
         on: &'c mut Conn<Self::Server>,
-        place: &'c str,
     ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
 }
 
@@ -124,8 +124,8 @@ impl<S: SessionServer> Mode for ByName<S> {
         server.keeper_of_name(on, name).await
     }
 
-    async fn held(server: &S, on: &mut Conn<S>, place: &str) -> Answer<Vec<(Key, Holder)>> {
-        server.held_names(on, place).await
+    async fn held(server: &S, on: &mut Conn<S>) -> Answer<Vec<(Key, Holder)>> {
+        server.held_names(on).await
     }
 }
 
@@ -188,7 +188,7 @@ impl<S: SessionServer> Mode for ByRow<S> {
         server.keeper_of_row(on, name).await
     }
 
-    async fn held(server: &S, on: &mut Conn<S>, _: &str) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &S, on: &mut Conn<S>) -> Answer<Vec<(Key, Holder)>> {
         server.held_rows(on).await
     }
 }

@@ -10,8 +10,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Mode;
 use super::desk::{Desk, Order, Told};
+use crate::connector::Connector;
 use crate::failure::closed;
-use crate::rows::Settings;
+use crate::settings::Settings;
 
 /// The use of a connection: of one for all, or of one for a single lock.
 pub(super) struct Seat {
@@ -37,7 +38,7 @@ impl Seat {
 /// All connections that keep locks.
 pub(super) struct Seats<M: Mode> {
     mode: Arc<M>,
-    connect_timeout: Duration,
+    connector: Arc<Connector<M::Server>>,
     /// Those that keep nothing now.
     free: Mutex<Vec<mpsc::UnboundedSender<Order>>>,
     permits: Arc<Semaphore>,
@@ -46,10 +47,10 @@ pub(super) struct Seats<M: Mode> {
 }
 
 impl<M: Mode> Seats<M> {
-    pub(super) fn new(mode: Arc<M>, settings: &Settings) -> Self {
+    pub(super) fn new(mode: Arc<M>, connector: Arc<Connector<M::Server>>, settings: &Settings) -> Self {
         Self {
             mode,
-            connect_timeout: settings.connect_timeout,
+            connector,
             free: Mutex::default(),
             permits: Arc::new(Semaphore::new(settings.connections())),
             limit: settings.max_connections,
@@ -77,7 +78,8 @@ impl<M: Mode> Seats<M> {
             Some(orders) => orders,
             None => {
                 let (orders, inbox) = mpsc::unbounded_channel();
-                keeper::runtime()?.spawn(Desk::new(Arc::clone(&self.mode), self.connect_timeout).run(inbox));
+                keeper::runtime()?
+                    .spawn(Desk::new(Arc::clone(&self.mode), Arc::clone(&self.connector)).run(inbox));
                 if M::SHARED {
                     free.push(orders.clone());
                 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::Backoff;
 use futures_util::TryStreamExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous};
@@ -29,9 +30,8 @@ const WRITERS: usize = 4;
 const READERS: usize = 2;
 /// How long to stand in line for one of them before going to the next, at the most.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// The pauses before a statement is tried again because another process was in the way: doubled each time, and shortened
-/// at random by up to half.
-const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(8);
+/// The pauses before a statement is tried again because another process was in the way.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 /// A place for a connection, which is opened when it is first needed.
 #[derive(Debug, Default)]
@@ -53,8 +53,6 @@ pub(super) enum Writer {
 pub(super) struct Connections {
     options: SqliteConnectOptions,
     path: PathBuf,
-    /// The path without links, which is the same however the file is reached.
-    place: PathBuf,
     files: Files,
     identity: Identity,
     writers: [Lane; WRITERS],
@@ -90,7 +88,6 @@ impl Connections {
         readers[0] = Lane::of(reader);
         Self {
             options: connect_options(&path),
-            place: std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone()),
             path,
             files,
             identity,
@@ -103,10 +100,6 @@ impl Connections {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
-    }
-
-    pub(super) fn place(&self) -> &Path {
-        &self.place
     }
 
     /// What stands at the path now, and whether it is what we have open.
@@ -200,24 +193,6 @@ impl Until {
     }
 }
 
-/// The pauses of one statement.
-struct Pauses {
-    until: Until,
-    next: Duration,
-}
-
-impl Pauses {
-    /// Pauses if `error` says that another connection was in the way and there is time left.
-    async fn before_another(&mut self, error: &sqlx::Error) -> bool {
-        if !is_busy(error) || self.until.left().is_zero() {
-            return false;
-        }
-        tokio::time::sleep(self.next.mul_f64(0.5 + fastrand::f64() / 2.0).min(self.until.left())).await;
-        self.next = (self.next * 2).min(*PAUSES.end());
-        true
-    }
-}
-
 /// What a statement came to.
 #[derive(Default)]
 pub(super) struct Answer {
@@ -237,11 +212,13 @@ impl Turn<'_> {
         until: Until,
         statement: impl Fn(i64) -> Query<'q, sqlx::Sqlite, SqliteArguments>,
     ) -> Result<Answer, sqlx::Error> {
-        let mut pauses = Pauses { until, next: *PAUSES.start() };
+        let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         loop {
             match run_once(connection, statement(time::now())).await {
-                Err(error) if pauses.before_another(&error).await => {}
+                Err(error) if is_busy(&error) && !until.left().is_zero() => {
+                    tokio::time::sleep(backoff.next().min(until.left())).await;
+                }
                 answer => return answer,
             }
         }

@@ -41,6 +41,18 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         assert_eq!(db.number("SELECT count(*) FROM stock WHERE id = 2 AND version = 0").await, 1);
     }
 
+    async fn a_change_without_assignments_writes_nothing(db) {
+        db.run(TABLE).await;
+        for stock in [
+            Optimistic::<D>::on_version("stock", "id", "version").unwrap(),
+            Optimistic::<D>::on_value("stock", "id", "amount").unwrap(),
+        ] {
+            let left = stock.modify(&db.pool, 1_i64, |row, _| Ok(row.try_get::<i64, _>("amount")?));
+            assert_eq!(left.await.unwrap(), 60);
+        }
+        assert_eq!(db.number("SELECT count(*) FROM stock WHERE amount = 60 AND version = 0").await, 1);
+    }
+
     async fn the_stock_itself_can_be_compared_and_is_never_oversold(db) {
         db.run(TABLE).await;
         let stock = Optimistic::<D>::on_value("stock", "id", "amount").unwrap().with_tries(1_000);

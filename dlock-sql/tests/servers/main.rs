@@ -1,6 +1,8 @@
 //! Lease rows on real database servers.
 
 mod clocks;
+mod connections;
+mod failover;
 mod faults;
 mod keys;
 mod lost_replies;

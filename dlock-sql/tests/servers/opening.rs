@@ -6,7 +6,7 @@ use crate::support::{Db, is_error, on_both, take};
 
 on_both! {
     async fn a_missing_table_is_refused_with_how_to_make_it<D: Db>(db: D) {
-        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["no table dlock", "migrate()", "migrate=true"]);
+        is_error(D::connect(&db.url()).await, ErrorKind::InvalidConfig, &["there is no table", "migrate()", "migrate=true"]);
         db.backend().await;
         D::connect(&db.url()).await.unwrap();
     }

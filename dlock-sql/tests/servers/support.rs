@@ -161,10 +161,10 @@ macro_rules! db {
                 $backend::connect(url).await
             }
             async fn holders(backend: &$backend) -> Result<Vec<(Key, Holder)>> {
-                backend.holders().await
+                Locks::new(backend.clone()).holders().await
             }
             async fn force(backend: &$backend, key: &str) -> Result<bool> {
-                backend.force_release(key).await
+                Locks::new(backend.clone()).force_release(key).await
             }
             async fn prune(backend: &$backend, unused: Duration) -> Result<u64> {
                 backend.prune(unused).await

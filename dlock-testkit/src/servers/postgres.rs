@@ -158,6 +158,37 @@ impl PostgresServer {
             .wait_until_ready(limit, || psql(&url, "SELECT 1").map(drop).map_err(|error| error.to_string()))
     }
 
+    /// Starts a standby that follows this server by streaming replication, and can be [promoted](Self::promote).
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be copied or does not start.
+    pub fn standby(&self) -> Result<Self, ServerError> {
+        let account = self.account.clone();
+        let directory = account.directory()?;
+        let (data, url) = (directory.path().join("data").display().to_string(), self.url());
+        let copy = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D", &*data, "-d", &*url];
+        account.run(program("pg_basebackup")?, copy)?;
+        let (port, options) = (
+            Ports::free(),
+            PostgresOptions { settings: self.options.settings.clone(), ..PostgresOptions::default() },
+        );
+        let process = options.spawn(&account, port, directory.path(), None)?;
+        let (clock, certificates) = (None, None);
+        let mut server = Self { process, port, options, account, clock, certificates, directory };
+        server.wait_until_ready(START)?;
+        Ok(server)
+    }
+
+    /// Makes a standby a primary, and waits until it is.
+    ///
+    /// # Panics
+    ///
+    /// When it does not become one.
+    pub fn promote(&self) {
+        assert_eq!(self.query("SELECT pg_promote(true, 30)"), "t", "it was promoted");
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -343,7 +374,12 @@ impl fmt::Debug for PostgresServer {
 fn program(name: &'static str) -> Result<Program, ServerError> {
     static POSTGRES: OnceLock<&'static str> = OnceLock::new();
     static INITDB: OnceLock<&'static str> = OnceLock::new();
-    let place = if name == "initdb" { &INITDB } else { &POSTGRES };
+    static BASEBACKUP: OnceLock<&'static str> = OnceLock::new();
+    let place = match name {
+        "initdb" => &INITDB,
+        "pg_basebackup" => &BASEBACKUP,
+        _ => &POSTGRES,
+    };
     let name = place.get_or_init(|| {
         let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
         let found = account::find(name, versions.map(|version| version.path().join("bin")));
@@ -363,7 +399,7 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
         account
             .run(program("initdb")?, arguments.into_iter().chain(["--username", ADMIN, "--pgdata", &path]))?;
         let rules =
-            format!("local all all trust\nhost all {ADMIN} all trust\nhost all all all scram-sha-256\n");
+            format!("local all all trust\nhost all {ADMIN} all trust\nhost replication {ADMIN} all trust\nhost all all all scram-sha-256\n");
         std::fs::write(data.join("pg_hba.conf"), rules)
             .map_err(|error| ServerError::because("pg_hba.conf", &error))?;
         Ok(account::keep(directory)?.join("data"))

@@ -123,8 +123,8 @@ impl Admin {
                 places.iter().for_each(|place| admin.delete(&format!("/dlock/{key}/{place}")));
                 !places.is_empty()
             }
-            Self::Postgres(postgres) => postgres.force_release(key).await?,
-            Self::Mysql(mysql) => mysql.force_release(key).await?,
+            Self::Postgres(postgres) => Locks::new(postgres.clone()).force_release(key).await?,
+            Self::Mysql(mysql) => Locks::new(mysql.clone()).force_release(key).await?,
         };
         there.then_some(()).ok_or_else(|| "there was nothing to delete".into())
     }

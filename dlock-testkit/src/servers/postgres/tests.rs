@@ -41,3 +41,16 @@ fn the_clock_can_be_stepped() {
     server.clock().ahead(Duration::from_secs(3600));
     assert!((3600..3660).contains(&(now() - before)));
 }
+
+#[test]
+fn a_standby_follows_its_primary_and_can_take_its_place() {
+    let primary = PostgresServer::options().setting("synchronous_commit", "remote_apply").start().unwrap();
+    let standby = primary.standby().unwrap();
+    primary.query("ALTER SYSTEM SET synchronous_standby_names = '*'");
+    primary.query("SELECT pg_reload_conf(), pg_sleep(0.2)");
+    primary.query("CREATE TABLE a (b int)");
+    assert_eq!(standby.query("SELECT count(*) FROM a"), "0");
+    assert!(standby.try_query("INSERT INTO a VALUES (1)").unwrap_err().to_string().contains("read-only"));
+    standby.promote();
+    standby.query("INSERT INTO a VALUES (1)");
+}

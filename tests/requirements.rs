@@ -1,6 +1,7 @@
 //! What a program relies on, and namespaces.
 
-use dlock_core::{ErrorKind, Key, Locks, LocksBuilder, Memory, Requirement, Wait};
+use dlock::{ErrorKind, Locks, LocksBuilder, Memory, Requirement, Wait};
+use dlock_core::Key;
 
 fn builder() -> LocksBuilder {
     Locks::builder(Memory::new())

@@ -9,12 +9,14 @@ use crate::table::TableName;
 
 /// The settings of a backend that are not the driver's.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub struct Settings {
     pub(crate) table: TableName,
     pub(crate) max_connections: u32,
     pub(crate) connect_timeout: Duration,
     /// Whether the table is made where it is missing.
     pub(crate) makes: bool,
+    /// Whether waiters are told of releases, where the server can do that.
+    pub(crate) notified: bool,
 }
 
 impl Default for Settings {
@@ -24,6 +26,7 @@ impl Default for Settings {
             max_connections: 8,
             connect_timeout: Duration::from_secs(2),
             makes: false,
+            notified: true,
         }
     }
 }
@@ -55,7 +58,7 @@ impl Settings {
             Failure::invalid_config(format!("the parameter {name} of the URL is not {wanted}"))
         };
         match name {
-            "table" => self.table = TableName::new(value)?,
+            "table" => self.table = TableName::qualified(value)?,
             "max_connections" => self.max_connections = value.parse().map_err(|_| wrong("a number"))?,
             "migrate" => self.makes = value.parse().map_err(|_| wrong("true or false"))?,
             _ => return Ok(false),

@@ -1,14 +1,15 @@
-//! Several locks as one: over memory, which takes them in one step, and over a wire to it that takes them one after the other.
+//! Several locks as one: over memory, which takes them in one step, and over memory behind a wire, where they are taken one
+//! after the other.
 
 mod cancelling;
 mod contending;
 mod failing;
-mod ordering;
 mod owning;
-mod rounds;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod taking;
 
-use dlock_core::{Locks, Memory};
+use dlock::{Locks, Memory};
 use dlock_testkit::wire::{Wire, Wired};
 
 /// One process over a store.
@@ -22,11 +23,7 @@ impl Process {
     fn over(memory: &Memory, in_one_step: bool) -> Self {
         let builder = match in_one_step {
             true => Locks::builder(memory.clone()),
-            false => {
-                let wire = Wire::default();
-                wire.take_one_by_one();
-                Locks::builder(Wired::new(memory.clone(), wire))
-            }
+            false => Locks::builder(Wired::new(memory.clone(), Wire::default())),
         };
         Self { memory: memory.clone(), locks: builder.build().unwrap() }
     }

@@ -1,0 +1,100 @@
+//! Opens connections: the one place that knows, and sees to, what state a connection of ours is in.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::Failure;
+use sqlx::pool::PoolOptions;
+use sqlx::{ConnectOptions, Connection, Pool};
+
+use crate::failure::unchanged;
+use crate::server::{Conn, DriverOptions, Server};
+use crate::table::TableName;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+type Asking = Pin<Box<dyn Future<Output = Result<String, Cause>> + Send>>;
+
+/// Gives the password of the moment.
+pub(crate) type Password = Arc<dyn Fn() -> Asking + Send + Sync>;
+
+/// Where connections come from.
+pub struct Connector<S: Server> {
+    pub(crate) driver: DriverOptions<S>,
+    /// Of the user: its options of the moment count, and what it does to new connections.
+    pub(crate) pool: Option<Pool<S::Database>>,
+    pub(crate) password: Option<Password>,
+    /// For messages.
+    pub(crate) table: TableName,
+    pub(crate) limit: Duration,
+}
+
+impl<S: Server> Connector<S> {
+    /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can write.
+    pub(crate) async fn open(&self) -> Result<Conn<S>, Failure> {
+        let opening = async {
+            let mut connection = match &self.pool {
+                // This makes it ready as the user's own are.
+                Some(_) => {
+                    self.pool_of_one().await?.acquire().await.map_err(|error| self.failure(error))?.detach()
+                }
+                None => self.options().await?.connect().await.map_err(|error| self.failure(error))?,
+            };
+            S::settle(&mut connection).await.map_err(|error| self.failure(error))?;
+            Ok(connection)
+        };
+        tokio::time::timeout(self.limit, opening).await.unwrap_or_else(|_| Err(self.late()))
+    }
+
+    /// A pool whose one connection is made as our own are, for the driver's things that want a pool.
+    pub(crate) async fn pool_of_one(&self) -> Result<Pool<S::Database>, Failure> {
+        let like = self.pool.as_ref().map_or_else(PoolOptions::new, |pool| pool.options().clone());
+        let one = like.max_connections(1).min_connections(0).max_lifetime(None).idle_timeout(None);
+        Ok(one.acquire_timeout(self.limit).connect_lazy_with(self.options().await?))
+    }
+
+    async fn options(&self) -> Result<DriverOptions<S>, Failure> {
+        let options = match &self.pool {
+            Some(pool) => S::own(&pool.connect_options()),
+            None => S::own(&self.driver),
+        };
+        let options = options.disable_statement_logging();
+        let Some(password) = &self.password else { return Ok(options) };
+        let password = password().await.map_err(|cause| {
+            Failure::unavailable("the function that was to give the password failed").with_source(cause)
+        })?;
+        Ok(S::with_password(options, &password))
+    }
+
+    fn failure(&self, error: sqlx::Error) -> Failure {
+        match error {
+            sqlx::Error::PoolTimedOut => self.late(),
+            error => unchanged(S::classify(error, &self.table).failure),
+        }
+    }
+
+    fn late(&self) -> Failure {
+        let why = if self.pool.is_some() {
+            "; the pool's `after_connect` may have failed, see the log"
+        } else {
+            ""
+        };
+        Failure::unavailable(format!("no connection within {:?}{why}", self.limit))
+    }
+}
+
+/// Ends a connection in an orderly way, if the server goes along.
+pub(crate) async fn end<C: Connection>(connection: C) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), connection.close()).await;
+}
+
+impl<S: Server> fmt::Debug for Connector<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The driver's options contain a password.
+        f.debug_struct("Connector")
+            .field("pool", &self.pool.is_some())
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}

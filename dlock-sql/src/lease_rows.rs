@@ -1,0 +1,119 @@
+//! Locks that are rows with a lease.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::ClaimRequest;
+use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
+use sqlx::Pool;
+
+use crate::options::ServerOptions;
+use crate::rows::{RowClaim, Rows};
+use crate::server::Server;
+
+/// Waiters who are told of releases ask this often in case that does not get through.
+const SAFETY_NET: Duration = Duration::from_secs(1);
+
+/// Locks in a table of a database server: see [`Postgres`](crate::Postgres) and [`Mysql`](crate::Mysql).
+///
+/// Clones share everything, so that a clone can be kept for [`prune`](Self::prune).
+pub struct LeaseRows<S: Server>(pub(crate) Arc<Rows<S>>);
+
+impl<S: Server> LeaseRows<S> {
+    /// Connects to the server that `url` names, where the table was [made](ServerOptions::migrate). The URL is
+    /// `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`, with the parameters of
+    /// [`ServerOptions::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerOptions::from_url`] and [`ServerOptions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        ServerOptions::from_url(url)?.connect().await
+    }
+
+    /// Locks in the table `dlock` of the database that `pool` leads to.
+    ///
+    /// Attempts go over connections of the pool. Renewals and releases never wait for one: they have up to two connections
+    /// of their own, and waiting on PostgreSQL has a third. These are opened as the pool opens its own: with its options of that
+    /// moment, and with its `after_connect`. Nothing is set on the pool's connections; one on which a statement is not a
+    /// transaction by itself is refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerOptions::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn from_pool(pool: &Pool<S::Database>) -> Result<Self> {
+        ServerOptions::from_pool(pool).connect().await
+    }
+
+    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` (at
+    /// least a minute) ago, and says how many. Fences go on growing: the table keeps the highest one. Needs the right to
+    /// `DELETE`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerOptions::connect`]. Some rows may have been deleted.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, some rows may have been deleted.
+    pub async fn prune(&self, older_than: Duration) -> Result<u64> {
+        let pruned = self.0.prune(older_than).await;
+        pruned.map_err(|failure| Error::new(Operation::Configure, failure).on(S::NAME))
+    }
+}
+
+impl<S: Server> Backend for LeaseRows<S> {
+    type Claim = RowClaim<S>;
+
+    fn name(&self) -> &'static str {
+        S::NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let (shortest, longest) = S::POLLING;
+        let basic =
+            Capabilities::basic().with_fencing().with_administration().with_polling(shortest, longest);
+        if self.0.connections.server().tells() { basic.with_notifications(SAFETY_NET) } else { basic }
+    }
+
+    fn claim(&self, request: ClaimRequest) -> RowClaim<S> {
+        self.0.claim(request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.0.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force(key).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+impl<S: Server> Clone for LeaseRows<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Server> fmt::Debug for LeaseRows<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LeaseRows").field(&self.0).finish()
+    }
+}

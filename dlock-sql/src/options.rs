@@ -1,0 +1,372 @@
+//! Where the locks of a database server are.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::{Error, Failure, Operation, Result, keeper};
+use sqlx::Pool;
+
+use crate::connector::{Connector, Password, end};
+use crate::failure::unchanged;
+use crate::lease_rows::LeaseRows;
+use crate::rows::{Connections, MARK, QUESTION, Rows, gone};
+use crate::server::{Conn, DriverOptions, Server};
+use crate::settings::{Settings, split};
+use crate::table::TableName;
+
+/// Where the locks are: a server, and a table there. See [`PostgresOptions`](crate::PostgresOptions) and
+/// [`MysqlOptions`](crate::MysqlOptions).
+///
+/// | setting | default | meaning |
+/// |---|---|---|
+/// | table | `dlock` | each table has its own locks |
+/// | max connections | 8 | how many connections attempts may use at a time; renewals, releases and waiting have one each besides |
+/// | connect timeout | 2 s | how long one connection may take to open |
+/// | password | the driver's | a function that is asked for it at each connect |
+/// | notifications (PostgreSQL) | yes | whether waiters are told of releases (`LISTEN`); else they ask every 10 to 250 ms |
+#[must_use = "connect() uses the options"]
+pub struct ServerOptions<S: Server> {
+    driver: DriverOptions<S>,
+    pool: Option<Pool<S::Database>>,
+    password: Option<Password>,
+    pub(crate) settings: Settings,
+}
+
+/// What was found and checked on opening.
+pub(crate) struct Opened<S: Server> {
+    pub(crate) server: Arc<S>,
+    pub(crate) connector: Arc<Connector<S>>,
+    pub(crate) pool: Option<Pool<S::Database>>,
+    pub(crate) settings: Settings,
+    connection: Conn<S>,
+}
+
+impl<S: Server> ServerOptions<S> {
+    /// With the driver's options, which can do more than a URL.
+    pub fn new(driver: DriverOptions<S>) -> Self {
+        Self { driver, pool: None, password: None, settings: Settings::default() }
+    }
+
+    /// With a pool, see [`LeaseRows::from_pool`].
+    pub fn from_pool(pool: &Pool<S::Database>) -> Self {
+        Self { pool: Some(pool.clone()), ..Self::new(DriverOptions::<S>::clone(&pool.connect_options())) }
+    }
+
+    /// Reads `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`. Escape `@ / ? # :` in
+    /// a password as `%40 %2F %3F %23 %3A`.
+    ///
+    /// | parameter | meaning |
+    /// |---|---|
+    /// | `table` | where it is not `dlock`; `schema.table` is possible |
+    /// | `migrate` | `true`: [`connect`](Self::connect) makes the table where it is missing |
+    /// | `max_connections` | as [`with_max_connections`](Self::with_max_connections) |
+    ///
+    /// | of PostgreSQL | |
+    /// |---|---|
+    /// | `sslmode` | `disable`, `allow`, `prefer` (default), `require`, `verify-ca`, `verify-full`. **Only the last two prove who the server is**: with the default whoever can answer in its place is given the password in clear |
+    /// | `sslrootcert`, `sslcert`, `sslkey` | paths of files in PEM form |
+    /// | `host` | the directory of a unix socket, for example |
+    /// | `hostaddr`, `port`, `dbname`, `user`, `password`, `application_name`, `options` | as in libpq |
+    ///
+    /// What the URL leaves out is taken from libpq's environment variables (`PGHOST`, ...) and password file.
+    ///
+    /// | of MariaDB and MySQL | |
+    /// |---|---|
+    /// | `ssl-mode` | `disabled`, `preferred` (default), `required`, `verify_ca`, `verify_identity`; only the last two prove who the server is |
+    /// | `ssl-ca`, `ssl-cert`, `ssl-key` | paths of files in PEM form |
+    /// | `socket` | the path of a unix socket |
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when it is not such a URL.
+    pub fn from_url(url: &str) -> Result<Self> {
+        Self::parse(url).map_err(Self::refused)
+    }
+
+    fn parse(url: &str) -> Result<Self, Failure> {
+        let form = format!("{}user:password@host:port/database", S::SCHEMES[0]);
+        let Some(place) = S::SCHEMES.iter().find_map(|scheme| url.strip_prefix(scheme)) else {
+            return Err(Failure::invalid_config(format!(
+                "the URL does not begin with {}; write {form}",
+                S::SCHEMES[0]
+            )));
+        };
+        let (settings, rest) = split(&format!("{}{place}", S::SCHEMES[0]), S::PARAMETERS, &form)?;
+        // The driver's error may repeat a part of the URL.
+        let driver = rest.parse().map_err(|_| {
+            Failure::invalid_config(format!(
+                "the URL cannot be read, or one of its parameters has a wrong value; write {form}"
+            ))
+        })?;
+        settings.check()?;
+        Ok(Self { settings, ..Self::new(driver) })
+    }
+
+    /// Another table. Default `dlock`, in the schema that the server finds first; `schema.table` is possible. Names have 1 to 63
+    /// ASCII letters, digits and underscores, and do not start with a digit.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when the name is not allowed.
+    pub fn with_table(mut self, name: &str) -> Result<Self> {
+        self.settings.table = TableName::qualified(name).map_err(Self::refused)?;
+        Ok(self)
+    }
+
+    /// How many connections attempts may use at a time. Default 8; 1 to 1000. With a pool its own limit counts.
+    pub const fn with_max_connections(mut self, count: u32) -> Self {
+        self.settings.max_connections = count;
+        self
+    }
+
+    /// How long one connection may take to open. Default 2 s; 1 ms to 60 s.
+    pub const fn with_connect_timeout(mut self, limit: Duration) -> Self {
+        self.settings.connect_timeout = limit;
+        self
+    }
+
+    /// A function that is asked for the password each time a connection of dlock's own is opened, within the connect timeout:
+    /// for tokens that rotate. It runs on dlock's own thread and must not block it. With a pool, the pool's options of the
+    /// moment count already; see [`Pool::set_connect_options`].
+    ///
+    /// ```no_run
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// use dlock_sql::PostgresOptions;
+    ///
+    /// # fn example() -> dlock_core::Result<()> {
+    /// let options = PostgresOptions::from_url("postgres://app@db.internal/shop")?;
+    /// let options = options.with_password_from(|| async { token().await });
+    /// # Ok(()) }
+    /// ```
+    pub fn with_password_from<F, A, E>(mut self, ask: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<String, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.password = Some(Arc::new(move || {
+            let asking = ask();
+            Box::pin(async move { asking.await.map_err(Into::into) })
+        }));
+        self
+    }
+
+    /// Makes the table where it is missing. Does nothing to a lock table that is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), except that the table need not be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it goes on in the background; call it again.
+    pub async fn migrate(&self) -> Result<()> {
+        let options = self.clone();
+        on_the_keeper(async move { options.make().await }).await.map_err(Self::refused)
+    }
+
+    async fn make(&self) -> Result<(), Failure> {
+        self.settings.check()?;
+        let connector = self.connector();
+        let mut connection = connector.open().await?;
+        let server = S::on_table(&self.settings.table, &connector, &self.settings);
+        let failed = |error| unchanged(server.fault(error).failure);
+        match server.mark(&mut connection).await {
+            Ok(Some(_)) => {}
+            Err(error) if !S::is_missing(&error) => return Err(failed(error)),
+            Ok(None) | Err(_) => server.make(&mut connection).await.map_err(failed)?,
+        }
+        let mark = server.mark(&mut connection).await.map_err(failed)?;
+        end(connection).await;
+        verify(mark.as_deref(), server.table())
+    }
+
+    fn connector(&self) -> Arc<Connector<S>> {
+        let limit = self.settings.connect_timeout;
+        Arc::new(Connector {
+            driver: self.driver.clone(),
+            pool: self.pool.clone(),
+            password: self.password.clone(),
+            table: self.settings.table.clone(),
+            // What a pool does to its new connections takes its time.
+            limit: self.pool.as_ref().map_or(limit, |pool| limit.max(pool.options().get_acquire_timeout())),
+        })
+    }
+
+    /// Opens a connection and finds the table, which is made if the URL says so. The table is looked at later.
+    pub(crate) async fn open(self) -> Result<Opened<S>, Failure> {
+        self.settings.check()?;
+        on_the_keeper(async move {
+            if self.settings.makes {
+                self.make().await?;
+            }
+            let connector = self.connector();
+            let mut connection = connector.open().await?;
+            let mut table = self.settings.table.clone();
+            if table.schema().is_none() {
+                // Looked up once: wherever another connection's search path leads, this is the table.
+                let schema = tokio::time::timeout(QUESTION, S::schema_of(&mut connection, &table)).await;
+                let schema =
+                    schema.map_err(|_| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
+                let schema = schema.map_err(|error| unchanged(S::classify(error, &table).failure))?;
+                table = schema.into_iter().fold(table, TableName::within);
+            }
+            let server = Arc::new(S::on_table(&table, &connector, &self.settings));
+            Ok(Opened { server, connector, pool: self.pool, settings: self.settings, connection })
+        })
+        .await
+    }
+
+    /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, the database or the
+    /// table is missing, the table is no lock table of this version, or TLS is not possible as wanted;
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights;
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers, or it can only be read. No error
+    /// contains a password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(self) -> Result<LeaseRows<S>> {
+        let connecting = async {
+            let opened = self.open().await?;
+            let pool = opened.pool.clone();
+            let connections = opened.connections(pool)?;
+            connections.verify().await?;
+            Ok(LeaseRows(Rows::start(connections)?))
+        };
+        connecting.await.map_err(Self::refused)
+    }
+
+    pub(crate) fn refused(failure: Failure) -> Error {
+        Error::new(Operation::Configure, failure).on(S::NAME)
+    }
+}
+
+impl<S: Server> Opened<S> {
+    /// The connections of a backend, of which attempts use those of `pool` where there is one.
+    pub(crate) fn connections(self, pool: Option<Pool<S::Database>>) -> Result<Arc<Connections<S>>, Failure> {
+        let connections = Connections::start(self.server, self.connector, pool, &self.settings)?;
+        connections.put_back(self.connection);
+        Ok(connections)
+    }
+}
+
+/// Checks what a table that may be a lock table says of itself.
+pub(crate) fn verify(mark: Option<&str>, table: &TableName) -> Result<(), Failure> {
+    match mark {
+        Some(MARK) => Ok(()),
+        Some(mark) => Err(Failure::invalid_config(format!(
+            "table {table} is of another version of dlock ({mark:?}); use that version or another table name"
+        ))),
+        None => Err(Failure::invalid_config(format!(
+            "table {table} has lost its mark row; stop all its users and call migrate(), which makes another"
+        ))),
+    }
+}
+
+/// Connections of our own belong to dlock's thread: what opens one runs there.
+async fn on_the_keeper<T: Send + 'static>(
+    opening: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    keeper::runtime()?.spawn(opening).await.unwrap_or_else(|_| Err(unchanged(gone())))
+}
+
+impl<S: Server> Clone for ServerOptions<S> {
+    fn clone(&self) -> Self {
+        let Self { driver, pool, password, settings } = self;
+        let (driver, pool, password) = (driver.clone(), pool.clone(), password.clone());
+        Self { driver, pool, password, settings: settings.clone() }
+    }
+}
+
+impl<S: Server> fmt::Debug for ServerOptions<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The driver's options contain a password.
+        f.debug_struct("ServerOptions")
+            .field("server", &S::NAME)
+            .field("settings", &self.settings)
+            .field("pool", &self.pool.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::ErrorKind;
+
+    fn reads<S: Server>(url: &str, place: impl Fn(&DriverOptions<S>) -> String) {
+        let options = ServerOptions::<S>::from_url(url).unwrap();
+        assert_eq!(place(&options.driver), "h 7 d");
+        assert_eq!(
+            (options.settings.table.to_string().as_str(), options.settings.max_connections),
+            ("s.locks", 3)
+        );
+        assert!(!format!("{options:?}").contains("hunter2"));
+    }
+
+    fn refuses<S: Server>(urls: &[&str]) {
+        for url in urls {
+            let error = ServerOptions::<S>::from_url(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn urls_of_postgresql_name_a_server_a_database_and_a_table() {
+        use crate::postgres::PostgresServer;
+        let url = "postgres://u:hunter2%40@h:7/d?table=s.locks&sslmode=verify-full&max_connections=3";
+        reads::<PostgresServer>(url, |driver| {
+            format!(
+                "{} {} {}",
+                driver.get_host(),
+                driver.get_port(),
+                driver.get_database().unwrap_or_default()
+            )
+        });
+        assert!(ServerOptions::<PostgresServer>::from_url("postgresql://h").is_ok());
+        refuses::<PostgresServer>(&[
+            "",
+            "mysql://h",
+            "postgres:h",
+            "postgres://u:hunter2@h:port/d",
+            "postgres://u:hunter2@h/d?sslmode=hunter2",
+            "postgres://u:hunter2@h/d?sslmod=require",
+            "postgres://u:hunter2@h/d?table=a%20b",
+            "postgres://u:hunter2@h/d?max_connections=0",
+        ]);
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn urls_of_mysql_name_a_server_a_database_and_a_table() {
+        use crate::mysql::MysqlServer;
+        let url = "mysql://u:hunter2%40@h:7/d?table=s.locks&ssl-mode=verify_identity&max_connections=3";
+        reads::<MysqlServer>(url, |driver| {
+            format!(
+                "{} {} {}",
+                driver.get_host(),
+                driver.get_port(),
+                driver.get_database().unwrap_or_default()
+            )
+        });
+        assert!(ServerOptions::<MysqlServer>::from_url("mariadb://h").is_ok());
+        refuses::<MysqlServer>(&[
+            "",
+            "postgres://h",
+            "mysql:h",
+            "mysql://u:hunter2@h:port/d",
+            "mysql://u:hunter2@h/d?ssl-mode=hunter2",
+            "mysql://u:hunter2@h/d?charset=latin1",
+            "mysql://u:hunter2@h/d?table=a%20b",
+            "mysql://u:hunter2@h/d?max_connections=0",
+        ]);
+    }
+}
