@@ -15,6 +15,7 @@ mod clock;
 mod engine;
 mod error;
 mod fence;
+mod guarded;
 mod handles;
 mod holder;
 mod key;

@@ -3,16 +3,69 @@
 use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use crate::backend::{
     Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
+use crate::guarded::{drop_guarded, guard};
 use crate::holder::Holder;
 use crate::key::Key;
 
-type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// A step of a backend. One that panics has failed, with an outcome that nobody knows, and ends no task of the engine.
+#[must_use]
+pub(crate) struct Step<'a, T: FromPanic> {
+    name: &'static str,
+    future: Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>,
+}
+
+impl<'a, T: FromPanic> Step<'a, T> {
+    fn new(name: &'static str, future: impl Future<Output = T> + Send + 'a) -> Self {
+        Self { name, future: Some(Box::pin(future)) }
+    }
+}
+
+impl<T: FromPanic> Future for Step<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let name = self.name;
+        let Some(future) = &mut self.future else {
+            return Poll::Ready(T::from_panic(name, &"it was polled after its end"));
+        };
+        let polled = match guard(|| future.as_mut().poll(context)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(answer)) => answer,
+            Err(panic) => T::from_panic(name, &panic),
+        };
+        drop_guarded(self.future.take());
+        Poll::Ready(polled)
+    }
+}
+
+impl<T: FromPanic> Drop for Step<'_, T> {
+    fn drop(&mut self) {
+        drop_guarded(self.future.take());
+    }
+}
+
+/// What a step answers.
+pub(crate) trait FromPanic {
+    /// The answer of one that panicked.
+    fn from_panic(step: &'static str, panic: &dyn fmt::Display) -> Self;
+}
+
+impl<T> FromPanic for Result<T, Failure> {
+    fn from_panic(step: &'static str, panic: &dyn fmt::Display) -> Self {
+        Err(Failure::unknown(format!("the backend panicked in `{step}`: {panic}")))
+    }
+}
+
+impl FromPanic for () {
+    fn from_panic(_: &'static str, _: &dyn fmt::Display) {}
+}
 
 pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
@@ -23,12 +76,12 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn attempt_all<'a>(
         &'a self,
         claims: Vec<&'a mut Box<dyn DynClaim>>,
-    ) -> Answer<'a, Result<BatchAttempt, Failure>>;
-    fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>>;
-    fn holders(&self) -> Answer<'_, Result<Vec<(Key, Holder)>, Failure>>;
-    fn waiters<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Vec<Holder>, Failure>>;
-    fn force_release<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<bool, Failure>>;
-    fn close(&self) -> Answer<'_, ()>;
+    ) -> Step<'a, Result<BatchAttempt, Failure>>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Option<Holder>, Failure>>;
+    fn holders(&self) -> Step<'_, Result<Vec<(Key, Holder)>, Failure>>;
+    fn waiters<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Vec<Holder>, Failure>>;
+    fn force_release<'a>(&'a self, key: &'a Key) -> Step<'a, Result<bool, Failure>>;
+    fn close(&self) -> Step<'_, ()>;
 }
 
 impl<B: Backend> DynBackend for B {
@@ -45,15 +98,17 @@ impl<B: Backend> DynBackend for B {
     }
 
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim> {
-        Box::new(Backend::claim(self, request))
+        Box::new(Guarded(Some(Backend::claim(self, request))))
     }
 
     fn attempt_all<'a>(
         &'a self,
         claims: Vec<&'a mut Box<dyn DynClaim>>,
-    ) -> Answer<'a, Result<BatchAttempt, Failure>> {
-        Box::pin(async move {
-            let claims = claims.into_iter().map(|claim| (**claim).as_any().downcast_mut::<B::Claim>());
+    ) -> Step<'a, Result<BatchAttempt, Failure>> {
+        Step::new("attempt_all", async move {
+            let claims = claims
+                .into_iter()
+                .map(|claim| (**claim).as_any().downcast_mut::<Option<B::Claim>>()?.as_mut());
             match claims.collect::<Option<Vec<_>>>() {
                 Some(mut claims) => Backend::attempt_all(self, &mut claims).await,
                 None => Ok(BatchAttempt::Separately),
@@ -61,63 +116,84 @@ impl<B: Backend> DynBackend for B {
         })
     }
 
-    fn inspect<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Option<Holder>, Failure>> {
-        Box::pin(Backend::inspect(self, key))
+    fn inspect<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Option<Holder>, Failure>> {
+        Step::new("inspect", async move { Backend::inspect(self, key).await })
     }
 
-    fn holders(&self) -> Answer<'_, Result<Vec<(Key, Holder)>, Failure>> {
-        Box::pin(Backend::holders(self))
+    fn holders(&self) -> Step<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        Step::new("holders", async move { Backend::holders(self).await })
     }
 
-    fn waiters<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<Vec<Holder>, Failure>> {
-        Box::pin(Backend::waiters(self, key))
+    fn waiters<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Vec<Holder>, Failure>> {
+        Step::new("waiters", async move { Backend::waiters(self, key).await })
     }
 
-    fn force_release<'a>(&'a self, key: &'a Key) -> Answer<'a, Result<bool, Failure>> {
-        Box::pin(Backend::force_release(self, key))
+    fn force_release<'a>(&'a self, key: &'a Key) -> Step<'a, Result<bool, Failure>> {
+        Step::new("force_release", async move { Backend::force_release(self, key).await })
     }
 
-    fn close(&self) -> Answer<'_, ()> {
-        Box::pin(Backend::close(self))
+    fn close(&self) -> Step<'_, ()> {
+        Step::new("close", async move { Backend::close(self).await })
     }
 }
 
 pub(crate) trait DynClaim: Send {
-    fn attempt(&mut self) -> Answer<'_, Result<Attempt, Failure>>;
-    fn changed(&mut self) -> Answer<'_, Result<(), Failure>>;
+    fn attempt(&mut self) -> Step<'_, Result<Attempt, Failure>>;
+    fn changed(&mut self) -> Step<'_, Result<(), Failure>>;
     fn granted(&mut self, signal: Signal);
-    fn renew(&mut self) -> Answer<'_, Result<Renewed, Failure>>;
-    fn withdraw(&mut self) -> Answer<'_, Result<Withdrawal, Failure>>;
+    fn renew(&mut self) -> Step<'_, Result<Renewed, Failure>>;
+    fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>>;
     fn is_clean(&self) -> bool;
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
-impl<C: Claim> DynClaim for C {
-    fn attempt(&mut self) -> Answer<'_, Result<Attempt, Failure>> {
-        Box::pin(Claim::attempt(self))
+/// A claim of a backend, whose destructor may panic like its steps.
+struct Guarded<C>(Option<C>);
+
+impl<C> Drop for Guarded<C> {
+    fn drop(&mut self) {
+        drop_guarded(self.0.take());
+    }
+}
+
+impl<C: Claim> Guarded<C> {
+    /// It is there until the drop.
+    fn claim(&mut self) -> Result<&mut C, Failure> {
+        self.0.as_mut().ok_or_else(|| Failure::unavailable("the claim is gone"))
+    }
+}
+
+impl<C: Claim> DynClaim for Guarded<C> {
+    fn attempt(&mut self) -> Step<'_, Result<Attempt, Failure>> {
+        Step::new("attempt", async move { Claim::attempt(self.claim()?).await })
     }
 
-    fn changed(&mut self) -> Answer<'_, Result<(), Failure>> {
-        Box::pin(Claim::changed(self))
+    fn changed(&mut self) -> Step<'_, Result<(), Failure>> {
+        Step::new("changed", async move { Claim::changed(self.claim()?).await })
     }
 
     fn granted(&mut self, signal: Signal) {
-        Claim::granted(self, signal);
+        let Some(claim) = &mut self.0 else { return };
+        let ours = signal.clone();
+        if guard(|| Claim::granted(claim, signal)).is_err() {
+            // It may never tell of trouble, which is all that some locks have.
+            ours.lost("the backend panicked when it was told of the grant");
+        }
     }
 
-    fn renew(&mut self) -> Answer<'_, Result<Renewed, Failure>> {
-        Box::pin(Claim::renew(self))
+    fn renew(&mut self) -> Step<'_, Result<Renewed, Failure>> {
+        Step::new("renew", async move { Claim::renew(self.claim()?).await })
     }
 
-    fn withdraw(&mut self) -> Answer<'_, Result<Withdrawal, Failure>> {
-        Box::pin(Claim::withdraw(self))
+    fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>> {
+        Step::new("withdraw", async move { Claim::withdraw(self.claim()?).await })
     }
 
     fn is_clean(&self) -> bool {
-        Claim::is_clean(self)
+        guard(|| self.0.as_ref().is_some_and(Claim::is_clean)).unwrap_or(false)
     }
 
     fn as_any(&mut self) -> &mut dyn Any {
-        self
+        &mut self.0
     }
 }

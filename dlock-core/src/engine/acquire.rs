@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::backend::Backoff;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Attempt, Busy, Grant};
 use crate::clock::Timestamp;
+use crate::engine::Engine;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::keeper::{Cleanup, Job};
 use crate::engine::wait_queue::Ticket;
-use crate::engine::{Engine, closed};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
 use crate::handles::options::{Options, Site, Wait};
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::telemetry::acquire::AcquireSpan;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
@@ -148,7 +148,7 @@ pub(crate) async fn acquire(
         holder: None,
     };
     // Boxed: the state of a wait would make the future of every annotated fn four times as large.
-    Box::pin(acquire.go().instrument(span)).await
+    Box::pin(acquire.go().in_span(span)).await
 }
 
 impl<'a> Acquire<'a> {
@@ -431,7 +431,7 @@ pub(crate) async fn within<T>(
     let open = async {
         tokio::select! {
             biased;
-            () = engine.registry.shut() => Err(closed()),
+            () = engine.registry.shut() => Err(engine.registry.closed()),
             output = future => Ok(output),
         }
     };

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::backend::Backoff;
 use crate::backend::{BatchAttempt, Busy, Grant};
@@ -21,6 +20,7 @@ use crate::handles::guard::Guard;
 use crate::handles::options::Wait;
 use crate::holder::Holder;
 use crate::telemetry::acquire::AcquireSpan;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
 /// How often all are tried for before they are taken one after the other.
@@ -70,7 +70,7 @@ pub(crate) async fn acquire(
         place: 0,
         holder: None,
     };
-    Box::pin(acquire.go().instrument(span)).await
+    Box::pin(acquire.go().in_span(span)).await
 }
 
 fn pendings(wanted: &[&Wanted<'_>]) -> Result<Vec<Pending>, Failure> {

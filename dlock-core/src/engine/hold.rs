@@ -186,8 +186,9 @@ impl Hold {
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
         if was.is_ok() {
-            self.engine.note_lost(self, loss);
+            // First what counts, then what is told of it.
             self.changed.notify_waiters();
+            self.engine.note_lost(self, loss);
         }
     }
 
@@ -215,8 +216,15 @@ impl Hold {
         self.changed.notify_waiters();
     }
 
+    /// A renewal failed: it is tried again soon.
+    pub(crate) fn renewal_failed(&self) {
+        let pause = (self.lease / 12).max(Duration::from_millis(5));
+        self.plan_renewal(self.engine.clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
+        self.mark_at_risk();
+    }
+
     /// A renewal is late.
-    pub(crate) fn mark_at_risk(&self) {
+    fn mark_at_risk(&self) {
         self.at_risk.store(true, Ordering::Release);
         self.changed.notify_waiters();
     }

@@ -5,13 +5,14 @@
 //! process, with one task for each `Locks`; a backend that hangs holds up its own locks only.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc;
-use tracing::Instrument;
 
 use crate::backend::Backoff;
 use crate::backend::dynamic::DynClaim;
@@ -19,8 +20,10 @@ use crate::backend::{Renewed, Withdrawal};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::{Engine, HoldRegistry};
 use crate::error::{ErrorKind, Failure};
+use crate::guarded::Panicked;
 use crate::handles::options::Site;
 use crate::key::Key;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 use crate::telemetry::{Loss, Trace};
 
@@ -94,10 +97,34 @@ impl Tasks {
 
 /// Looks after one registry until its engine is gone.
 pub(crate) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Job>) {
-    registry.tasks.clone().spawn(keep(registry, inbox));
+    registry.tasks.clone().spawn(supervise(registry, inbox));
 }
 
-async fn keep(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+/// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the same
+/// is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
+async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+    let alive = Alive(&registry);
+    while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {
+        spans::keeper_panicked(&Panicked::new(panic));
+        tokio::time::sleep(AFTER_PANIC).await;
+    }
+    std::mem::forget(alive);
+}
+
+/// How long the keeper rests after a panic of its own, so that one that comes back does not spin.
+const AFTER_PANIC: Duration = Duration::from_millis(10);
+
+/// Says what the end of the keeper means, unless the engine is gone too.
+struct Alive<'a>(&'a HoldRegistry);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        self.0.keeper_is_dead();
+    }
+}
+
+/// Returns when the engine is gone.
+async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Job>) {
     loop {
         let (due, next) = registry.look();
         for hold in due {
@@ -127,10 +154,22 @@ async fn keep(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Jo
 }
 
 async fn renew(hold: Arc<Hold>) {
-    let span = spans::renew_span(&hold);
-    renew_once(&hold).instrument(span).await;
-    // The plan of the next renewal may lie before the keeper's next look.
-    hold.engine.registry.look_by(hold.due_at());
+    let renewal = Renewal(hold);
+    let span = spans::renew_span(&renewal.0);
+    renew_once(&renewal.0).in_span(span).await;
+}
+
+/// A renewal under way. However it ends, the next one is planned while the hold lasts.
+struct Renewal(Arc<Hold>);
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.renewal_failed();
+        }
+        // The plan of the next renewal may lie before the keeper's next look.
+        self.0.engine.registry.look_by(self.0.due_at());
+    }
 }
 
 async fn renew_once(hold: &Hold) {
@@ -169,10 +208,9 @@ async fn renew_once(hold: &Hold) {
             registry.count(|counters| &counters.failed_renewals);
             let took = || clock.now().since(sent);
             registry.metrics.renewal(hold.site, "failed", Some(failure.kind()), took);
+            // First what counts, then what is told of it.
+            hold.renewal_failed();
             spans::renewal_failed(hold, &failure);
-            let pause = (hold.lease / 12).max(Duration::from_millis(5));
-            hold.plan_renewal(clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
-            hold.mark_at_risk();
         }
     }
 }
@@ -199,7 +237,7 @@ impl Job {
         };
         let span = spans::release_span(&abandoned.engine, &abandoned.key, abandoned.site, true);
         trace.adopt(&span);
-        abandoned.withdraw().instrument(span).await;
+        abandoned.withdraw().in_span(span).await;
     }
 }
 

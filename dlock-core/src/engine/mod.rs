@@ -22,6 +22,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::engine::hold::{Hold, take_slot};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::guarded::guard;
 use crate::handles::options::Options;
 use crate::holder::Identity;
 use crate::key::Key;
@@ -74,13 +75,15 @@ impl Engine {
     }
 
     pub(crate) fn claim(&self, key: &Key, options: &Options) -> Result<Box<dyn DynClaim>, Failure> {
-        Ok(self.backend.claim(ClaimRequest::new(
+        let request = ClaimRequest::new(
             key.clone(),
             Token::random()?,
             options,
             Arc::clone(&self.identity),
             self.registry.metrics.votes(),
-        )))
+        );
+        let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
+        guard(|| self.backend.claim(request)).map_err(panicked)
     }
 
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
@@ -88,14 +91,14 @@ impl Engine {
     }
 
     pub(crate) fn refuse_when_closed(&self) -> Result<(), Failure> {
-        if self.registry.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+        if self.registry.closed.load(Ordering::Acquire) { Err(self.registry.closed()) } else { Ok(()) }
     }
 
     /// Gives `job` to the keeper. Works on any thread, without a runtime, and never blocks.
     pub(crate) fn later(&self, job: Job) {
         self.registry.background.fetch_add(1, Ordering::AcqRel);
         if self.jobs.send(job).is_err() {
-            // The keeper's thread is gone, so the process is ending: the lease is the floor.
+            // The keeper is dead, and has said so: the lease is the floor.
             self.registry.finished();
         }
     }
@@ -113,10 +116,6 @@ impl fmt::Debug for Engine {
     }
 }
 
-pub(crate) fn closed() -> Failure {
-    Failure::new(ErrorKind::Closed, "these locks were shut down")
-}
-
 /// What is held, and what is being cleaned up.
 pub(crate) struct HoldRegistry {
     pub(crate) clock: Clock,
@@ -129,6 +128,8 @@ pub(crate) struct HoldRegistry {
     next_look: AtomicU64,
     pub(crate) wake: Notify,
     closed: AtomicBool,
+    /// Nobody renews any more.
+    dead: AtomicBool,
     shut: Notify,
     /// Acquires and releases under way.
     stepping: AtomicUsize,
@@ -190,6 +191,7 @@ impl HoldRegistry {
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
             closed: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
             shut: Notify::new(),
             stepping: AtomicUsize::new(0),
             background: AtomicUsize::new(0),
@@ -279,6 +281,29 @@ impl HoldRegistry {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.shut.notify_waiters();
+    }
+
+    /// Refuses acquires, and loses what is held: nobody is left to renew it.
+    pub(crate) fn keeper_is_dead(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        self.close();
+        let held = self.held();
+        spans::keeper_died(held.len());
+        for hold in held {
+            hold.lose_by(Loss::Keeper);
+        }
+        self.settled.notify_waiters();
+    }
+
+    /// Why acquires are refused.
+    pub(crate) fn closed(&self) -> Failure {
+        let why = match self.dead.load(Ordering::SeqCst) {
+            true => {
+                "dlock's own thread has ended, so that nothing can be renewed or released here; build new locks"
+            }
+            false => "these locks were shut down",
+        };
+        Failure::new(ErrorKind::Closed, why)
     }
 
     /// Resolves when the registry is closed.

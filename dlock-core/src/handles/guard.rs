@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::Instrument;
-
 use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
@@ -14,6 +12,7 @@ use crate::engine::keeper::{Cleanup, Job, withdraw_once};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::handles::held::Held;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
 /// A lock that is held, until this is released or dropped.
@@ -118,7 +117,7 @@ impl Guard {
         hold.engine.registry.step_begins();
         let was = hold.close();
         let span = spans::release_span(&hold.engine, &hold.key, hold.site, false);
-        let result = Leaving { hold, claim: None, done: false }.leave(was).instrument(span.clone()).await;
+        let result = Leaving { hold, claim: None, done: false }.leave(was).in_span(span.clone()).await;
         spans::released(&span, result.as_ref().err());
         result
     }

@@ -3,8 +3,6 @@
 use std::pin::Pin;
 use std::task::Poll;
 
-use tracing::Instrument;
-
 use crate::engine::scope::{self, Scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::batch::{Batch, BatchGuard};
@@ -12,6 +10,7 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::options::OnLost;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
 /// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
@@ -148,7 +147,7 @@ impl Section {
         self.enter().await?;
         let held = self.held();
         let span = spans::hold_span(&held);
-        let supervised = supervise(&held, self.target.on_lost(), body).instrument(span);
+        let supervised = supervise(&held, self.target.on_lost(), body).in_span(span);
         let result = if scope::is_innermost(&held) {
             supervised.await
         } else {

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::Loss;
 use crate::error::ErrorKind;
+use crate::guarded::guard;
 use crate::handles::options::Site;
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
@@ -145,35 +146,35 @@ impl Metrics {
     }
 
     fn record_acquire(&self, labels: &[KeyValue], waited: Duration, attempts: u32) {
-        self.acquire.record(waited.as_secs_f64(), labels);
-        self.attempts.record(attempts.into(), labels);
+        tell(|| self.acquire.record(waited.as_secs_f64(), labels));
+        tell(|| self.attempts.record(attempts.into(), labels));
     }
 
     /// An acquire begins to wait for somebody else.
     pub(crate) fn wait_begins(&self, site: Site) {
-        self.waiters.add(1, &self.place(site).site);
+        tell(|| self.waiters.add(1, &self.place(site).site));
     }
 
     pub(crate) fn wait_ends(&self, site: Site) {
-        self.waiters.add(-1, &self.place(site).site);
+        tell(|| self.waiters.add(-1, &self.place(site).site));
     }
 
     pub(crate) fn hold_begins(&self, site: Site) {
-        self.held.add(1, &self.place(site).site);
+        tell(|| self.held.add(1, &self.place(site).site));
     }
 
     pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
         let place = self.place(site);
-        self.held.add(-1, &place.site);
-        self.hold.record(held.as_secs_f64(), if lost { &place.lost } else { &place.released });
+        tell(|| self.held.add(-1, &place.site));
+        tell(|| self.hold.record(held.as_secs_f64(), if lost { &place.lost } else { &place.released }));
     }
 
     pub(crate) fn requeued(&self, site: Site) {
-        self.requeues.add(1, &self.place(site).site);
+        tell(|| self.requeues.add(1, &self.place(site).site));
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
-        self.rechecks.add(1, &self.place(site).with(outcome, None));
+        tell(|| self.rechecks.add(1, &self.place(site).with(outcome, None)));
     }
 
     /// A renewal was confirmed, found the lock gone, or failed.
@@ -184,34 +185,34 @@ impl Metrics {
         error: Option<ErrorKind>,
         took: impl FnOnce() -> Duration,
     ) {
-        self.renew.record(took().as_secs_f64(), &self.place(site).with(outcome, error));
+        tell(|| self.renew.record(took().as_secs_f64(), &self.place(site).with(outcome, error)));
     }
 
     pub(crate) fn lost(&self, site: Site, cause: Loss) {
         let cause = KeyValue::new("dlock.cause", cause.as_str());
-        self.lost.add(1, &self.place(site).and([cause]));
+        tell(|| self.lost.add(1, &self.place(site).and([cause])));
     }
 
     pub(crate) fn release_failed(&self, site: Site, error: ErrorKind) {
         let error = KeyValue::new("error.type", error.as_str());
-        self.release_failures.add(1, &self.place(site).and([error]));
+        tell(|| self.release_failures.add(1, &self.place(site).and([error])));
     }
 
     pub(crate) fn abandoned(&self, site: Site) {
-        self.abandoned.add(1, &self.place(site).site);
+        tell(|| self.abandoned.add(1, &self.place(site).site));
     }
 
     pub(crate) fn reentered(&self, site: Site) {
-        self.reentries.add(1, &self.place(site).site);
+        tell(|| self.reentries.add(1, &self.place(site).site));
     }
 
     /// A batch of so many locks was taken.
     pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
-        self.batch.record(locks as u64, &self.place(site).site);
+        tell(|| self.batch.record(locks as u64, &self.place(site).site));
     }
 
     pub(crate) fn segment_moved(&self, site: Site) {
-        self.segment_moves.add(1, &self.place(site).site);
+        tell(|| self.segment_moves.add(1, &self.place(site).site));
     }
 
     /// For the claims of these locks.
@@ -220,7 +221,7 @@ impl Metrics {
     }
 
     pub(crate) fn keeper_lagged(&self, by: Duration) {
-        self.lag.record(by.as_secs_f64(), &self.place(Site::default()).site);
+        tell(|| self.lag.record(by.as_secs_f64(), &self.place(Site::default()).site));
     }
 
     fn place(&self, site: Site) -> &'static Place {
@@ -240,8 +241,13 @@ impl Votes {
         let place = Place::of(crate::backends::quorum::NAME, Site::default());
         let outcome = KeyValue::new("dlock.outcome", outcome);
         let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
-        votes.add(1, &place.and([node, outcome].into_iter().chain(error)));
+        tell(|| votes.add(1, &place.and([node, outcome].into_iter().chain(error))));
     }
+}
+
+/// Runs what an exporter may panic in.
+fn tell(event: impl FnOnce()) {
+    let _ = guard(event);
 }
 
 type Labels = SmallVec<[KeyValue; 5]>;

@@ -8,6 +8,7 @@ pub(crate) mod acquire;
 mod metrics;
 #[cfg(not(feature = "otel"))]
 mod off;
+pub(crate) mod span;
 pub(crate) mod spans;
 #[cfg(feature = "otel")]
 mod trace;
@@ -35,6 +36,8 @@ pub(crate) enum Loss {
     Backend,
     /// The locks were shut down.
     Shutdown,
+    /// The keeper has ended, so that nobody renews it.
+    Keeper,
 }
 
 impl Loss {
@@ -46,6 +49,7 @@ impl Loss {
             Self::Gone => "gone",
             Self::Backend => "backend",
             Self::Shutdown => "shutdown",
+            Self::Keeper => "keeper",
         }
     }
 
@@ -57,6 +61,7 @@ impl Loss {
             Self::Gone => "the backend no longer has it under our token",
             Self::Backend => "the backend said that it is gone",
             Self::Shutdown => "these locks were shut down",
+            Self::Keeper => "dlock's own thread has ended, so that nobody renews it",
         })
     }
 }

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use tracing::Span;
-
 use super::Loss;
+use super::span::Span;
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::ErrorKind;
 use crate::handles::options::Site;

@@ -18,110 +18,113 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tracing::field::Empty;
-use tracing::{Span, debug, debug_span, info_span, warn};
+use tracing::{debug, debug_span, error, info_span, warn};
 
 use crate::engine::Engine;
 use crate::engine::hold::Hold;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
+use crate::guarded::{Panicked, guard};
 use crate::handles::held::Held;
 use crate::handles::options::Site;
 use crate::key::Key;
+use crate::telemetry::span::Span;
 
 /// For `keys` locks that are taken together, of which `key` is the first.
 pub(crate) fn acquire_span(engine: &Engine, key: &Key, site: Site, keys: Option<usize>) -> Span {
-    let span = info_span!(
-        target: "dlock",
-        "dlock.acquire",
-        backend = engine.name,
-        key = Empty,
-        keys,
-        template = site.template,
-        function = site.function,
-        outcome = Empty,
-        error.type = Empty,
-        otel.status_code = Empty,
-        waited_ms = Empty,
-        attempts = Empty,
-        fence = Empty,
-    );
+    let span = Span::new(|| {
+        info_span!(
+            target: "dlock",
+            "dlock.acquire",
+            backend = engine.name,
+            key = Empty,
+            keys,
+            template = site.template,
+            function = site.function,
+            outcome = Empty,
+            error.type = Empty,
+            otel.status_code = Empty,
+            waited_ms = Empty,
+            attempts = Empty,
+            fence = Empty,
+        )
+    });
     with_key(span, engine, key)
 }
 
 pub(crate) fn acquired(fence: Option<Fence>, waited: Duration, attempts: u32) {
-    let span = Span::current();
-    if span.is_disabled() {
-        return;
-    }
-    span.record("outcome", "acquired");
-    record_wait(&span, waited, attempts);
-    span.record("fence", fence.map(Fence::get));
+    Span::current().note(|span| {
+        span.record("outcome", "acquired");
+        record_wait(span, waited, attempts);
+        span.record("fence", fence.map(Fence::get));
+    });
 }
 
 pub(crate) fn not_acquired(error: &Error, waited: Duration, attempts: u32) {
-    let span = Span::current();
-    if span.is_disabled() {
-        return;
-    }
-    span.record("outcome", error.kind().as_str());
-    if error.kind() != ErrorKind::Busy {
-        record_error(&span, error.kind());
-    }
-    record_wait(&span, waited, attempts);
+    Span::current().note(|span| {
+        span.record("outcome", error.kind().as_str());
+        if error.kind() != ErrorKind::Busy {
+            record_error(span, error.kind());
+        }
+        record_wait(span, waited, attempts);
+    });
 }
 
 pub(crate) fn acquire_cancelled(waited: Duration, attempts: u32) {
-    let span = Span::current();
-    if !span.is_disabled() {
+    Span::current().note(|span| {
         span.record("outcome", "cancelled");
-        record_wait(&span, waited, attempts);
-    }
+        record_wait(span, waited, attempts);
+    });
 }
 
 pub(crate) fn busy(attempts: u32, retry_after: Option<Duration>) {
     let retry_after_ms = retry_after.map(|left| left.as_secs_f64() * 1e3);
-    debug!(target: "dlock", attempts, retry_after_ms, "busy");
+    tell(|| debug!(target: "dlock", attempts, retry_after_ms, "busy"));
 }
 
 pub(crate) fn woken() {
-    debug!(target: "dlock", "wake-up");
+    tell(|| debug!(target: "dlock", "wake-up"));
 }
 
 pub(crate) fn requeued(engine: &Engine) {
     let backend = engine.name;
-    warn!(target: "dlock", backend, "a place in the queue was lost, and the wait goes on at its end");
+    tell(
+        || warn!(target: "dlock", backend, "a place in the queue was lost, and the wait goes on at its end"),
+    );
 }
 
 pub(crate) fn rechecked(found: &'static str) {
-    debug!(target: "dlock", found, "re-check");
+    tell(|| debug!(target: "dlock", found, "re-check"));
 }
 
-fn record_wait(span: &Span, waited: Duration, attempts: u32) {
+fn record_wait(span: &tracing::Span, waited: Duration, attempts: u32) {
     span.record("waited_ms", waited.as_secs_f64() * 1e3);
     span.record("attempts", attempts);
 }
 
 pub(crate) fn unknown_outcome(failure: &Failure, again: bool) {
-    debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown");
+    tell(|| debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown"));
 }
 
 /// None for a body that runs without a lock.
 pub(crate) fn hold_span(held: &Held) -> Span {
     let holds = held.holds();
     let Some(hold) = holds.first() else { return Span::none() };
-    let span = info_span!(
-        target: "dlock",
-        "dlock.hold",
-        backend = hold.engine.name,
-        key = Empty,
-        keys = (holds.len() > 1).then_some(holds.len()),
-        template = hold.site.template,
-        function = hold.site.function,
-        fence = held.fence().map(Fence::get),
-        outcome = Empty,
-        error.type = Empty,
-        otel.status_code = Empty,
-    );
+    let span = Span::new(|| {
+        info_span!(
+            target: "dlock",
+            "dlock.hold",
+            backend = hold.engine.name,
+            key = Empty,
+            keys = (holds.len() > 1).then_some(holds.len()),
+            template = hold.site.template,
+            function = hold.site.function,
+            fence = held.fence().map(Fence::get),
+            outcome = Empty,
+            error.type = Empty,
+            otel.status_code = Empty,
+        )
+    });
     with_key(span, &hold.engine, &hold.key)
 }
 
@@ -131,17 +134,19 @@ pub(crate) fn body_ended(lost: bool) {
 }
 
 pub(crate) fn renew_span(hold: &Hold) -> Span {
-    let span = debug_span!(
-        target: "dlock",
-        parent: None,
-        "dlock.renew",
-        backend = hold.engine.name,
-        key = Empty,
-        template = hold.site.template,
-        outcome = Empty,
-        error.type = Empty,
-        otel.status_code = Empty,
-    );
+    let span = Span::new(|| {
+        debug_span!(
+            target: "dlock",
+            parent: None,
+            "dlock.renew",
+            backend = hold.engine.name,
+            key = Empty,
+            template = hold.site.template,
+            outcome = Empty,
+            error.type = Empty,
+            otel.status_code = Empty,
+        )
+    });
     hold.trace.adopt(&span);
     with_key(span, &hold.engine, &hold.key)
 }
@@ -153,50 +158,66 @@ pub(crate) fn renewed(_hold: &Hold) {
 pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
     failed(failure.kind());
     let left = hold.deadline().since(hold.engine.clock.now());
-    warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again");
+    tell(
+        || warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again"),
+    );
 }
 
 pub(crate) fn lost(hold: &Hold) {
     let held = hold.engine.clock.now().since(hold.acquired_at);
     let key = shown(&hold.engine, &hold.key);
     let (cause, template) = (hold.cause(), hold.site.template);
-    warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost");
+    tell(
+        || warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost"),
+    );
 }
 
 pub(crate) fn release_span(engine: &Engine, key: &Key, site: Site, background: bool) -> Span {
-    let span = info_span!(
-        target: "dlock",
-        "dlock.release",
-        backend = engine.name,
-        key = Empty,
-        template = site.template,
-        function = site.function,
-        background,
-        outcome = Empty,
-        error.type = Empty,
-        otel.status_code = Empty,
-    );
+    let span = Span::new(|| {
+        info_span!(
+            target: "dlock",
+            "dlock.release",
+            backend = engine.name,
+            key = Empty,
+            template = site.template,
+            function = site.function,
+            background,
+            outcome = Empty,
+            error.type = Empty,
+            otel.status_code = Empty,
+        )
+    });
     with_key(span, engine, key)
 }
 
+pub(crate) fn forced() {
+    tell(|| warn!(target: "dlock", "a lock was taken away from its holder by force"));
+}
+
 pub(crate) fn outcome(word: &'static str) {
-    Span::current().record("outcome", word);
+    Span::current().note(|span| {
+        span.record("outcome", word);
+    });
 }
 
 /// What the span we are in stands for has failed.
 pub(crate) fn failed(kind: ErrorKind) {
-    outcome(kind.as_str());
-    record_error(&Span::current(), kind);
+    Span::current().note(|span| {
+        span.record("outcome", kind.as_str());
+        record_error(span, kind);
+    });
 }
 
 pub(crate) fn released(span: &Span, error: Option<&Error>) {
-    span.record("outcome", error.map_or("released", |error| error.kind().as_str()));
-    if let Some(error) = error {
-        record_error(span, error.kind());
-    }
+    span.note(|span| {
+        span.record("outcome", error.map_or("released", |error| error.kind().as_str()));
+        if let Some(error) = error {
+            record_error(span, error.kind());
+        }
+    });
 }
 
-fn record_error(span: &Span, kind: ErrorKind) {
+fn record_error(span: &tracing::Span, kind: ErrorKind) {
     span.record("error.type", kind.as_str());
     span.record("otel.status_code", "ERROR");
 }
@@ -205,32 +226,48 @@ pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, failure: &Failure, g
     let key = shown(engine, key);
     let backend = engine.name;
     if given_up {
-        warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock");
+        tell(
+            || warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock"),
+        );
     } else {
-        debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again");
+        tell(|| debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again"));
     }
 }
 
 pub(crate) fn running_unlocked(error: &Error) {
     let (backend, failure) = (error.backend(), error.failure());
-    warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case");
+    tell(
+        || warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case"),
+    );
 }
 
 pub(crate) fn release_failed_after_body(held: &Held, error: &Error) {
     let key = held.holds().first().map(|hold| shown(&hold.engine, &hold.key));
     let (backend, failure) = (error.backend(), error.failure());
-    warn!(target: "dlock", backend, key, %failure, "the body is done, and its lock was not released properly");
+    tell(
+        || warn!(target: "dlock", backend, key, %failure, "the body is done, and its lock was not released properly"),
+    );
 }
 
 pub(crate) fn release_of_many_failed(error: &Error) {
     let (backend, failure) = (error.backend(), error.failure());
-    warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly");
+    tell(|| warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly"));
+}
+
+pub(crate) fn keeper_panicked(panic: &Panicked) {
+    tell(|| error!(target: "dlock", %panic, "the keeper panicked, and goes on"));
+}
+
+pub(crate) fn keeper_died(held: usize) {
+    tell(
+        || error!(target: "dlock", held, "the keeper has ended: acquires are refused, and what is held is lost"),
+    );
 }
 
 fn with_key(span: Span, engine: &Engine, key: &Key) -> Span {
-    if !span.is_disabled() {
+    span.note(|span| {
         span.record("key", shown(engine, key));
-    }
+    });
     span
 }
 
@@ -244,4 +281,9 @@ fn shown(engine: &Engine, key: &Key) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// Runs what a subscriber may panic in.
+fn tell(event: impl FnOnce()) {
+    let _ = guard(event);
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
-use tracing::Span;
 use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::engine::wait_queue::WaitQueue;
 use crate::key::Key;
+use crate::telemetry::span::Span;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,13 +23,13 @@ impl Trace {
         if LevelFilter::current() == LevelFilter::OFF {
             return Self(None);
         }
-        let span = Span::current();
-        if span.is_disabled() {
-            return Self(None);
-        }
-        let context = span.context();
-        let context = context.span().span_context().clone();
-        Self(context.is_valid().then(|| Arc::new(context)))
+        let mut trace = Self(None);
+        Span::current().note(|span| {
+            let context = span.context();
+            let context = context.span().span_context().clone();
+            trace = Self(context.is_valid().then(|| Arc::new(context)));
+        });
+        trace
     }
 
     pub(crate) const fn is_some(&self) -> bool {
@@ -57,7 +57,7 @@ impl Trace {
     /// Links the span we are in to this one.
     pub(crate) fn link(&self) {
         if let Some(context) = &self.0 {
-            Span::current().add_link(SpanContext::clone(context));
+            Span::current().note(|span| span.add_link(SpanContext::clone(context)));
         }
     }
 
@@ -65,7 +65,10 @@ impl Trace {
     pub(crate) fn adopt(&self, span: &Span) {
         if let Some(context) = &self.0 {
             // Fails only where the span is not recorded by OpenTelemetry.
-            let _ = span.set_parent(Context::new().with_remote_span_context(SpanContext::clone(context)));
+            span.note(|span| {
+                let parent = Context::new().with_remote_span_context(SpanContext::clone(context));
+                let _ = span.set_parent(parent);
+            });
         }
     }
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use tracing::Instrument;
-
 use crate::error::{Failure, Operation, Result};
 use crate::handles::options::Site;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
 use super::Locks;
@@ -118,12 +117,12 @@ impl Locks {
             let held = answer.unwrap_or_else(|_| unanswered())?;
             spans::outcome("forced");
             if held {
-                tracing::warn!(target: "dlock", "a lock was taken away from its holder by force");
+                spans::forced();
             }
             Ok(held)
         };
         forced
-            .instrument(span)
+            .in_span(span)
             .await
             .map_err(|failure: Failure| engine.error(Operation::Release, failure).of(&key))
     }

@@ -1,0 +1,50 @@
+//! Code that is not dlock's own, run so that its panics end where it was called.
+//!
+//! Subscribers of `tracing`, exporters of metrics and backends are other people's. None of them may end the keeper, unwind
+//! out of a `Drop`, or keep a request from being counted: whatever runs such code runs it through this module.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a panic said.
+#[derive(Debug)]
+pub(crate) struct Panicked(String);
+
+impl std::fmt::Display for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Panicked {
+    pub(crate) fn new(payload: Box<dyn Any + Send>) -> Self {
+        let payload = match payload.downcast::<&'static str>() {
+            Ok(text) => return Self((*text).into()),
+            Err(payload) => payload,
+        };
+        match payload.downcast::<String>() {
+            Ok(text) => Self(*text),
+            Err(payload) => {
+                // Its destructor is foreign code too, and may panic like the code it comes from.
+                std::mem::forget(payload);
+                Self("without a message".into())
+            }
+        }
+    }
+}
+
+/// Runs foreign code.
+///
+/// # Errors
+///
+/// [`Panicked`] when it did not return.
+pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
+    // What the code leaves half done is its own: dlock reads nothing of it afterwards.
+    catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
+}
+
+/// Drops what foreign code made.
+pub(crate) fn drop_guarded<T>(value: T) {
+    // A destructor that panics has nothing more to say that anybody could act on.
+    let _ = guard(|| drop(value));
+}

@@ -1,0 +1,91 @@
+//! A span whose subscriber may panic.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use pin_project_lite::pin_project;
+
+use crate::guarded::{drop_guarded, guard};
+
+/// A span of `tracing`. What its subscriber does is caught: a subscriber that panics shows less, and nothing else changes.
+#[derive(Clone)]
+pub(crate) struct Span(Option<tracing::Span>);
+
+impl Span {
+    /// A span that `make` makes.
+    pub(crate) fn new(make: impl FnOnce() -> tracing::Span) -> Self {
+        Self(guard(|| Some(make()).filter(|span| !span.is_disabled())).unwrap_or_default())
+    }
+
+    pub(crate) const fn none() -> Self {
+        Self(None)
+    }
+
+    /// The span that the calling code is in.
+    pub(crate) fn current() -> Self {
+        Self::new(tracing::Span::current)
+    }
+
+    /// Notes something in it; `note` is not called when nobody listens.
+    pub(crate) fn note(&self, note: impl FnOnce(&tracing::Span)) {
+        if let Some(span) = &self.0 {
+            let _ = guard(|| note(span));
+        }
+    }
+
+    /// Runs `code` inside. Its own panics go on.
+    pub(crate) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
+        let Some(span) = &self.0 else { return code() };
+        let entered = guard(|| span.enter());
+        let result = catch_unwind(AssertUnwindSafe(code));
+        drop_guarded(entered);
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(span) = self.0.take() {
+            drop_guarded(span);
+        }
+    }
+}
+
+pin_project! {
+    /// A future that runs, and is dropped, inside a span.
+    pub(crate) struct InSpan<F> {
+        #[pin]
+        future: Option<F>,
+        span: Span,
+    }
+
+    impl<F> PinnedDrop for InSpan<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            let future = &mut this.future;
+            this.span.in_scope(|| future.set(None));
+        }
+    }
+}
+
+impl<F: Future> Future for InSpan<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        match this.future.as_pin_mut() {
+            Some(future) => this.span.in_scope(|| future.poll(context)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+pub(crate) trait Spanned: Future + Sized {
+    /// Runs it inside `span`.
+    fn in_span(self, span: Span) -> InSpan<Self> {
+        InSpan { future: Some(self), span }
+    }
+}
+
+impl<F: Future> Spanned for F {}
