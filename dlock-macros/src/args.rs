@@ -46,7 +46,7 @@ pub(crate) struct Args {
     pub backend: Option<LitStr>,
     pub locks: Option<Expr>,
     pub wait: Option<Wait>,
-    pub lease: Option<u64>,
+    pub lease: Option<Lease>,
     pub on_lost: Option<OnLost>,
     pub on_busy: Option<Expr>,
     pub on_unavailable: Option<OnUnavailable>,
@@ -87,6 +87,14 @@ pub(crate) enum Wait {
     No,
     Milliseconds(u64),
     Forever,
+    /// The expression in its braces.
+    Expr(Group),
+}
+
+pub(crate) enum Lease {
+    Milliseconds(u64),
+    /// The expression in its braces.
+    Expr(Group),
 }
 
 #[derive(Clone, Copy)]
@@ -170,8 +178,13 @@ impl Args {
             "requires" => self.requires = requires(input)?,
             "backend" => self.backend = Some(backend(&text(input)?)?),
             "locks" => self.locks = Some(input.parse()?),
+            "wait" if input.peek(token::Brace) => self.wait = Some(Wait::Expr(block(option, input)?)),
             "wait" => self.wait = Some(wait(&text(input)?)?),
-            "lease" => self.lease = Some(duration::parse(option, &text(input)?, &duration::LEASE)?),
+            "lease" if input.peek(token::Brace) => self.lease = Some(Lease::Expr(block(option, input)?)),
+            "lease" => {
+                let lease = duration::parse(option, &text(input)?, &duration::LEASE)?;
+                self.lease = Some(Lease::Milliseconds(lease));
+            }
             "on_lost" => {
                 let choices = [("abort", OnLost::Abort), ("continue", OnLost::Continue)];
                 self.on_lost = Some(choice(option, &text(input)?, choices)?);
@@ -211,7 +224,7 @@ impl Args {
             mistakes.at(span, message);
         }
         if let (Some(Wait::Forever), Some(span)) = (&self.wait, later("wait", "on_busy")) {
-            let message = "nobody who waits forever is turned away, so that `on_busy` is never used; \
+            let message = "an acquire that waits forever is never busy, so that `on_busy` is never used; \
                            remove it, or write `wait = \"no\"` or a duration";
             mistakes.at(span, message);
         }
@@ -226,18 +239,41 @@ fn unknown(option: &str) -> String {
     format!("unknown option `{option}`; {meant}expected one of {}", list(names()))
 }
 
-/// A literal in quotes, without a suffix.
+/// A duration as an expression in braces.
+fn block(option: &str, input: ParseStream<'_>) -> syn::Result<Group> {
+    let block: Group = input.parse()?;
+    if block.stream().is_empty() {
+        let message = format!(
+            "the block gives no duration; write an expression in it, such as `{option} = {{ TIMEOUT }}`"
+        );
+        return Err(syn::Error::new(block.span(), message));
+    }
+    Ok(block)
+}
+
+/// A string literal without a suffix.
 fn text(option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<LitStr> {
-    let what = format!("`{option}` takes a text in quotes");
+    let what = format!("`{option}` takes a string literal");
     match input.fork().parse()? {
+        TokenTree::Ident(word) if takes_a_duration(option) && word != "no" && word != "forever" => {
+            let message = format!(
+                "`{option}` takes a duration: a string literal with a unit, or an expression in braces; write \
+                 `{example}`, or put `{{ … }}` around this"
+            );
+            Err(syn::Error::new(word.span(), message))
+        }
         TokenTree::Ident(word) => parse_or(input, &what, &format!("{option} = \"{word}\"")),
-        TokenTree::Literal(number) if option == "wait" || option == "lease" => {
+        TokenTree::Literal(number) if takes_a_duration(option) => {
             let whole = number.to_string().bytes().all(|b| b.is_ascii_digit());
             let example = if whole { &format!("{option} = \"{number}s\"") } else { example };
-            parse_or(input, "a duration is a text with a unit", example)
+            parse_or(input, "a duration is a string literal with a unit", example)
         }
         _ => parse_or(input, &what, example),
     }
+}
+
+fn takes_a_duration(option: &str) -> bool {
+    option == "wait" || option == "lease"
 }
 
 fn parse_or<T: Parse>(input: ParseStream<'_>, what: &str, remedy: &str) -> syn::Result<T> {
@@ -262,11 +298,11 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
     let token: TokenTree = input.parse()?;
     let remedy = match token {
         TokenTree::Ident(name) if input.is_empty() || input.peek(Token![,]) => {
-            format!("`key = \"<{name}>\"` or `key = {{ {name} }}`")
+            format!("`key = \"<{name}>\"`, or `key = {{ &{name} }}`")
         }
         _ => "`key = \"room_<id>\"`, or `key = { … }` around this".to_owned(),
     };
-    let message = format!("the key is a text in quotes, or an expression in braces; write {remedy}");
+    let message = format!("the key is a string literal, or an expression in braces; write {remedy}");
     Err(syn::Error::new(at, message))
 }
 
@@ -282,7 +318,7 @@ fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
     }
     let at = input.span();
     if !input.peek(token::Bracket) {
-        let message = "the keys are a list of texts in quotes, or an expression in braces that can be iterated over; \
+        let message = "the keys are a list of string literals, or an expression in braces that can be iterated over; \
                        write `keys = [\"room_<a>\", \"room_<b>\"]`, or `keys = { … }` around this";
         return Err(syn::Error::new(at, message));
     }
@@ -292,7 +328,7 @@ fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
         while !input.is_empty() {
             let text = parse_or(
                 input,
-                "each key is a text in quotes",
+                "each key is a string literal",
                 "keys = { [ … ] }` around expressions, or `keys = [\"room_<a>\", \"room_<b>\"]",
             )?;
             templates.push(Template::parse(text)?);
@@ -326,7 +362,8 @@ fn segments(input: ParseStream<'_>) -> syn::Result<u32> {
 fn requires(input: ParseStream<'_>) -> syn::Result<Vec<Requirement>> {
     const EXAMPLE: &str = "requires = \"fencing\"` or `requires = [\"fencing\", \"durable\"]";
     let requirement = |input: ParseStream<'_>| {
-        let text: LitStr = parse_or(input, "`requires` takes names of guarantees in quotes", EXAMPLE)?;
+        let text: LitStr =
+            parse_or(input, "`requires` takes names of guarantees as string literals", EXAMPLE)?;
         let name = text.value();
         REQUIREMENTS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
             let names = || REQUIREMENTS.iter().map(|(name, _)| *name);

@@ -29,7 +29,7 @@
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
-use crate::args::{Args, Key, Keys, OnLost, OnUnavailable, Wait};
+use crate::args::{Args, Key, Keys, Lease, OnLost, OnUnavailable, Wait};
 use crate::error::{Mistakes, report};
 use crate::function::Function;
 use crate::template::Template;
@@ -293,16 +293,21 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     let mut options = TokenStream::new();
     if let Some(wait) = &args.wait {
         let wait = match wait {
-            Wait::No => quote_spanned!(here=> No),
-            Wait::Forever => quote_spanned!(here=> Forever),
+            Wait::No => quote_spanned!(here=> #dlock::Wait::No),
+            Wait::Forever => quote_spanned!(here=> #dlock::Wait::Forever),
             Wait::Milliseconds(wait) => {
                 let wait = duration(*wait);
-                quote_spanned!(here=> For(#wait))
+                quote_spanned!(here=> #dlock::Wait::For(#wait))
             }
+            Wait::Expr(wait) => expression(wait, &quote!(#dlock::Wait)),
         };
-        options.extend(quote_spanned!(here=> .wait(#dlock::Wait::#wait)));
+        options.extend(quote_spanned!(here=> .wait(#wait)));
     }
-    if let Some(lease) = args.lease.map(duration) {
+    if let Some(lease) = &args.lease {
+        let lease = match lease {
+            Lease::Milliseconds(lease) => duration(*lease),
+            Lease::Expr(lease) => expression(lease, &quote!(::core::time::Duration)),
+        };
         options.extend(quote_spanned!(here=> .lease(#lease)));
     }
     if let Some(on_lost) = args.on_lost {
@@ -323,6 +328,13 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
         options.extend(quote_spanned!(here=> .run_when_unavailable()));
     }
     options
+}
+
+/// The user's expression, converted into `ty`.
+fn expression(block: &Group, ty: &TokenStream) -> TokenStream {
+    let at = Span::mixed_site().located_at(block.span());
+    let expr = block.stream();
+    quote_spanned!(at=> ::core::convert::Into::<#ty>::into({ #expr }))
 }
 
 /// Moves every argument into the body, the last one first: what is captured is dropped in this order, which
@@ -354,10 +366,23 @@ fn captures(function: &Function, written: &TokenStream) -> TokenStream {
 fn mentions(tokens: &TokenStream, name: &str) -> bool {
     tokens.clone().into_iter().any(|token| match token {
         TokenTree::Ident(ident) => ident == name,
-        TokenTree::Literal(literal) => literal.to_string().contains(name.trim_start_matches("r#")),
+        TokenTree::Literal(literal) => is_placeholder(&literal.to_string(), name.trim_start_matches("r#")),
         TokenTree::Group(group) => mentions(&group.stream(), name),
         TokenTree::Punct(_) => false,
     })
+}
+
+/// Whether the text of a literal has the name in braces or angle brackets, as a format string or a key has it.
+fn is_placeholder(text: &str, name: &str) -> bool {
+    let mut rest = text;
+    while let Some(open) = rest.find(['{', '<']) {
+        rest = &rest[open + 1..];
+        let inside = &rest[..rest.find(['}', '>']).unwrap_or(rest.len())];
+        if inside.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name) {
+            return true;
+        }
+    }
+    false
 }
 
 fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {

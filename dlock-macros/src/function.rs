@@ -16,6 +16,8 @@ pub(crate) struct Function {
     pub header: TokenStream,
     pub name: Ident,
     pub arguments: Vec<Argument>,
+    /// Its const parameters, which a key can name as well.
+    constants: Vec<Ident>,
     pub body: Body,
     output: Output,
     boxing: Option<Boxing>,
@@ -106,16 +108,17 @@ impl Function {
                 FnArg::Typed(argument) => bindings(&argument.pat, &cfgs(&argument.attrs), &mut arguments),
             }
         }
+        let constants = signature.generics.const_params().map(|constant| constant.ident.clone()).collect();
         let output = match signature.output {
             ReturnType::Default => Output::Unit(signature.ident.span()),
             ReturnType::Type(_, ty) => Output::Type(ty),
         };
-        Ok(Self { header, name, arguments, body, output, boxing })
+        Ok(Self { header, name, arguments, constants, body, output, boxing })
     }
 
     /// The names a placeholder can use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Ident> {
-        self.arguments.iter().map(|argument| &argument.name)
+        self.arguments.iter().map(|argument| &argument.name).chain(&self.constants)
     }
 
     /// Whether it returns `Box::pin(async move { … })` instead of being `async`.
@@ -322,16 +325,11 @@ fn erase_impl_trait(ty: &mut Type) {
             let underscore_token = Token![_](opaque.span());
             *ty = Type::Infer(TypeInfer { attrs: Vec::new(), underscore_token });
         }
-        Type::Path(path) => {
-            for segment in &mut path.path.segments {
-                if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
-                    for argument in &mut arguments.args {
-                        match argument {
-                            GenericArgument::Type(ty) => erase_impl_trait(ty),
-                            GenericArgument::AssocType(assoc) => erase_impl_trait(&mut assoc.ty),
-                            _ => {}
-                        }
-                    }
+        Type::Path(path) => erase_in_path(&mut path.path),
+        Type::TraitObject(object) => {
+            for bound in &mut object.bounds {
+                if let TypeParamBound::Trait(bound) = bound {
+                    erase_in_path(&mut bound.path);
                 }
             }
         }
@@ -342,5 +340,19 @@ fn erase_impl_trait(ty: &mut Type) {
         Type::Paren(paren) => erase_impl_trait(&mut paren.elem),
         Type::Group(group) => erase_impl_trait(&mut group.elem),
         _ => {}
+    }
+}
+
+fn erase_in_path(path: &mut Path) {
+    for segment in &mut path.segments {
+        if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
+            for argument in &mut arguments.args {
+                match argument {
+                    GenericArgument::Type(ty) => erase_impl_trait(ty),
+                    GenericArgument::AssocType(assoc) => erase_impl_trait(&mut assoc.ty),
+                    _ => {}
+                }
+            }
+        }
     }
 }

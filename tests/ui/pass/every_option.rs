@@ -67,6 +67,18 @@ async fn shared() -> Result<(), Error> {
     Ok(())
 }
 
+const WAIT: std::time::Duration = std::time::Duration::from_millis(1500);
+
+#[distributed_lock(key = "of_<id>_<N>", wait = { WAIT }, lease = { WAIT * factor })]
+async fn computed<const N: usize>(id: u64, factor: u32) -> Result<usize, Error> {
+    Ok(N + id as usize)
+}
+
+#[distributed_lock(key = "shown", wait = { if WAIT.is_zero() { dlock::Wait::No } else { WAIT.into() } })]
+async fn shown() -> Result<Box<dyn Iterator<Item = impl std::fmt::Display>>, Error> {
+    Ok(Box::new([1, 2].into_iter()))
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     let locks = Locks::new(Memory::new());
@@ -77,5 +89,7 @@ async fn main() -> Result<(), Error> {
     assert!(in_segments("x").await? < 20);
     forever().await?;
     diverging().await?;
+    assert_eq!(computed::<3>(4, 2).await?, 7);
+    assert_eq!(shown().await?.map(|shown| shown.to_string()).collect::<String>(), "12");
     shared().await
 }
