@@ -488,6 +488,7 @@ pub(crate) trait SignalSink: Send + Sync {
     fn lost(&self, cause: Cow<'static, str>);
     fn suspect(&self);
     fn trust(&self, proof: Timestamp);
+    fn release_requested(&self);
 }
 
 impl Signal {
@@ -507,6 +508,13 @@ impl Signal {
     pub fn suspect(&self) {
         if let Some(witness) = self.0.upgrade() {
             witness.suspect();
+        }
+    }
+
+    /// Somebody else asks the holder to let go, who may heed it: [`Held::release_requested`](crate::Held::release_requested).
+    pub fn release_requested(&self) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.release_requested();
         }
     }
 

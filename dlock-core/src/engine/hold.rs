@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::handles::options::{Options, Site, margin};
 use crate::key::Key;
-use crate::telemetry::{Loss, Trace};
+use crate::telemetry::{Loss, Trace, spans};
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -54,6 +54,8 @@ pub(crate) struct Hold {
     deadline: AtomicU64,
     renew_at: AtomicU64,
     at_risk: AtomicBool,
+    /// Somebody else asked for the lock.
+    release_requested: AtomicBool,
     /// How many guards share the hold; the last one gives the lock back.
     shares: AtomicU32,
     pub(crate) slot: AtomicUsize,
@@ -102,6 +104,7 @@ impl Hold {
             deadline: AtomicU64::new(deadline.as_nanos()),
             renew_at: AtomicU64::new(renew_at.as_nanos()),
             at_risk: AtomicBool::new(false),
+            release_requested: AtomicBool::new(false),
             shares: AtomicU32::new(1),
             slot: AtomicUsize::new(UNLISTED),
             changed: Notify::new(),
@@ -229,6 +232,10 @@ impl Hold {
         self.changed.notify_waiters();
     }
 
+    pub(crate) fn is_release_requested(&self) -> bool {
+        self.release_requested.load(Ordering::Acquire)
+    }
+
     pub(crate) fn is_at_risk(&self) -> bool {
         self.at_risk.load(Ordering::Acquire)
     }
@@ -348,6 +355,13 @@ impl SignalSink for Hold {
 
     fn trust(&self, proof: Timestamp) {
         self.confirm(proof);
+    }
+
+    fn release_requested(&self) {
+        if !self.release_requested.swap(true, Ordering::AcqRel) {
+            spans::release_requested(self);
+        }
+        self.changed.notify_waiters();
     }
 }
 

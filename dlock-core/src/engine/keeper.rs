@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use crate::backend::Backoff;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Renewed, Withdrawal};
+use crate::clock::Timestamp;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::{Engine, HoldRegistry};
 use crate::error::{ErrorKind, Failure};
@@ -244,8 +245,12 @@ impl Job {
 impl Cleanup {
     /// Withdraws, again and again until it is confirmed or the lease has ended it anyway.
     async fn withdraw(mut self) {
-        // A request that is still on its way starts its lease when it arrives.
-        let until = self.engine.clock.now() + self.lease + self.request_timeout;
+        // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and would be
+        // kept for as long as this process lives.
+        let until = match self.engine.capabilities.session_kept {
+            true => Timestamp::NEVER,
+            false => self.engine.clock.now() + self.lease + self.request_timeout,
+        };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
             match withdraw_once(&mut self.claim, self.request_timeout).await {

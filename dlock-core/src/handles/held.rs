@@ -148,6 +148,22 @@ impl Held {
         self.holds().iter().any(|hold| hold.is_at_risk())
     }
 
+    /// Waits until somebody asks the holder to release the lock, as Curator's `Revoker` does on ZooKeeper, or the lock is lost.
+    /// Nothing else follows from it: the body decides. Other backends cannot tell.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn release_requested(&self) {
+        self.any(|hold| hold.is_release_requested() || hold.condition() == Condition::Lost).await;
+    }
+
+    /// Returns whether somebody has asked the holder to release the lock.
+    #[must_use]
+    pub fn is_release_requested(&self) -> bool {
+        self.holds().iter().any(|hold| hold.is_release_requested())
+    }
+
     /// Resolves when `test` holds for one of them.
     async fn any(&self, test: impl Fn(&Hold) -> bool + Copy) {
         match self.holds() {

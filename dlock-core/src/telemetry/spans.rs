@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tracing::field::Empty;
-use tracing::{debug, debug_span, error, info_span, warn};
+use tracing::{debug, debug_span, error, info, info_span, warn};
 
 use crate::engine::Engine;
 use crate::engine::hold::Hold;
@@ -161,6 +161,12 @@ pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
     tell(
         || warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again"),
     );
+}
+
+pub(crate) fn release_requested(hold: &Hold) {
+    let key = shown(&hold.engine, &hold.key);
+    let template = hold.site.template;
+    info!(target: "dlock", backend = hold.engine.name, key, template, "somebody asks the holder to release the lock");
 }
 
 pub(crate) fn lost(hold: &Hold) {

@@ -342,6 +342,12 @@ impl SignalSink for Vote {
         self.recount(cause);
     }
 
+    fn release_requested(&self) {
+        if let Some((signal, _)) = self.council.upgrade().as_ref().and_then(|council| council.signal.get()) {
+            signal.release_requested();
+        }
+    }
+
     fn suspect(&self) {
         self.state().suspect = true;
         self.recount("".into());
