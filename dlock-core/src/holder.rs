@@ -109,6 +109,13 @@ impl Identity {
         format!("{} since={millis}", self.line)
     }
 
+    /// Returns the line of [`describe`](Self::describe) without `since`: made once, for backends that know by themselves
+    /// when a lock was taken.
+    #[must_use]
+    pub fn line(&self) -> &str {
+        &self.line
+    }
+
     /// The same as a [`Holder`], for backends in this process.
     #[must_use]
     pub fn to_holder(&self, since: SystemTime) -> Holder {

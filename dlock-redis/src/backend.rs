@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest};
+use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, Token};
 
 use crate::administration;
@@ -51,6 +51,8 @@ pub struct Redis(Arc<Shared>);
 /// What the claims of a backend share.
 pub(crate) struct Shared {
     pub(crate) servers: Arc<Servers>,
+    /// The servers and the database, the same in all processes that are configured alike.
+    place: String,
     pub(crate) hub: Hub,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
@@ -83,6 +85,7 @@ impl Redis {
         servers.watch()?;
         Ok(Self(Arc::new(Shared {
             hub: Hub::new(&servers),
+            place: config.target.place(),
             servers,
             replicas: config.replicas,
             connect_timeout: config.connect_timeout,
@@ -155,6 +158,10 @@ impl Backend for Redis {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new(&self.0.place, self.0.namer.names(key).lock)
     }
 
     fn claim(&self, request: ClaimRequest) -> RedisClaim {

@@ -55,6 +55,24 @@ pub(crate) struct Target {
     pub(crate) min_replicas: Option<u32>,
 }
 
+impl Target {
+    /// The servers and the database, in one order and without a password.
+    pub(crate) fn place(&self) -> String {
+        let list = |endpoints: &[Endpoint]| {
+            let mut names: Vec<_> = endpoints.iter().map(Endpoint::to_string).collect();
+            names.sort();
+            names.join(",")
+        };
+        match &self.topology {
+            Topology::Single(endpoint) => format!("redis://{endpoint}/{}", self.db),
+            Topology::Sentinel { sentinels, service } => {
+                format!("redis+sentinel://{}/{service}/{}", list(sentinels), self.db)
+            }
+            Topology::Cluster(seeds) => format!("redis+cluster://{}", list(seeds)),
+        }
+    }
+}
+
 const FORMS: &str = "write redis://[user:password@]host[:port][/db], rediss:// for TLS, redis+unix:///path, \
                      redis+sentinel://host,host/service[/db] or redis+cluster://host,host";
 

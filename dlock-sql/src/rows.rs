@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, LockId};
 use dlock_core::{Failure, Holder, Key};
 
 pub use claim::RowClaim;
@@ -54,6 +54,10 @@ impl<S: Server> Rows<S> {
         let rows = Arc::new(Self { connections, renewals, closed: AtomicBool::new(false) });
         crate::renewals::look_after(&rows, inbox)?;
         Ok(rows)
+    }
+
+    pub(crate) fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new(self.connections.address(), key.as_str())
     }
 
     pub(crate) fn claim(self: &Arc<Self>, request: ClaimRequest) -> RowClaim<S> {

@@ -83,6 +83,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn own(options: &DriverOptions<Self>) -> DriverOptions<Self>;
     /// The options with another password.
     fn with_password(options: DriverOptions<Self>, password: &str) -> DriverOptions<Self>;
+    /// The server and the database, without a password.
+    fn address(options: &DriverOptions<Self>) -> String;
     /// The statements on a table. `connector` opens connections for what listens.
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self;
     /// The table.

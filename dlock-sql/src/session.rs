@@ -15,7 +15,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term, Withdrawal,
+};
 use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
 
 use crate::failure::unchanged;
@@ -276,6 +278,10 @@ impl<M: Mode> Backend for Sessions<M> {
     fn capabilities(&self) -> Capabilities {
         let basic = Capabilities::basic().with_fencing().with_session().with_administration();
         basic.with_polling(POLLING.0, POLLING.1)
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new(format_args!("{}+{}", M::NAME, self.others.address()), key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -36,8 +36,17 @@ impl<B: Backend> Backend for BatchOfOne<B> {
         self.0.clock()
     }
 
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.0.lock_id(key)
+    }
+
     fn claim(&self, request: ClaimRequest) -> ClaimOfOne<B> {
         ClaimOfOne { claim: self.0.claim(request), backend: Arc::clone(&self.0) }
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut ClaimOfOne<B>]) -> Result<BatchAttempt, Failure> {
+        let mut claims: Vec<_> = claims.iter_mut().map(|claim| &mut claim.claim).collect();
+        self.0.attempt_all(&mut claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

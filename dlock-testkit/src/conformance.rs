@@ -372,6 +372,10 @@ mod tests {
             Capabilities::basic()
         }
 
+        fn lock_id(&self, key: &dlock_core::Key) -> dlock_core::backend::LockId {
+            self.0.lock_id(key)
+        }
+
         fn claim(&self, request: dlock_core::backend::ClaimRequest) -> Self::Claim {
             self.0.claim(request)
         }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId};
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
 pub use claim::MutantClaim;
@@ -63,11 +63,15 @@ pub enum Mutation {
     ListsOneHolder,
     /// A release by force is confirmed and not made.
     ForcesNothing,
+    /// A batch that meets a busy lock keeps those that it took before.
+    TearsBatches,
+    /// A batch takes its first lock only, and says that it has all.
+    TakesTheFirstOfABatch,
 }
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -89,6 +93,8 @@ impl Mutation {
         Self::HidesTheHolder,
         Self::ListsOneHolder,
         Self::ForcesNothing,
+        Self::TearsBatches,
+        Self::TakesTheFirstOfABatch,
     ];
 }
 
@@ -162,9 +168,17 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
         self.backend.clock()
     }
 
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.backend.lock_id(&self.key(key))
+    }
+
     fn claim(&self, mut request: ClaimRequest) -> MutantClaim<B> {
         request.key = self.key(&request.key);
         MutantClaim::new(self.clone(), request)
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut MutantClaim<B>]) -> Result<BatchAttempt, Failure> {
+        claim::attempt_all(self, claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

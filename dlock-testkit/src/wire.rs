@@ -8,12 +8,13 @@ mod claim;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock_core::backend::{Attempt, ClaimRequest};
-use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key};
-use tokio::sync::Notify;
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId};
+use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
+use tokio::sync::{Notify, oneshot};
 
 pub use claim::WiredClaim;
 
@@ -27,6 +28,7 @@ struct State {
     hanging: AtomicBool,
     stalling: AtomicBool,
     deaf: AtomicBool,
+    one_by_one: AtomicBool,
     lost_replies: AtomicUsize,
     lost_requests: AtomicUsize,
     mended: Notify,
@@ -35,6 +37,8 @@ struct State {
     withdrawals: AtomicU64,
     inspections: AtomicU64,
 }
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,11 @@ impl Wire {
     /// From now on notifications of changes do not arrive.
     pub fn deafen(&self) {
         self.0.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, for good, the store takes no several locks in one step.
+    pub fn take_one_by_one(&self) {
+        self.0.one_by_one.store(true, Ordering::SeqCst);
     }
 
     /// The next `count` requests are carried out, and their replies are lost.
@@ -131,6 +140,24 @@ impl Wire {
             }
             mended.await;
         }
+    }
+
+    /// Carries one request there and its answer back. One that is stalled is carried out also when its sender has gone.
+    async fn carry<T: Send + 'static>(&self, served: Answer<T>) -> Result<T, Failure> {
+        let answer = if self.0.stalling.load(Ordering::SeqCst) {
+            let (tell, told) = oneshot::channel();
+            let wire = self.clone();
+            keeper::runtime()?.spawn(async move {
+                wire.without(|state| &state.stalling).await;
+                // The sender may be gone.
+                let _ = tell.send(served.await);
+            });
+            told.await.unwrap_or_else(|_| Err(Failure::unknown("the wire was torn down")))
+        } else {
+            self.there().await?;
+            served.await
+        };
+        self.back(answer)
     }
 
     /// The way there.
@@ -240,8 +267,19 @@ impl<B: Backend> Backend for Wired<B> {
         self.0.backend.clock()
     }
 
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.0.backend.lock_id(key)
+    }
+
     fn claim(&self, request: ClaimRequest) -> WiredClaim<B> {
         WiredClaim::new(Arc::clone(&self.0), request)
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut WiredClaim<B>]) -> Result<BatchAttempt, Failure> {
+        if self.0.wire.0.one_by_one.load(Ordering::SeqCst) {
+            return Ok(BatchAttempt::Separately);
+        }
+        claim::attempt_all(&self.0, claims).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

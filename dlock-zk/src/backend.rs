@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest};
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
 use zookeeper::Stat;
@@ -154,6 +154,11 @@ impl Backend for ZooKeeper {
             .with_durability()
             .with_administration()
             .with_waiters_shown()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        let config = self.0.config();
+        LockId::new(format_args!("zk://{}", config.servers), config.base.directory(key))
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {

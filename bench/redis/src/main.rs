@@ -21,6 +21,7 @@ mod held;
 mod majority;
 mod measure;
 mod pairs;
+mod profile;
 mod recorded;
 mod stats;
 
@@ -58,6 +59,8 @@ enum Role {
     /// One of the processes that contend for a lock, started by the bench itself
     #[command(hide = true)]
     Contend(contend::Part),
+    /// Make pairs with one client only, for a profiler to look at
+    Profile(profile::Part),
 }
 
 /// What all benches share.
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.role {
         Some(Role::Contend(part)) => runtime(false).and_then(|runtime| runtime.block_on(part.play())),
+        Some(Role::Profile(part)) => part.play(),
         None => measure_all(&cli),
     };
     match outcome {

@@ -36,6 +36,23 @@ impl Calls {
         Self(self.0.iter().filter_map(since).collect())
     }
 
+    /// All commands since `before`, those of scripts too.
+    pub(crate) fn all_since(&self, before: &Self) -> Self {
+        let since = |(name, calls): (&String, &u64)| {
+            let calls = calls - before.0.get(name).unwrap_or(&0);
+            (calls > 0 && name != "info").then(|| (name.clone(), calls))
+        };
+        Self(self.0.iter().filter_map(since).collect())
+    }
+
+    /// How often each was carried out for one of `count`, where that is worth naming.
+    pub(crate) fn listed_of(&self, count: f64) -> String {
+        let each = self.0.iter().map(|(name, calls)| (name, *calls as f64 / count));
+        let each: Vec<_> =
+            each.filter(|(_, each)| *each >= 0.005).map(|(name, each)| format!("{name} {each:.2}")).collect();
+        each.join(", ")
+    }
+
     pub(crate) fn total(&self) -> u64 {
         self.0.values().sum()
     }
@@ -54,4 +71,28 @@ pub(crate) async fn cpu(connection: &mut MultiplexedConnection) -> Result<f64> {
         Ok(text.parse()?)
     };
     Ok(field("used_cpu_user:")? + field("used_cpu_sys:")?)
+}
+
+/// How many bytes went over the wire so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traffic {
+    received: f64,
+    sent: f64,
+}
+
+impl Traffic {
+    pub(crate) async fn now(connection: &mut MultiplexedConnection) -> Result<Self> {
+        let all: String = redis::cmd("INFO").arg("stats").query_async(connection).await?;
+        let field = |name: &str| -> Result<f64> {
+            let text =
+                all.lines().find_map(|line| line.strip_prefix(name)).context("a field of INFO stats")?;
+            Ok(text.parse()?)
+        };
+        Ok(Self { received: field("total_net_input_bytes:")?, sent: field("total_net_output_bytes:")? })
+    }
+
+    /// What the server received and sent since `before`.
+    pub(crate) fn since(&self, before: &Self) -> (f64, f64) {
+        (self.received - before.received, self.sent - before.sent)
+    }
 }

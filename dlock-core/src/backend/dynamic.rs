@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -71,6 +71,7 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
     fn clock(&self) -> Clock;
+    fn lock_id(&self, key: &Key) -> LockId;
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim>;
     /// The claims are this backend's own.
     fn attempt_all<'a>(
@@ -95,6 +96,10 @@ impl<B: Backend> DynBackend for B {
 
     fn clock(&self) -> Clock {
         Backend::clock(self)
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        Backend::lock_id(self, key)
     }
 
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim> {

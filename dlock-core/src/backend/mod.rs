@@ -33,6 +33,7 @@
 
 mod backoff;
 pub(crate) mod dynamic;
+mod lock_id;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -40,6 +41,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 pub use self::backoff::Backoff;
+pub use self::lock_id::LockId;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
@@ -64,6 +66,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn clock(&self) -> Clock {
         Clock::system()
     }
+
+    /// Returns the id of the lock that `key` names, which is the same in all processes that reach the same lock. No I/O
+    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: what is told apart by
+    /// servers, database, table or prefix has to be told apart here too.
+    fn lock_id(&self, key: &Key) -> LockId;
 
     /// Prepares a claim. No I/O happens here.
     fn claim(&self, request: ClaimRequest) -> Self::Claim;
@@ -245,6 +252,13 @@ impl ClaimRequest {
             Some(trace) => format!("{line} trace={trace}"),
             None => line,
         }
+    }
+
+    /// Returns the W3C trace context of the span that acquires, where there is one: the field `trace` of
+    /// [`describe`](Self::describe).
+    #[must_use]
+    pub fn trace_context(&self) -> Option<String> {
+        self.trace.to_text()
     }
 }
 

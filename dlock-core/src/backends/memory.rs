@@ -4,14 +4,15 @@ mod faults;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term,
-    Withdrawal,
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal,
+    Term, Withdrawal,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -46,9 +47,20 @@ pub struct Memory(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
+    number: Number,
     clock: Clock,
     faults: Faults,
     state: Mutex<State>,
+}
+
+/// Tells the memories of this process apart.
+struct Number(u64);
+
+impl Default for Number {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[derive(Default)]
@@ -200,6 +212,10 @@ impl Backend for Memory {
 
     fn clock(&self) -> Clock {
         self.0.clock.clone()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new(format_args!("memory:{}", self.0.number.0), key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> MemoryClaim {

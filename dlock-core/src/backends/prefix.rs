@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Renewed, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -86,6 +86,10 @@ impl<B: Backend> Backend for Prefixed<B> {
         self.backend.clock()
     }
 
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.backend.lock_id(&self.key(key))
+    }
+
     fn claim(&self, mut request: ClaimRequest) -> B::Claim {
         request.key = self.key(&request.key);
         self.backend.claim(request)
@@ -148,6 +152,10 @@ impl Backend for Erased {
 
     fn clock(&self) -> Clock {
         self.0.clock()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.0.lock_id(key)
     }
 
     fn claim(&self, request: ClaimRequest) -> ErasedClaim {

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Capabilities, ClaimRequest};
+use crate::backend::{Backend, Capabilities, ClaimRequest, LockId};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
@@ -257,6 +257,10 @@ impl Backend for Quorum {
 
     fn clock(&self) -> Clock {
         self.0.clock.clone()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::of_all(NAME, self.0.members.iter().map(|member| member.backend().lock_id(key)))
     }
 
     fn claim(&self, request: ClaimRequest) -> QuorumClaim {

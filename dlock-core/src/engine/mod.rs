@@ -33,8 +33,6 @@ use keeper::{Job, Tasks};
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
-    /// Counts the engines of this process in the order in which they were made.
-    pub(crate) number: u64,
     pub(crate) backend: Box<dyn DynBackend>,
     pub(crate) name: &'static str,
     pub(crate) capabilities: Capabilities,
@@ -55,13 +53,11 @@ impl Engine {
         metrics: Metrics,
         tasks: Tasks,
     ) -> Arc<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let clock = backend.clock();
         let registry = Arc::new(HoldRegistry::new(clock.clone(), metrics, tasks));
         let (jobs, inbox) = mpsc::unbounded_channel();
         keeper::look_after(Arc::clone(&registry), inbox);
         Arc::new(Self {
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             name: backend.name(),
             capabilities: backend.capabilities(),
             clock,

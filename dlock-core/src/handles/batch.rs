@@ -22,9 +22,10 @@ pub use guard::BatchGuard;
 
 /// Several locks as one: all of them or none. Made by [`Locks::lock_all`](crate::Locks::lock_all) and [`Batch::of`].
 ///
-/// Batches cannot deadlock with each other: whatever the order in which keys are given, they are taken in one order, by
-/// the name of the backend, then by which [`Locks`](crate::Locks) was built first, then by key, byte by byte. A key that is
-/// given twice is taken once. Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the
+/// Batches cannot deadlock with each other: whatever the order in which keys are given, all processes take them in one
+/// order, that of their [ids](crate::backend::LockId): by the place that keeps them, then by key, byte by byte. Processes give
+/// servers the same names for that: `localhost` and `127.0.0.1` are two places. A lock that is given twice is taken once,
+/// with the options given first, also when it is reached through two [`Locks`](crate::Locks). Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the
 /// locks of one `Locks` are taken in one step, a single request, and while one of them is busy none is held; else, and when
 /// that was in vain several times, one after the other.
 ///
@@ -61,12 +62,13 @@ impl Batch {
     /// These locks as one, also of several [`Locks`](crate::Locks). Each keeps its own options but for the wait: that of the
     /// batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
-        let mut locks: Vec<Lock> = locks.into_iter().collect();
-        let place = |lock: &Lock| (lock.engine().name, lock.engine().number, lock.key().cloned());
-        locks.sort_by_cached_key(place);
+        let locks = locks.into_iter();
+        let id = |lock: &Lock| lock.key().map(|key| lock.engine().backend.lock_id(key));
+        let mut by_id: Vec<_> = locks.map(|lock| (id(&lock), lock)).collect();
+        by_id.sort_by(|(a, _), (b, _)| a.cmp(b));
         // Those with invalid keys stay, to be refused.
-        locks.dedup_by(|a, b| a.key().is_some() && place(a) == place(b));
-        Self { locks, wait: None }
+        by_id.dedup_by(|(a, _), (b, _)| a.is_some() && a == b);
+        Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None }
     }
 
     /// How long to wait for all locks together.

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term,
+    Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 use tokio::sync::Notify;
@@ -127,6 +128,10 @@ impl Backend for Scripted {
 
     fn clock(&self) -> Clock {
         self.0.clock.clone()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new("scripted", key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> ScriptedClaim {

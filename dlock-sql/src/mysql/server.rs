@@ -113,6 +113,11 @@ impl Server for MysqlServer {
         options.password(password)
     }
 
+    fn address(to: &MySqlConnectOptions) -> String {
+        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        format!("mysql://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
+    }
+
     fn on_table(table: &TableName, _: &Arc<Connector<Self>>, _: &Settings) -> Self {
         Self { table: table.clone(), statements: Statements::of(table) }
     }

@@ -94,6 +94,11 @@ impl Server for PostgresServer {
         options.password(password)
     }
 
+    fn address(to: &PgConnectOptions) -> String {
+        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        format!("postgres://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
+    }
+
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
         let hub = settings.notified.then(|| Hub::new(connector));
         Self { table: table.clone(), statements: Statements::of(table), hub }

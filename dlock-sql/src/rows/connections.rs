@@ -117,6 +117,11 @@ impl<S: Server> Connections<S> {
         &self.server
     }
 
+    /// The server, the database and the table, without a password.
+    pub(crate) fn address(&self) -> String {
+        format!("{}/{}", S::address(&self.connector.driver), self.server.table())
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<Idle<S>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -53,6 +53,8 @@ pub(super) enum Writer {
 pub(super) struct Connections {
     options: SqliteConnectOptions,
     path: PathBuf,
+    /// The path without links, which is the same however the file is reached.
+    place: PathBuf,
     files: Files,
     identity: Identity,
     writers: [Lane; WRITERS],
@@ -88,6 +90,7 @@ impl Connections {
         readers[0] = Lane::of(reader);
         Self {
             options: connect_options(&path),
+            place: std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone()),
             path,
             files,
             identity,
@@ -100,6 +103,10 @@ impl Connections {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(super) fn place(&self) -> &Path {
+        &self.place
     }
 
     /// What stands at the path now, and whether it is what we have open.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -212,6 +212,11 @@ impl Backend for Sqlite {
             .with_fencing()
             .with_polling(Duration::from_millis(1), Duration::from_millis(50))
             .with_administration()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        let place = self.0.database().connections.place().display().to_string();
+        LockId::new(format_args!("sqlite://{place}/{}", self.0.options.table), key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> SqliteClaim {

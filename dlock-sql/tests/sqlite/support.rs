@@ -6,7 +6,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, LockId, Renewed, Withdrawal};
 use dlock_core::{Backend, Capabilities, Claim, Failure, Fence, Holder, Key, Locks, Wait};
 use dlock_sql::{Sqlite, SqliteClaim, SqliteOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -73,6 +73,10 @@ impl Backend for Catcher {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new("catcher", key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> Nothing {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
 
@@ -149,6 +149,58 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
     fn is_clean(&self) -> bool {
         self.claim.as_ref().is_some_and(Claim::is_clean)
     }
+}
+
+/// Tries for all of these at once, as the broken store does it.
+pub(super) async fn attempt_all<B: Backend + Clone>(
+    mutant: &Mutant<B>,
+    claims: &mut [&mut MutantClaim<B>],
+) -> Result<BatchAttempt, Failure> {
+    match mutant.mutation {
+        Mutation::TearsBatches | Mutation::TakesTheFirstOfABatch => {}
+        // Each attempt breaks the rule by itself.
+        Mutation::GrantsToEverybody | Mutation::WaitsInAnAttempt | Mutation::RetriesWithAnotherToken => {
+            return Ok(BatchAttempt::Separately);
+        }
+        _ => return attempt_together(mutant, claims).await,
+    }
+    let mut grants = Vec::with_capacity(claims.len());
+    for (place, claim) in claims.iter_mut().enumerate() {
+        match claim.attempt().await? {
+            Attempt::Granted(grant) => grants.push(grant),
+            Attempt::Busy(busy) => return Ok(BatchAttempt::Busy { place, busy }),
+        }
+        if mutant.mutation == Mutation::TakesTheFirstOfABatch {
+            break;
+        }
+    }
+    let (Some(first), count) = (grants.first().copied(), claims.len()) else {
+        return Ok(BatchAttempt::Granted(grants));
+    };
+    grants.resize(count, first);
+    Ok(BatchAttempt::Granted(grants))
+}
+
+async fn attempt_together<B: Backend + Clone>(
+    mutant: &Mutant<B>,
+    claims: &mut [&mut MutantClaim<B>],
+) -> Result<BatchAttempt, Failure> {
+    let again: Vec<_> =
+        claims.iter_mut().map(|claim| std::mem::replace(&mut claim.unsettled, true)).collect();
+    let mut inner = Vec::with_capacity(claims.len());
+    for claim in claims.iter_mut() {
+        inner.push(claim.claim()?);
+    }
+    let answer = mutant.backend.attempt_all(&mut inner).await?;
+    let BatchAttempt::Granted(grants) = answer else {
+        claims.iter_mut().zip(again).for_each(|(claim, again)| claim.unsettled = again);
+        return Ok(answer);
+    };
+    let broken = claims.iter().zip(grants).zip(again).map(|((claim, grant), again)| {
+        mutant.store.granted().insert(claim.request.key.clone(), claim.request.clone());
+        claim.break_grant(grant, again)
+    });
+    Ok(BatchAttempt::Granted(broken.collect()))
 }
 
 impl<B: Backend> fmt::Debug for MutantClaim<B> {

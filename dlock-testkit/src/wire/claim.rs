@@ -1,17 +1,13 @@
 //! A claim that is made through a wire.
 
 use std::fmt;
-use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use dlock_core::backend::{Attempt, ClaimRequest, Renewed, Signal, Withdrawal};
-use dlock_core::{Backend, Claim, Failure, keeper};
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, Signal, Withdrawal};
+use dlock_core::{Backend, Claim, Failure};
+use tokio::sync::OwnedMutexGuard;
 
-use super::{Inner, Request};
-
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+use super::{Answer, Inner, Request};
 
 /// A claim of [`Wired`](super::Wired).
 pub struct WiredClaim<B: Backend> {
@@ -29,32 +25,52 @@ impl<B: Backend> WiredClaim<B> {
         Self { shared, request, claim, unsettled: false }
     }
 
+    fn note_granted(&self) {
+        let mut granted = self.shared.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        granted.insert(self.request.key.clone(), self.request.clone());
+    }
+
     async fn send<T: Send + 'static>(
         &mut self,
         request: Request,
         serve: impl FnOnce(OwnedMutexGuard<B::Claim>) -> Answer<T> + Send,
     ) -> Result<T, Failure> {
-        let wire = &self.shared.wire;
-        wire.count(request);
+        self.shared.wire.count(request);
         self.unsettled = true;
         let claim = Arc::clone(&self.claim).lock_owned().await;
-        let answer = if wire.0.stalling.load(Ordering::SeqCst) {
-            let (tell, told) = oneshot::channel();
-            let (way, served) = (wire.clone(), serve(claim));
-            keeper::runtime()?.spawn(async move {
-                way.without(|state| &state.stalling).await;
-                // The sender may be gone.
-                let _ = tell.send(served.await);
-            });
-            told.await.unwrap_or_else(|_| Err(Failure::unknown("the wire was torn down")))
-        } else {
-            wire.there().await?;
-            serve(claim).await
-        };
-        let answer = wire.back(answer)?;
+        let answer = self.shared.wire.carry(serve(claim)).await?;
         self.unsettled = false;
         Ok(answer)
     }
+}
+
+/// Tries for all of these in one request.
+pub(super) async fn attempt_all<B: Backend>(
+    shared: &Arc<Inner<B>>,
+    claims: &mut [&mut WiredClaim<B>],
+) -> Result<BatchAttempt, Failure> {
+    shared.wire.count(Request::Attempt);
+    let mut were_unsettled = Vec::with_capacity(claims.len());
+    let mut locked = Vec::with_capacity(claims.len());
+    for claim in claims.iter_mut() {
+        were_unsettled.push(std::mem::replace(&mut claim.unsettled, true));
+        locked.push(Arc::clone(&claim.claim).lock_owned().await);
+    }
+    let store = Arc::clone(shared);
+    let served = Box::pin(async move {
+        let mut claims: Vec<&mut B::Claim> = locked.iter_mut().map(|claim| &mut **claim).collect();
+        store.backend.attempt_all(&mut claims).await
+    });
+    let answer = shared.wire.carry(served).await?;
+    let granted = matches!(answer, BatchAttempt::Granted(_));
+    for (claim, was_unsettled) in claims.iter_mut().zip(were_unsettled) {
+        // What an earlier request took may still be there when this one took nothing.
+        claim.unsettled = was_unsettled && !granted;
+        if granted {
+            claim.note_granted();
+        }
+    }
+    Ok(answer)
 }
 
 impl<B: Backend> Claim for WiredClaim<B> {
@@ -62,8 +78,7 @@ impl<B: Backend> Claim for WiredClaim<B> {
         let answer =
             self.send(Request::Attempt, |mut claim| Box::pin(async move { claim.attempt().await })).await?;
         if let Attempt::Granted(_) = answer {
-            let mut granted = self.shared.granted.lock().unwrap_or_else(PoisonError::into_inner);
-            granted.insert(self.request.key.clone(), self.request.clone());
+            self.note_granted();
         }
         Ok(answer)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock::backend::ClaimRequest;
+use dlock::backend::{ClaimRequest, LockId};
 use dlock::{Backend, Capabilities, Clock, Failure, Holder, Key, Memory};
 
 #[derive(Clone, Debug)]
@@ -34,6 +34,10 @@ impl Backend for Spy {
 
     fn clock(&self) -> Clock {
         self.memory.clock()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.memory.lock_id(key)
     }
 
     fn claim(&self, request: ClaimRequest) -> Self::Claim {

@@ -131,7 +131,7 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{Backend, Capabilities, ClaimRequest};
+    use crate::backend::{Backend, Capabilities, ClaimRequest, LockId};
     use crate::{ErrorKind, Memory};
 
     /// What the least backend has.
@@ -147,6 +147,10 @@ mod tests {
 
         fn capabilities(&self) -> Capabilities {
             Capabilities::basic()
+        }
+
+        fn lock_id(&self, key: &Key) -> LockId {
+            self.0.lock_id(key)
         }
 
         fn claim(&self, request: ClaimRequest) -> Self::Claim {

@@ -4,29 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock::{BatchGuard, Locks, Memory};
+use dlock_core::{BatchGuard, Locks, Memory};
 
 use super::Process;
+use super::rounds::rounds;
 
 const TASKS: u64 = 8;
 const ROUNDS: usize = 1_000;
-const KEYS: usize = 10;
 
 /// Who is inside, by key.
 type Inside = Arc<Mutex<HashMap<String, u64>>>;
-
-/// The keys of each round: two to eight, in an order of chance.
-fn rounds(task: u64, rounds: usize) -> impl Iterator<Item = Vec<String>> {
-    let mut random = fastrand(task);
-    (0..rounds).map(move |_| {
-        let mut keys: Vec<String> = (0..KEYS).map(|n| format!("k{n}")).collect();
-        for n in (1..KEYS).rev() {
-            keys.swap(n, random(n as u64 + 1) as usize);
-        }
-        keys.truncate(2 + random(7) as usize);
-        keys
-    })
-}
 
 async fn take(locks: &Locks, task: u64, keys: &[String]) -> BatchGuard {
     let batch = locks.lock_all(keys).with_wait(Duration::from_secs(60));
@@ -45,34 +32,6 @@ async fn contend(locks: Locks, task: u64, inside: Inside) {
             assert_eq!(inside.lock().unwrap().remove(key), Some(task));
         }
         guard.release().await.unwrap();
-    }
-}
-
-/// The same among processes, of which who is inside makes a file.
-#[cfg(feature = "sqlite")]
-pub(crate) async fn contend_between(locks: Locks, task: u64, inside: std::path::PathBuf) {
-    for keys in rounds(task, 32) {
-        let guard = take(&locks, task, &keys).await;
-        for key in &keys {
-            let made = std::fs::File::create_new(inside.join(key));
-            assert!(made.is_ok(), "{key} is held twice: {made:?}");
-        }
-        tokio::task::yield_now().await;
-        for key in &keys {
-            std::fs::remove_file(inside.join(key)).unwrap();
-        }
-        guard.release().await.unwrap();
-    }
-}
-
-/// A generator of its own for each task, so that a run can be repeated.
-fn fastrand(seed: u64) -> impl FnMut(u64) -> u64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |below| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
     }
 }
 

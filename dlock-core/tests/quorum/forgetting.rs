@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Locks, ManualClock, Memory, Quorum};
+use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Quorum};
 
 use crate::support::{KEY, nodes, nodes_on, process, try_take, until};
 

@@ -1,7 +1,6 @@
 //! What a program relies on, and namespaces.
 
-use dlock::{ErrorKind, Locks, LocksBuilder, Memory, Requirement, Wait};
-use dlock_core::Key;
+use dlock_core::{ErrorKind, Key, Locks, LocksBuilder, Memory, Requirement, Wait};
 
 fn builder() -> LocksBuilder {
     Locks::builder(Memory::new())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{Clock, Error, ErrorKind, Guard, Locks, Memory, Quorum, QuorumBuilder, QuorumVotes, Result};
+use dlock_core::{Clock, Error, ErrorKind, Guard, Locks, Memory, Quorum, QuorumBuilder, QuorumVotes, Result};
 
 pub(crate) const KEY: &str = "k";
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{Batch, ErrorKind, Locks, Memory, OnLost, in_current_scope};
+use dlock_core::{Batch, ErrorKind, Locks, Memory, OnLost, in_current_scope};
 
 use super::Process;
 

@@ -1,6 +1,6 @@
 //! A batch that is dropped at any await leaves nothing behind.
 
-use dlock::Memory;
+use dlock_core::Memory;
 use dlock_testkit::cancel::every_await_point;
 
 use super::Process;

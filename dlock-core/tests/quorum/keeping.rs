@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Locks};
+use dlock_core::{ErrorKind, Locks};
 
 use crate::support::{KEY, left_with_nothing, nodes, process, short, take, try_take, until, votes};
 

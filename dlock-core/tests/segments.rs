@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock::{Batch, Error, ErrorKind, Locks, Memory, Segmented, Wait};
+use dlock_core::{Batch, Error, ErrorKind, Locks, Memory, Segmented, Wait};
 
 fn locks() -> (Memory, Locks) {
     let memory = Memory::new();

@@ -1,16 +1,24 @@
-//! In one statement of SQLite, and among processes.
+//! Batches in one statement of SQLite, and among processes.
+#![cfg(feature = "sqlite")]
 
-use std::path::Path;
+#[path = "../dlock-core/tests/batch/rounds.rs"]
+mod rounds;
+
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dlock::sql::Sqlite;
-use dlock::{ErrorKind, Locks, Wait};
+use dlock::{Batch, ErrorKind, Locks, Wait};
 
-use super::contending::contend_between;
+use rounds::rounds;
 
 async fn locks(directory: &Path) -> Locks {
-    let url = format!("sqlite://{}", directory.join("locks.db").display());
+    locks_in(directory, "locks.db").await
+}
+
+async fn locks_in(directory: &Path, file: &str) -> Locks {
+    let url = format!("sqlite://{}", directory.join(file).display());
     let builder = Locks::builder(Sqlite::connect(&url).await.unwrap());
     builder.with_wait(Duration::from_secs(60)).build().unwrap()
 }
@@ -66,14 +74,16 @@ async fn a_batch_is_renewed_and_outlives_its_first_lease() {
     guard.release().await.unwrap();
 }
 
-/// Four processes with eight tasks each, 32 rounds a task: 1,024 batches of two to eight keys in orders of chance.
+/// Four processes with eight tasks each, 32 rounds a task: 1,024 batches of two to eight keys in orders of chance, half of them in
+/// one database and half in another. Every other process opens the second one first.
 #[test]
 fn processes_in_opposite_orders_never_deadlock() {
     let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("inside")).unwrap();
     let workers: Vec<_> = (0..4)
         .map(|process| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "sqlite::one_process_of_them", "--nocapture"])
+                .args(["--exact", "one_process_of_them", "--nocapture"])
                 .env("DLOCK_TEST_BATCH_PROCESS", format!("{process}:{}", directory.path().display()))
                 .stdout(Stdio::null())
                 .spawn()
@@ -93,15 +103,39 @@ async fn one_process_of_them() {
     let Ok(part) = std::env::var("DLOCK_TEST_BATCH_PROCESS") else { return };
     let (process, directory) = part.split_once(':').unwrap();
     let (process, directory): (u64, &Path) = (process.parse().unwrap(), directory.as_ref());
+    let mut files = ["even.db", "odd.db"];
+    if process % 2 == 1 {
+        files.reverse();
+    }
+    let mut both = [locks_in(directory, files[0]).await, locks_in(directory, files[1]).await];
+    if process % 2 == 1 {
+        both.reverse();
+    }
     let inside = directory.join("inside");
-    std::fs::create_dir_all(&inside).unwrap();
-    let locks = locks(directory).await;
-    let tasks: Vec<_> = (0..8)
-        .map(|task| tokio::spawn(contend_between(locks.clone(), process * 8 + task, inside.clone())))
-        .collect();
+    let tasks: Vec<_> =
+        (0..8).map(|task| tokio::spawn(contend(both.clone(), process * 8 + task, inside.clone()))).collect();
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(locks.stats().lost, 0);
-    locks.shutdown(Duration::from_secs(20)).await.unwrap();
+    for locks in both {
+        assert_eq!(locks.stats().lost, 0);
+        locks.shutdown(Duration::from_secs(20)).await.unwrap();
+    }
+}
+
+/// Whoever is inside makes a file for each key.
+async fn contend(locks: [Locks; 2], task: u64, inside: PathBuf) {
+    for keys in rounds(task, 32) {
+        let batch = Batch::of(keys.iter().map(|key| locks[usize::from(key.as_bytes()[1] % 2)].lock(key)));
+        let guard = batch.acquire().await.unwrap_or_else(|error| panic!("task {task}: {error}"));
+        for key in &keys {
+            let made = std::fs::File::create_new(inside.join(key));
+            assert!(made.is_ok(), "{key} is held twice: {made:?}");
+        }
+        tokio::task::yield_now().await;
+        for key in &keys {
+            std::fs::remove_file(inside.join(key)).unwrap();
+        }
+        guard.release().await.unwrap();
+    }
 }

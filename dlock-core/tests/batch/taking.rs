@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{Batch, ErrorKind, Locks, Memory, Wait};
+use dlock_core::{Batch, ErrorKind, Locks, Memory, Wait};
 use tokio::time::Instant;
 
 use super::Process;

@@ -1,15 +1,14 @@
-//! Several locks as one: over memory, which takes them in one step, and over memory behind a wire, where they are taken one
-//! after the other.
+//! Several locks as one: over memory, which takes them in one step, and over a wire to it that takes them one after the other.
 
 mod cancelling;
 mod contending;
 mod failing;
+mod ordering;
 mod owning;
-#[cfg(feature = "sqlite")]
-mod sqlite;
+mod rounds;
 mod taking;
 
-use dlock::{Locks, Memory};
+use dlock_core::{Locks, Memory};
 use dlock_testkit::wire::{Wire, Wired};
 
 /// One process over a store.
@@ -23,7 +22,11 @@ impl Process {
     fn over(memory: &Memory, in_one_step: bool) -> Self {
         let builder = match in_one_step {
             true => Locks::builder(memory.clone()),
-            false => Locks::builder(Wired::new(memory.clone(), Wire::default())),
+            false => {
+                let wire = Wire::default();
+                wire.take_one_by_one();
+                Locks::builder(Wired::new(memory.clone(), wire))
+            }
         };
         Self { memory: memory.clone(), locks: builder.build().unwrap() }
     }

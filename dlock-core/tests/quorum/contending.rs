@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Locks, Memory, Quorum};
+use dlock_core::{Locks, Memory, Quorum};
 use dlock_testkit::wire::{Wire, Wired};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Guard, Locks, Memory, Node, Quorum, Wait};
+use dlock_core::{ErrorKind, Guard, Locks, Memory, Node, Quorum, Wait};
 use dlock_testkit::cancel::every_await_point;
 use tokio::time::Instant;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Locks, Memory, Quorum};
+use dlock_core::{ErrorKind, Locks, Memory, Quorum};
 
 use crate::support::{KEY, durable, left_with_nothing, nodes, process, short, take, try_take, votes};
 
-async fn listed(locks: &Locks) -> dlock::Result<Vec<String>> {
+async fn listed(locks: &Locks) -> dlock_core::Result<Vec<String>> {
     Ok(locks.holders().await?.into_iter().map(|(key, _)| key.as_str().to_owned()).collect())
 }
 
