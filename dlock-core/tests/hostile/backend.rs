@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Claim, ClaimRequest, Renewed, Signal, Withdrawal};
+use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal};
 use dlock_core::{
     Backend, Capabilities, Clock, ErrorKind, Failure, Holder, Key, Locks, ManualClock, Memory, Wait,
 };
@@ -54,6 +54,10 @@ impl Backend for Panicking {
 
     fn clock(&self) -> Clock {
         self.memory.clock()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.memory.lock_id(key)
     }
 
     fn claim(&self, request: ClaimRequest) -> PanickingClaim {
