@@ -1,0 +1,56 @@
+//! Model (c): what holds, and what breaks when one assumption is dropped.
+
+use dlock_models::explore::{all_of, until_broken};
+use dlock_models::handoff::{Handoff, ONE_BELIEVER, Reservation, Rules, WRITES_GO_FORWARD};
+
+fn breaks(rules: Rules, property: &'static str) {
+    let explored = until_broken(Handoff::small(rules), property);
+    println!("{explored}");
+    assert!(!explored.story_of(property).is_empty());
+}
+
+#[test]
+fn with_all_assumptions_both_promises_hold() {
+    let explored = all_of(Handoff::small(Rules::default()));
+    println!("{explored}");
+    explored.assert_holds();
+}
+
+#[test]
+fn writes_stay_in_order_whatever_clocks_do() {
+    let explored = all_of(Handoff::small(Rules { clocks_agree: false, ..Rules::default() }));
+    println!("{explored}");
+    explored.assert_holds();
+}
+
+#[test]
+fn writes_stay_in_order_although_an_administrator_takes_the_lock_away() {
+    let explored = all_of(Handoff::small(Rules { forced: true, ..Rules::default() }));
+    println!("{explored}");
+    explored.assert_holds();
+}
+
+#[test]
+fn fences_that_are_not_reserved_let_writes_go_back() {
+    breaks(Rules { reservation: Reservation::Never, ..Rules::default() }, WRITES_GO_FORWARD);
+}
+
+#[test]
+fn fences_that_are_reserved_only_by_the_release_let_writes_go_back() {
+    breaks(Rules { reservation: Reservation::AtRelease, ..Rules::default() }, WRITES_GO_FORWARD);
+}
+
+#[test]
+fn a_pass_beyond_the_block_lets_writes_go_back() {
+    breaks(Rules { stays_in_block: false, ..Rules::default() }, WRITES_GO_FORWARD);
+}
+
+#[test]
+fn one_that_adopts_and_takes_the_block_for_as_large_as_it_asked_last_lets_writes_go_back() {
+    breaks(Rules { adoption_tells_block: false, ..Rules::default() }, WRITES_GO_FORWARD);
+}
+
+#[test]
+fn a_pass_that_counts_the_lease_anew_lets_two_believe() {
+    breaks(Rules { pass_keeps_deadline: false, ..Rules::default() }, ONE_BELIEVER);
+}
