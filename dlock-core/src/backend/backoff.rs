@@ -24,7 +24,7 @@ impl Backoff {
     }
 
     /// Returns the next pause.
-    pub fn next(&mut self) -> Duration {
+    pub fn next_pause(&mut self) -> Duration {
         let limit = self.limit;
         self.limit = (limit * 2).min(self.to);
         // Never quite zero, so that a loop of attempts cannot spin.
@@ -43,7 +43,7 @@ mod tests {
         for _ in 0..2_000 {
             let mut backoff = Backoff::new(from, to);
             for (n, sum) in sums.iter_mut().enumerate() {
-                let pause = backoff.next();
+                let pause = backoff.next_pause();
                 assert!(pause > Duration::ZERO && pause <= (from * (1 << n)).min(to));
                 *sum += pause;
             }

@@ -12,9 +12,10 @@ use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
+use crate::engine::pending::Spec;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
-use crate::handles::options::{Options, Site, margin};
+use crate::handles::options::{Site, margin};
 use crate::key::Key;
 use crate::telemetry::{Loss, Trace, spans};
 
@@ -67,15 +68,8 @@ pub(crate) struct Hold {
 impl Hold {
     /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier proof.
     /// Not yet listed with the keeper.
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        key: Key,
-        site: Site,
-        options: &Options,
-        claim: Box<dyn DynClaim>,
-        grant: Grant,
-        sent: Timestamp,
-    ) -> Arc<Self> {
+    pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
+        let Spec { engine, key, site, options } = spec.clone();
         let now = engine.clock.now();
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);

@@ -273,7 +273,7 @@ impl Cleanup {
                     }
                 }
             }
-            tokio::time::sleep(backoff.next()).await;
+            tokio::time::sleep(backoff.next_pause()).await;
         }
         self.engine.wait_queue.released(&self.key);
         self.engine.registry.finished();

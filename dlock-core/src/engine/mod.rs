@@ -1,9 +1,9 @@
 //! What the handles of one `Locks` share: the backend, the registry of holds, and the line to the keeper.
 
 pub(crate) mod acquire;
-pub(crate) mod acquire_all;
 pub(crate) mod hold;
 pub mod keeper;
+pub(crate) mod pending;
 pub(crate) mod scope;
 pub(crate) mod wait_queue;
 
@@ -16,19 +16,16 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::sync::{Notify, mpsc};
 
-use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Capabilities, ClaimRequest};
+use crate::backend::Capabilities;
+use crate::backend::dynamic::DynBackend;
 use crate::clock::{Clock, Timestamp};
 use crate::engine::hold::{Hold, take_slot};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::guarded::guard;
-use crate::handles::options::Options;
 use crate::holder::Identity;
 use crate::key::Key;
 use crate::telemetry::spans;
 use crate::telemetry::{Holders, Loss, Metrics};
-use crate::token::Token;
 use keeper::{Job, Tasks};
 
 /// One backend with everything that is going on with it in this process.
@@ -68,18 +65,6 @@ impl Engine {
             jobs,
             backend,
         })
-    }
-
-    pub(crate) fn claim(&self, key: &Key, options: &Options) -> Result<Box<dyn DynClaim>, Failure> {
-        let request = ClaimRequest::new(
-            key.clone(),
-            Token::random()?,
-            options,
-            Arc::clone(&self.identity),
-            self.registry.metrics.votes(),
-        );
-        let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
-        guard(|| self.backend.claim(request)).map_err(panicked)
     }
 
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {

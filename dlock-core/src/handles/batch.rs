@@ -7,15 +7,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::Engine;
-use crate::engine::acquire::{acquire, left};
-use crate::engine::acquire_all;
+use crate::engine::acquire::{acquire, acquire_all};
+use crate::engine::pending::Spec;
 use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::{OnLost, Options, Site, Wait};
+use crate::handles::options::{OnLost, Options, Wait};
 use crate::handles::section::Section;
 use crate::key::Key;
 pub use guard::BatchGuard;
@@ -180,9 +179,9 @@ impl Batch {
         let wanted = self.wanted(wait)?;
         let mut taken = Vec::with_capacity(wanted.len());
         for one in &wanted {
-            taken.push(scope::reenter(one.engine, one.key, &one.options)?);
+            taken.push(scope::reenter(&one.engine, &one.key, &one.options)?);
         }
-        match take(&wanted, &mut taken, wait, started).await {
+        match take(&wanted, &mut taken, started).await {
             Ok(()) => {
                 if let [first, ..] = &*wanted {
                     first.engine.registry.metrics.batch_taken(first.site, wanted.len());
@@ -199,7 +198,7 @@ impl Batch {
     }
 
     /// What is to be taken, if all of it can work.
-    fn wanted(&self, wait: Wait) -> Result<Vec<Wanted<'_>>> {
+    fn wanted(&self, wait: Wait) -> Result<Vec<Spec>> {
         let refuse = |what: String| Err(Error::new(Operation::Acquire, Failure::invalid_config(what)));
         match self.locks.len() {
             0 => return refuse("the batch has no keys, so that nothing would be locked".into()),
@@ -210,35 +209,21 @@ impl Batch {
         }
         let wanted = self.locks.iter().map(|lock| {
             let options = Options { wait, ..*lock.options() };
-            Ok(Wanted { engine: lock.engine(), key: lock.checked(&options)?, site: lock.site(), options })
+            Ok(lock.spec(lock.checked(&options)?, options))
         });
         wanted.collect()
     }
 }
 
-/// One lock of a batch.
-pub(crate) struct Wanted<'a> {
-    pub(crate) engine: &'a Arc<Engine>,
-    pub(crate) key: &'a Key,
-    pub(crate) site: Site,
-    pub(crate) options: Options,
-}
-
 /// Takes what is not yet `taken`, in its order.
-async fn take(
-    wanted: &[Wanted<'_>],
-    taken: &mut [Option<Guard>],
-    wait: Wait,
-    started: Instant,
-) -> Result<()> {
+async fn take(wanted: &[Spec], taken: &mut [Option<Guard>], started: Instant) -> Result<()> {
     let mut from = 0;
-    for group in wanted.chunk_by(|a, b| Arc::ptr_eq(a.engine, b.engine)) {
+    for group in wanted.chunk_by(|a, b| Arc::ptr_eq(&a.engine, &b.engine)) {
         let taken = &mut taken[from..from + group.len()];
         from += group.len();
-        let missing: Vec<&Wanted<'_>> =
-            group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one).collect();
-        if missing.len() > 1
-            && let Some(guards) = acquire_all::acquire(&missing, wait, started).await?
+        let missing = group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one);
+        if missing.clone().count() > 1
+            && let Some(guards) = acquire_all(missing.cloned().collect(), started).await?
         {
             let places = taken.iter_mut().filter(|taken| taken.is_none());
             places.zip(guards).for_each(|(place, guard)| *place = Some(guard));
@@ -246,10 +231,7 @@ async fn take(
         }
         for (one, place) in group.iter().zip(taken) {
             if place.is_none() {
-                let wait = left(wait, started).map_or(Wait::Forever, Wait::For);
-                let wait = if one.options.wait == Wait::No { Wait::No } else { wait };
-                let options = Options { wait, ..one.options };
-                *place = Some(acquire(one.engine, one.key, one.site, &options).await?);
+                *place = Some(acquire(one.clone(), started).await?);
             }
         }
     }

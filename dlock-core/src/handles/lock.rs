@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::engine::Engine;
 use crate::engine::acquire::acquire;
+use crate::engine::pending::Spec;
 use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
@@ -116,7 +119,12 @@ impl Lock {
             self.engine.registry.metrics.reentered(self.site);
             return Ok(guard);
         }
-        acquire(&self.engine, key, self.site, &self.options).await
+        acquire(self.spec(key, self.options), Instant::now()).await
+    }
+
+    /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.
+    pub(crate) fn spec(&self, key: &Key, options: Options) -> Spec {
+        Spec { engine: Arc::clone(&self.engine), key: key.clone(), site: self.site, options }
     }
 
     /// The key, if it and these options can work.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
 use dlock_core::backend::{Capabilities, Term};
-use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Wait};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -210,4 +211,33 @@ async fn a_place_in_a_queue_of_the_backend_is_given_up() {
     let locks = Locks::new(backend.clone());
     locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
     backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
+}
+
+#[tokio::test]
+async fn shut_down_after_an_unknown_outcome_a_lock_and_a_batch_say_for_how_long_they_may_be_held() {
+    for keys in [vec!["a"], vec!["a", "b"]] {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        memory.faults().drop_replies(1);
+        let batch = locks.lock_all(&keys);
+        let lock = locks.lock("a");
+        let mut acquire = Box::pin(async {
+            match keys.len() {
+                1 => lock.acquire().await.map(drop),
+                _ => batch.acquire().await.map(drop),
+            }
+        });
+        assert!(poll_once(&mut acquire).await.is_none());
+        memory.faults().set_unavailable(true);
+        let shutdown = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.shutdown(Duration::from_secs(20)).await }
+        });
+        let error = acquire.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert!(error.maybe_held_for_at_most().unwrap() > Duration::from_secs(29), "{error}");
+        memory.faults().set_unavailable(false);
+        shutdown.await.unwrap().unwrap();
+        assert_eq!(memory.held(), 0);
+    }
 }

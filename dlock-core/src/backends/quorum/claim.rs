@@ -224,7 +224,7 @@ impl Claim for QuorumClaim {
             }
         }
         // Others were told at the same moment. If all asked at once, each would get some of the nodes.
-        tokio::time::sleep(self.spread.next()).await;
+        tokio::time::sleep(self.spread.next_pause()).await;
         Ok(())
     }
 

@@ -295,7 +295,7 @@ impl Vote {
                     self.state().done.get_or_insert(false);
                     break;
                 }
-                tokio::time::sleep(backoff.next()).await;
+                tokio::time::sleep(backoff.next_pause()).await;
             }
             self.state().sweeping = false;
         });

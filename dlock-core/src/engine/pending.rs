@@ -1,0 +1,77 @@
+//! What is to be locked, and a claim on it that is being made.
+
+use std::sync::Arc;
+
+use crate::backend::ClaimRequest;
+use crate::backend::dynamic::DynClaim;
+use crate::engine::Engine;
+use crate::engine::keeper::{Cleanup, Job};
+use crate::error::{Error, Failure, Operation};
+use crate::guarded::guard;
+use crate::handles::options::{Options, Site};
+use crate::key::Key;
+use crate::token::Token;
+
+/// One lock that is wanted: where, which, how, and from which place in the program.
+#[derive(Clone)]
+pub(crate) struct Spec {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) site: Site,
+    pub(crate) options: Options,
+}
+
+impl Spec {
+    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
+        self.engine.error(operation, failure).of(&self.key)
+    }
+
+    /// Prepares a claim under a new token.
+    pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
+        let engine = &self.engine;
+        let request = ClaimRequest::new(
+            self.key.clone(),
+            Token::random()?,
+            &self.options,
+            Arc::clone(&engine.identity),
+            engine.registry.metrics.votes(),
+        );
+        let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
+        guard(|| engine.backend.claim(request)).map_err(panicked)
+    }
+}
+
+/// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
+pub(crate) struct Pending<'a> {
+    pub(crate) spec: &'a Spec,
+    pub(crate) claim: Option<Box<dyn DynClaim>>,
+    /// An attempt is under way, or the outcome of one was never found out.
+    pub(crate) unsettled: bool,
+}
+
+impl<'a> Pending<'a> {
+    pub(crate) fn new(spec: &'a Spec) -> Result<Self, Failure> {
+        let claim = spec.claim()?;
+        spec.engine.registry.step_begins();
+        Ok(Self { spec, claim: Some(claim), unsettled: false })
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let engine = &self.spec.engine;
+        if let Some(claim) = self.claim.take()
+            && (self.unsettled || !claim.is_clean())
+        {
+            engine.later(Job::Withdraw(Cleanup {
+                engine: Arc::clone(engine),
+                key: self.spec.key.clone(),
+                site: self.spec.site,
+                claim,
+                lease: self.spec.options.lease,
+                request_timeout: self.spec.options.request_timeout(),
+            }));
+        }
+        engine.registry.step_ends();
+    }
+}
