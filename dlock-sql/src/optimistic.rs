@@ -146,7 +146,7 @@ impl<D: Dialect> Optimistic<D> {
             }
             drop(connection);
             if tried < self.tries {
-                tokio::time::sleep(backoff.next()).await;
+                tokio::time::sleep(backoff.next_pause()).await;
             }
         }
         Err(OptimisticError::Conflict { table: self.table.clone(), tries: self.tries })

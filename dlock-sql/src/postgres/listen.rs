@@ -94,7 +94,7 @@ impl Session {
                 }
             }
             self.channels.deaf();
-            tokio::time::sleep(backoff.next()).await;
+            tokio::time::sleep(backoff.next_pause()).await;
         }
     }
 

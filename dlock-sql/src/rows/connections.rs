@@ -405,7 +405,7 @@ impl<S: Server> Connections<S> {
             if !fault.again || !caller.waits() || begun.elapsed() >= limits.answer / 2 {
                 return Err(fault);
             }
-            tokio::time::sleep(backoff.next()).await;
+            tokio::time::sleep(backoff.next_pause()).await;
         }
     }
 }

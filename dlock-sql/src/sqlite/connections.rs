@@ -224,7 +224,7 @@ impl Turn<'_> {
         loop {
             match run_once(connection, statement(time::now())).await {
                 Err(error) if is_busy(&error) && !until.left().is_zero() => {
-                    tokio::time::sleep(backoff.next().min(until.left())).await;
+                    tokio::time::sleep(backoff.next_pause().min(until.left())).await;
                 }
                 answer => return answer,
             }
