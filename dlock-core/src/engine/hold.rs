@@ -184,6 +184,7 @@ impl Hold {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
         if was.is_ok() {
             // First what counts, then what is told of it.
+            self.engine.registry.count(|counters| &counters.lost);
             self.changed.notify_waiters();
             self.engine.note_lost(self, loss);
         }

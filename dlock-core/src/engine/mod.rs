@@ -86,7 +86,6 @@ impl Engine {
 
     pub(crate) fn note_lost(&self, hold: &Hold, cause: Loss) {
         self.registry.metrics.lost(hold.site, cause);
-        self.registry.count(|counters| &counters.lost);
         spans::lost(hold);
     }
 }
