@@ -34,6 +34,7 @@
 mod backoff;
 pub(crate) mod dynamic;
 mod lock_id;
+pub mod notify;
 
 use std::borrow::Cow;
 use std::fmt;

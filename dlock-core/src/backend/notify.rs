@@ -1,0 +1,436 @@
+//! Tells waiters of releases: one connection for all waiters of a client.
+//!
+//! The connection lives on dlock's own thread, is opened when somebody waits for the first time, and opened again when it
+//! breaks. Waiters are told of each message, and of whatever may have hidden one: their channel was subscribed just now, or the
+//! connection broke. What they are told is a hint: the engine asks the backend now and then in any case.
+//!
+//! A backend implements [`Source`] and [`Connection`]; [`Channels`] does the rest.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::backend::Backoff;
+use crate::engine::keeper;
+use crate::error::{ErrorKind, Failure};
+
+/// The pauses between two tries to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How often the connection is tested while somebody waits; one that nobody needs is closed then.
+const TEST: Duration = Duration::from_secs(10);
+/// How long any answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How many channels are subscribed in one command at most.
+const MOST_AT_ONCE: usize = 500;
+
+/// Opens connections on which a server tells what happens.
+pub trait Source: Send + Sync + 'static {
+    /// One of its connections.
+    type Connection: Connection;
+
+    /// How long a channel is kept after its last waiter has gone: on a lock that is wanted all the time, the next waiter
+    /// comes soon.
+    const LINGER: Duration = Duration::from_millis(50);
+
+    /// Opens a connection, within a bound of its own.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when there is none at the moment; it is tried again after a pause.
+    fn open(&self) -> impl Future<Output = Result<Self::Connection, Failure>> + Send;
+
+    /// Takes note that a connection broke or could not be opened, before the next is opened.
+    fn broken(&self) {}
+}
+
+/// A connection on which a server tells what happens. Its commands are not waited for longer than 5 s, and an error of any of
+/// them ends it.
+pub trait Connection: Send {
+    /// Asks for the messages of these channels. May return before the server has confirmed it; that is
+    /// [`Event::Subscribed`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the connection is of no more use.
+    fn subscribe(&mut self, channels: &[Arc<str>]) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Asks for no more messages of these channels.
+    ///
+    /// # Errors
+    ///
+    /// As [`subscribe`](Self::subscribe).
+    fn unsubscribe(&mut self, channels: &[Arc<str>]) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Waits for the next thing that happens.
+    ///
+    /// # Errors
+    ///
+    /// As [`subscribe`](Self::subscribe).
+    ///
+    /// # Cancel safety
+    ///
+    /// Must be cancel-safe: nothing may be lost when it is dropped.
+    fn next(&mut self) -> impl Future<Output = Result<Event, Failure>> + Send;
+
+    /// Proves that the server still answers on this connection.
+    ///
+    /// # Errors
+    ///
+    /// As [`subscribe`](Self::subscribe).
+    fn ping(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// What happens on a connection.
+#[derive(Debug)]
+pub enum Event {
+    /// Something was said on this channel.
+    Message(String),
+    /// From now on the server tells what is said on these channels.
+    Subscribed(Vec<Arc<str>>),
+    /// The server will not tell what is said on these channels, for this reason.
+    Denied(Vec<Arc<str>>, Failure),
+}
+
+/// All channels that waiters of one client listen to.
+#[derive(Debug)]
+pub struct Channels {
+    shared: Arc<Shared>,
+    orders: mpsc::UnboundedSender<Order>,
+    /// The task that keeps the connection, until it is started.
+    session: Mutex<Option<Session>>,
+}
+
+struct Session(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    by_name: Mutex<HashMap<Arc<str>, watch::Sender<News>>>,
+    /// Whether there are any, for those who only want to join one.
+    any: AtomicBool,
+}
+
+/// What happened on a channel, as far as waiters care.
+#[derive(Clone, Debug, Default)]
+struct News {
+    count: u64,
+    /// The server tells what is said on it.
+    heard: bool,
+    /// The server does not let us listen, with its reason.
+    denied: Option<(ErrorKind, Arc<str>)>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Subscribe(Arc<str>),
+    /// One who listened has gone.
+    Left(Arc<str>),
+    Close,
+}
+
+/// One waiter's ear on a channel. Dropping it ends the subscription if it was the last.
+#[derive(Debug)]
+pub struct Listener {
+    channel: Arc<str>,
+    news: watch::Receiver<News>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+impl Channels {
+    /// Creates channels whose connection is opened when somebody listens for the first time.
+    pub fn new(source: impl Source) -> Self {
+        let shared = Arc::new(Shared::default());
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let keeper = Keeper { source, shared: Arc::clone(&shared), orders: inbox };
+        Self { shared, orders, session: Mutex::new(Some(Session(Box::pin(keeper.run())))) }
+    }
+
+    /// Listens to a channel. The first news is that it was subscribed, unless it was before.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the operating system gives no thread for dlock's own runtime.
+    pub fn listen(&self, channel: &str) -> Result<Listener, Failure> {
+        let mut session = lock(&self.session);
+        if session.is_some() {
+            let runtime = keeper::runtime()?;
+            runtime.spawn(session.take().map_or_else(|| unreachable!("it is some"), |session| session.0));
+        }
+        drop(session);
+        let mut by_name = lock(&self.shared.by_name);
+        let (channel, news) = match by_name.get_key_value(channel) {
+            Some((name, news)) => (Arc::clone(name), news.subscribe()),
+            None => {
+                let name: Arc<str> = channel.into();
+                let (sender, news) = watch::channel(News::default());
+                by_name.insert(Arc::clone(&name), sender);
+                self.shared.any.store(true, Ordering::Release);
+                let _ = self.orders.send(Order::Subscribe(Arc::clone(&name)));
+                (name, news)
+            }
+        };
+        Ok(Listener { channel, news, orders: self.orders.clone() })
+    }
+
+    /// Listens to a channel only if somebody does already. A waiter that does so before it asks for the lock misses no
+    /// release.
+    #[must_use]
+    pub fn join(&self, channel: &str) -> Option<Listener> {
+        if !self.shared.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let by_name = lock(&self.shared.by_name);
+        let (name, news) = by_name.get_key_value(channel)?;
+        Some(Listener { channel: Arc::clone(name), news: news.subscribe(), orders: self.orders.clone() })
+    }
+
+    /// Closes the connection, for good. Listeners are told nothing more.
+    pub fn close(&self) {
+        lock(&self.session).take();
+        let _ = self.orders.send(Order::Close);
+    }
+}
+
+impl Drop for Channels {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+impl Listener {
+    /// Forgets what has happened until now.
+    pub fn forget(&mut self) {
+        self.news.mark_unchanged();
+    }
+
+    /// Returns whether the server tells what is said on the channel, and nothing was said since the last news.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.news.borrow().heard && matches!(self.news.has_changed(), Ok(false))
+    }
+
+    /// Waits for news; never resolves once the channels were closed.
+    ///
+    /// # Errors
+    ///
+    /// The server's reason when it does not let us listen.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe: nothing is lost when it is dropped.
+    pub async fn changed(&mut self) -> Result<(), Failure> {
+        let denied = self.news.borrow().denied.is_some();
+        if !denied && self.news.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        match &self.news.borrow().denied {
+            Some((kind, reason)) => Err(Failure::new(*kind, reason.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.orders.send(Order::Left(Arc::clone(&self.channel)));
+    }
+}
+
+impl Shared {
+    fn tell(&self, channel: &str) {
+        if let Some(news) = lock(&self.by_name).get(channel) {
+            news.send_modify(|news| news.count += 1);
+        }
+    }
+
+    /// Tells the waiters of these channels what the server said of the subscription.
+    fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
+        let by_name = lock(&self.by_name);
+        for news in names.iter().filter_map(|name| by_name.get(name)) {
+            news.send_modify(|news| *news = News { count: news.count + 1, heard, denied: denied.cloned() });
+        }
+    }
+
+    /// The server tells of nothing any more; a message may have been missed.
+    fn deafen(&self) {
+        for news in lock(&self.by_name).values() {
+            news.send_modify(|news| *news = News { count: news.count + 1, ..News::default() });
+        }
+    }
+
+    /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while the
+    /// connection was being opened, and the order to subscribe to it was still carried out.
+    fn drop_unheard(&self, name: &str) -> bool {
+        let mut by_name = lock(&self.by_name);
+        let unheard = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);
+        if unheard {
+            by_name.remove(name);
+            self.any.store(!by_name.is_empty(), Ordering::Release);
+        }
+        unheard
+    }
+
+    /// All that are listened to.
+    fn wanted(&self) -> Vec<Arc<str>> {
+        let mut by_name = lock(&self.by_name);
+        by_name.retain(|_, news| news.receiver_count() > 0);
+        self.any.store(!by_name.is_empty(), Ordering::Release);
+        by_name.keys().cloned().collect()
+    }
+}
+
+/// What keeps the connection.
+struct Keeper<S> {
+    source: S,
+    shared: Arc<Shared>,
+    orders: mpsc::UnboundedReceiver<Order>,
+}
+
+/// Why a connection is not served any more.
+enum End {
+    Broken,
+    /// Nobody listened for a while.
+    Idle,
+    Closed,
+}
+
+impl<S: Source> Keeper<S> {
+    async fn run(mut self) {
+        let mut pauses = Backoff::new(PAUSE.0, PAUSE.1);
+        loop {
+            while self.shared.wanted().is_empty() {
+                match self.orders.recv().await {
+                    None | Some(Order::Close) => return,
+                    Some(_) => {}
+                }
+            }
+            // A backend that panics counts as a connection that broke.
+            let served = AssertUnwindSafe(self.open_and_serve(&mut pauses)).catch_unwind().await;
+            match served.unwrap_or(End::Broken) {
+                End::Closed => return,
+                End::Idle => {}
+                End::Broken => {
+                    self.shared.deafen();
+                    self.source.broken();
+                    tokio::time::sleep(pauses.next_pause()).await;
+                }
+            }
+        }
+    }
+
+    async fn open_and_serve(&mut self, pauses: &mut Backoff) -> End {
+        match self.source.open().await {
+            Ok(mut connection) => {
+                *pauses = Backoff::new(PAUSE.0, PAUSE.1);
+                self.serve(&mut connection).await
+            }
+            Err(failure) => {
+                tracing::debug!(%failure, "no connection to listen for releases");
+                End::Broken
+            }
+        }
+    }
+
+    async fn serve(&mut self, connection: &mut S::Connection) -> End {
+        let mut subscribed = HashSet::new();
+        let mut leaving: VecDeque<(Instant, Arc<str>)> = VecDeque::new();
+        let mut wanted = self.shared.wanted();
+        let mut test = tokio::time::interval_at(Instant::now() + TEST, TEST);
+        loop {
+            wanted.retain(|name| subscribed.insert(Arc::clone(name)));
+            for names in wanted.chunks(MOST_AT_ONCE) {
+                if !answered(connection.subscribe(names)).await {
+                    return End::Broken;
+                }
+            }
+            wanted.clear();
+            let next_leave = leaving.front().map(|(at, _)| *at);
+            tokio::select! {
+                event = connection.next() => match event {
+                    Ok(event) => self.hear(event),
+                    Err(_) => return End::Broken,
+                },
+                order = self.orders.recv() => {
+                    let mut next = Some(order);
+                    while let Some(order) = next {
+                        match order {
+                            None | Some(Order::Close) => return End::Closed,
+                            Some(Order::Subscribe(name)) => wanted.push(name),
+                            Some(Order::Left(name)) => leaving.push_back((Instant::now() + S::LINGER, name)),
+                        }
+                        next = self.orders.try_recv().ok().map(Some);
+                    }
+                }
+                () = until(next_leave) => {
+                    let gone = self.leave(&mut leaving, &mut subscribed);
+                    if !gone.is_empty() && !answered(connection.unsubscribe(&gone)).await {
+                        return End::Broken;
+                    }
+                }
+                _ = test.tick() => {
+                    if subscribed.is_empty() {
+                        return End::Idle;
+                    }
+                    if !answered(connection.ping()).await {
+                        return End::Broken;
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(&self, event: Event) {
+        match event {
+            Event::Message(channel) => self.shared.tell(&channel),
+            Event::Subscribed(names) => self.shared.answer(&names, true, None),
+            Event::Denied(names, failure) => {
+                let denied = (failure.kind(), failure.message().into());
+                self.shared.answer(&names, false, Some(&denied));
+            }
+        }
+    }
+
+    /// The channels that nobody listens to any more, of those whose time has come.
+    fn leave(
+        &self,
+        leaving: &mut VecDeque<(Instant, Arc<str>)>,
+        subscribed: &mut HashSet<Arc<str>>,
+    ) -> Vec<Arc<str>> {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        while let Some((_, name)) = leaving.pop_front_if(|(at, _)| *at <= now) {
+            if self.shared.drop_unheard(&name) && subscribed.remove(&name) {
+                gone.push(name);
+            }
+        }
+        gone
+    }
+}
+
+async fn answered(command: impl Future<Output = Result<(), Failure>>) -> bool {
+    matches!(tokio::time::timeout(ANSWER, command).await, Ok(Ok(())))
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
