@@ -445,7 +445,9 @@ impl Model for Handoff {
                 let died = state.processes.iter().any(|p| p.phase == Phase::Dead);
                 died && state.register.section.0 > 1 && state.believers() == 1
             }),
-            Property::sometimes(
+        ];
+        if self.attempts > 1 {
+            properties.push(Property::sometimes(
                 "a claim is made again for a larger block than was reserved",
                 |_, s: &State| {
                     s.lock.is_some_and(|lock| {
@@ -454,8 +456,8 @@ impl Model for Handoff {
                         matches!(process.phase, Phase::Trying { asked, .. } if asked > reserved)
                     })
                 },
-            ),
-        ];
+            ));
+        }
         if self.rules.clocks_agree && !self.rules.forced {
             properties.push(Property::always(ONE_BELIEVER, |_, state: &State| state.believers() <= 1));
         }

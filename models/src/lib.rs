@@ -9,4 +9,6 @@
 pub mod explore;
 pub mod handoff;
 pub mod lease;
+pub mod quorum;
+pub mod rlock;
 pub mod zookeeper;

@@ -5,16 +5,17 @@ use std::process::ExitCode;
 use std::{env, fmt};
 
 use dlock_models::explore::{Until, explore};
-use dlock_models::{handoff, lease, zookeeper};
+use dlock_models::{handoff, lease, quorum, rlock, zookeeper};
 use stateright::Model;
 
 const HELP: &str = "\
 usage: cargo run --release -p dlock-models -- [--small] [name ...]
 
 Explores the models in a larger size than the tests do, each to the last state: minutes, and gigabytes of memory.
---small takes the size of the tests. Names: lease, zookeeper, handoff; all of them if none is given.";
+--small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, rlock; all of them if
+none is given.";
 
-const NAMES: [&str; 3] = ["lease", "zookeeper", "handoff"];
+const NAMES: [&str; 5] = ["lease", "zookeeper", "handoff", "quorum", "rlock"];
 
 fn main() -> ExitCode {
     let (options, names): (Vec<_>, Vec<_>) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
@@ -40,6 +41,10 @@ fn run(name: &str, large: bool) -> bool {
         }
         ("handoff", true) => show(name, handoff::Handoff::large(handoff::Rules::default())),
         ("handoff", false) => show(name, handoff::Handoff::small(handoff::Rules::default())),
+        ("quorum", true) => show(name, quorum::Quorum::large(quorum::Rules::default())),
+        ("quorum", false) => show(name, quorum::Quorum::small(quorum::Rules::default())),
+        ("rlock", true) => show(name, rlock::RLock::large(rlock::Rules::default())),
+        ("rlock", false) => show(name, rlock::RLock::small(rlock::Rules::default())),
         _ => false,
     }
 }

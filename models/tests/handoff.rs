@@ -18,14 +18,16 @@ fn with_all_assumptions_both_promises_hold() {
 
 #[test]
 fn writes_stay_in_order_whatever_clocks_do() {
-    let explored = all_of(Handoff::small(Rules { clocks_agree: false, ..Rules::default() }));
+    let rules = Rules { clocks_agree: false, ..Rules::default() };
+    let explored = all_of(Handoff { attempts: 1, ..Handoff::small(rules) });
     println!("{explored}");
     explored.assert_holds();
 }
 
 #[test]
 fn writes_stay_in_order_although_an_administrator_takes_the_lock_away() {
-    let explored = all_of(Handoff::small(Rules { forced: true, ..Rules::default() }));
+    let rules = Rules { forced: true, ..Rules::default() };
+    let explored = all_of(Handoff { attempts: 1, ..Handoff::small(rules) });
     println!("{explored}");
     explored.assert_holds();
 }
