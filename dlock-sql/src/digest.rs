@@ -4,12 +4,17 @@ use sha2::{Digest, Sha256};
 
 /// A digest of `parts`, each with its length so that no two lists are the same text.
 pub(crate) fn digest(kind: &str, parts: &[&str]) -> [u8; 32] {
-    let mut hash = Sha256::new();
+    Sha256::digest(input(kind, parts)).into()
+}
+
+/// What the digest is of.
+pub(crate) fn input(kind: &str, parts: &[&str]) -> Vec<u8> {
+    let mut input = Vec::new();
     for part in std::iter::once(&kind).chain(parts) {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part.as_bytes());
+        input.extend((part.len() as u64).to_be_bytes());
+        input.extend(part.as_bytes());
     }
-    hash.finalize().into()
+    input
 }
 
 /// 64 bits of the digest.

@@ -5,6 +5,7 @@ mod listen;
 mod server;
 mod session;
 mod statements;
+mod values;
 
 pub use server::PostgresServer;
 pub use session::{PostgresRowLocks, PostgresSessions};
@@ -53,6 +54,16 @@ impl PostgresOptions {
     /// transactions does not pass on notifications, and without them asking more often is better.
     pub const fn with_notifications(mut self, on: bool) -> Self {
         self.settings.notified = on;
+        self
+    }
+
+    /// Whether statements are sent whole, with their values in them, so that nothing is prepared on a connection. Default no:
+    /// prepared statements cost both sides less. For proxies that pool transactions and do not know prepared statements, such as
+    /// PgBouncer before 1.21. Each statement is one message then, an acquire one round trip; and notifications, which such
+    /// proxies do not pass on, are off unless they are switched on afterwards. For lease rows only.
+    pub const fn with_simple_statements(mut self, on: bool) -> Self {
+        self.settings.simple = on;
+        self.settings.notified = !on;
         self
     }
 }

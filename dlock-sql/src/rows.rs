@@ -38,6 +38,8 @@ use steps::{Force, List, Prune, Read};
 pub(crate) const MARK: &str = "dlock table, version 1";
 /// How long a question outside of a lock may take.
 pub(crate) const QUESTION: Duration = Duration::from_secs(5);
+/// How long deleting some rows may take.
+const PRUNING: Duration = Duration::from_secs(60);
 /// How many rows are pruned, or listed, in one statement.
 pub(crate) const AT_ONCE: u32 = 1_000;
 
@@ -103,12 +105,13 @@ impl<S: Server> Rows<S> {
         self.check()?;
         // A row that was in use a moment ago may be taken right now by somebody who has read its last fence.
         let unused = unused.max(Duration::from_secs(60));
-        let mut pruned = 0;
+        let (mut count, mut after) = (0, Vec::new());
         loop {
-            let some = self.connections.ask(Prune(unused), QUESTION).await?;
-            pruned += some;
-            if some < u64::from(AT_ONCE) {
-                return Ok(pruned);
+            let pruned = self.connections.ask(Prune(unused, after), PRUNING).await?;
+            count += pruned.count;
+            match pruned.last {
+                Some(last) => after = last,
+                None => return Ok(count),
             }
         }
     }

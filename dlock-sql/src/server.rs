@@ -49,6 +49,14 @@ pub struct Fault {
     pub(crate) broken: bool,
 }
 
+/// What came of deleting some rows.
+#[derive(Debug)]
+pub struct Pruned {
+    pub(crate) count: u64,
+    /// The last key that was looked at; none when there are no more.
+    pub(crate) last: Option<Vec<u8>>,
+}
+
 /// A lease that is to be extended.
 #[derive(Clone, Debug)]
 pub struct Lease {
@@ -151,12 +159,13 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         on: &'c mut Conn<Self>,
         key: &'c Key,
     ) -> impl Future<Output = Answer<bool>> + Send + 'c;
-    /// Deletes some free rows that nobody used for this long, and says how many.
+    /// Deletes some free rows that nobody used for this long, of those after a key.
     fn prune<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         unused: Duration,
-    ) -> impl Future<Output = Answer<u64>> + Send + 'c;
+        after: &'c [u8],
+    ) -> impl Future<Output = Answer<Pruned>> + Send + 'c;
 
     /// Whether waiters are told of releases.
     fn tells(&self) -> bool {

@@ -17,6 +17,8 @@ pub struct Settings {
     pub(crate) makes: bool,
     /// Whether waiters are told of releases, where the server can do that.
     pub(crate) notified: bool,
+    /// Whether statements are sent whole, where the server can be told so.
+    pub(crate) simple: bool,
 }
 
 impl Default for Settings {
@@ -27,6 +29,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(2),
             makes: false,
             notified: true,
+            simple: false,
         }
     }
 }
@@ -60,6 +63,14 @@ impl Settings {
         match name {
             "table" => self.table = TableName::qualified(value)?,
             "max_connections" => self.max_connections = value.parse().map_err(|_| wrong("a number"))?,
+            "statements" => {
+                self.simple = match value {
+                    "simple" => true,
+                    "prepared" => false,
+                    _ => return Err(wrong("simple or prepared")),
+                };
+                self.notified = !self.simple;
+            }
             "migrate" => self.makes = value.parse().map_err(|_| wrong("true or false"))?,
             _ => return Ok(false),
         }
@@ -82,7 +93,8 @@ pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, 
         let value = percent_decode_str(value)
             .decode_utf8()
             .map_err(|_| wrong(format!("the parameter {name:?} is not UTF-8")))?;
-        if settings.take(name, &value)? {
+        let ours = name != "statements" || known.contains(&name);
+        if ours && settings.take(name, &value)? {
             continue;
         }
         if !known.contains(&name) {

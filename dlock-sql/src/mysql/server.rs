@@ -12,7 +12,8 @@ use sqlx::{MySql, MySqlConnection, Row};
 use super::failure::{UNCOMMITTED, classify, number};
 use super::statements::{Statements, schema};
 use crate::connector::Connector;
-use crate::server::{Answer, Ask, Fault, Lease, Server, Taken};
+use crate::server::{Answer, Ask, Fault, Lease, Pruned, Server, Taken};
+use crate::session::FENCE;
 use crate::settings::Settings;
 use crate::table::TableName;
 use crate::text::micros;
@@ -258,17 +259,34 @@ impl Server for MysqlServer {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn prune(&self, on: &mut MySqlConnection, unused: Duration) -> Answer<u64> {
+    async fn prune(&self, on: &mut MySqlConnection, unused: Duration, after: &[u8]) -> Answer<Pruned> {
         let unused = micros(unused);
-        let rows = all(on, sqlx::query(self.statements.highest.clone()).bind(unused).bind(unused)).await?;
-        let highest = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0))?;
-        if highest == 0 {
-            return Ok(0);
+        let old = sqlx::query(self.statements.old.clone()).bind(after).bind(unused).bind(unused).bind(unused);
+        let rows = all(on, old).await?;
+        let mut pruned = Pruned { count: 0, last: None };
+        let (mut leases, mut others, mut highest) = (Vec::new(), Vec::new(), 0);
+        for row in &rows {
+            let key: Vec<u8> = row.try_get(0)?;
+            highest = highest.max(row.try_get::<i64, _>(1)?);
+            pruned.last = Some(key.clone());
+            if key.first() == Some(&FENCE) { others.push(key) } else { leases.push(key) }
+        }
+        if rows.is_empty() {
+            return Ok(pruned);
         }
         // First the mark, where the next row of any key starts: what is deleted afterwards is not above it.
         sqlx::query(self.statements.keep.clone()).bind(highest).execute(&mut *on).await?;
-        let prune = sqlx::query(self.statements.prune.clone()).bind(highest).bind(unused).bind(unused);
-        Ok(prune.execute(on).await?.rows_affected())
+        if !leases.is_empty() {
+            let count = leases.len().next_power_of_two();
+            leases.resize(count, leases[0].clone());
+            let prune = sqlx::query(self.statements.prune(count)).bind(highest).bind(unused).bind(unused);
+            let prune = leases.into_iter().fold(prune, |query, key| query.bind(key));
+            pruned.count += prune.execute(&mut *on).await?.rows_affected();
+        }
+        for fence in others {
+            pruned.count += self.prune_kept(on, &fence, highest).await?;
+        }
+        Ok(pruned)
     }
 
     async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {

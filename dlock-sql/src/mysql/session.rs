@@ -12,6 +12,7 @@ use crate::server::{Answer, Server, Taken};
 use crate::session::{
     Asked, ByName, ByRow, FENCE, Found, Keeper, Name, ROW, SessionServer, Sessions, Wanted,
 };
+use crate::table::TableName;
 use crate::text::hex;
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
@@ -56,9 +57,22 @@ const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
+/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables only wait for
+/// each other.
+pub(super) fn place(table: &TableName) -> String {
+    table.quoted('`').to_lowercase()
+}
+
 /// At most 64 characters, in lower case since these names ignore case.
 fn name_of(name: &Name) -> String {
     format!("dlock:{}", hex(&name.digest[..MysqlServer::DIGEST]))
+}
+
+/// The same, of the row with the fence that a statement looks at.
+pub(super) fn name_in_sql(place: &str) -> String {
+    let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
+    let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
+    format!("CONCAT('dlock:', LEFT(SHA2({input}, 256), {}))", MysqlServer::DIGEST * 2)
 }
 
 /// A session as the token of a row.
@@ -127,6 +141,30 @@ impl MysqlServer {
         rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
 
+    /// Deletes the row with the fence of sessions and locked rows, and the row that is locked, unless somebody has them.
+    pub(super) async fn prune_kept(
+        &self,
+        on: &mut MySqlConnection,
+        fence: &[u8],
+        highest: i64,
+    ) -> Answer<u64> {
+        let row: Vec<u8> = std::iter::once(ROW).chain(fence.iter().skip(1).copied()).collect();
+        let (table, row, fence) = (self.quoted(), hex(&row), hex(fence));
+        let name = name_in_sql(&self.place());
+        let statements = format!(
+            "START TRANSACTION; SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT;
+            DELETE FROM {table} WHERE `key` = X'{fence}' AND fence <= {highest} AND IS_USED_LOCK({name}) IS NULL;
+            DELETE FROM {table} WHERE `key` = X'{row}'; COMMIT"
+        );
+        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await {
+            Ok(done) => Ok(done.rows_affected()),
+            Err(error) => {
+                sqlx::raw_sql("ROLLBACK").execute(on).await?;
+                if LOCKED.contains(&number(&error)) { Ok(0) } else { Err(error) }
+            }
+        }
+    }
+
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
     async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> Answer<bool> {
         let lock = format!("SELECT 1 FROM {} WHERE `key` = ? FOR UPDATE NOWAIT", self.quoted());
@@ -153,8 +191,7 @@ impl SessionServer for MysqlServer {
     }
 
     fn place(&self) -> String {
-        // Some servers ignore the case of these names. Elsewhere two such tables only wait for each other.
-        self.quoted().to_lowercase()
+        place(self.table())
     }
 
     async fn ping(&self, on: &mut MySqlConnection) -> Answer<i64> {

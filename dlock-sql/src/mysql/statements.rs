@@ -24,12 +24,10 @@ pub(super) struct Statements {
     pub(super) list: SqlStr,
     /// key: frees it.
     pub(super) force: SqlStr,
-    /// unused for us, twice: the highest fence of free rows.
-    pub(super) highest: SqlStr,
+    /// after key, unused for us, three times: keys and fences of some free rows.
+    pub(super) old: SqlStr,
     /// fence: keeps it in the mark.
     pub(super) keep: SqlStr,
-    /// fence, unused for us, twice: deletes free rows.
-    pub(super) prune: SqlStr,
     /// The mark.
     pub(super) mark: SqlStr,
     /// Change nothing, and fail without the right to change.
@@ -42,10 +40,10 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 impl Statements {
     pub(super) fn of(table: &TableName) -> Self {
+        let place = super::session::place(table);
         let table = table.quoted('`');
-        let is_held = format!("token IS NOT NULL AND expires > {NOW}");
-        let is_old =
-            format!("`key` <> X'' AND NOT ({is_held}) AND expires <= {NOW} - ? AND fence <= {NOW} - ?");
+        let is_held = is_held();
+        let is_old = is_old();
         Self {
             // Assignments are made from left to right.
             take: sql(format!(
@@ -74,9 +72,14 @@ impl Statements {
                 WHERE `key` > COALESCE(?, X'') AND {is_held} ORDER BY `key` LIMIT {AT_ONCE}"
             )),
             force: sql(format!("UPDATE {table} SET token = NULL, fence = fence + 1 WHERE `key` = ? AND {is_held}")),
-            highest: sql(format!("SELECT CAST(COALESCE(MAX(fence), 0) AS SIGNED) FROM {table} WHERE {is_old}")),
+            // Read without locks. What keeps locks by sessions and transactions is deleted row by row.
+            old: sql(format!(
+                "SELECT `key`, fence FROM {table} WHERE `key` > COALESCE(?, X'') AND (`key` < X'FE' AND {is_old}
+                    OR `key` >= X'FF' AND fence <= {NOW} - ? AND IS_USED_LOCK({}) IS NULL)
+                ORDER BY `key` LIMIT {AT_ONCE}",
+                super::session::name_in_sql(&place)
+            )),
             keep: sql(format!("UPDATE {table} SET fence = GREATEST(fence, ?) WHERE `key` = X''")),
-            prune: sql(format!("DELETE FROM {table} WHERE fence <= ? AND {is_old} ORDER BY `key` LIMIT {AT_ONCE}")),
             mark: sql(format!("SELECT holder FROM {table} WHERE `key` = X''")),
             rights: [
                 sql(format!(
@@ -100,6 +103,12 @@ impl Statements {
         ))
     }
 
+    /// fence, unused for us, twice, `count` keys: deletes those that are free. Only these rows are locked for it.
+    pub(super) fn prune(&self, count: usize) -> SqlStr {
+        let (table, list) = (&self.table, places(count));
+        sql(format!("DELETE FROM {table} WHERE fence <= ? AND {} AND `key` IN ({list})", is_old()))
+    }
+
     /// keys, tokens, `count` of each: the tokens of what is ours.
     pub(super) fn ours(&self, count: usize) -> SqlStr {
         let list = places(count);
@@ -108,6 +117,15 @@ impl Statements {
             self.table
         ))
     }
+}
+
+fn is_held() -> String {
+    format!("token IS NOT NULL AND expires > {NOW}")
+}
+
+/// unused for us, twice.
+fn is_old() -> String {
+    format!("NOT ({}) AND expires <= {NOW} - ? AND fence <= {NOW} - ?", is_held())
 }
 
 fn places(count: usize) -> String {

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Failure, Fence, Holder, Key, Token};
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
-use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row};
+use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, SqlStr};
 
 use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
 use super::listen::Hub;
 use super::statements::{Statements, schema};
+use super::values::{self, Value};
 use crate::connector::Connector;
 use crate::rows::Listener;
-use crate::server::{Answer, Ask, Fault, Lease, Server, Taken};
+use crate::server::{Answer, Ask, Fault, Lease, Pruned, Server, Taken};
 use crate::settings::Settings;
 use crate::table::TableName;
 use crate::text::{micros, number};
@@ -25,9 +25,29 @@ pub struct PostgresServer {
     table: TableName,
     statements: Statements,
     hub: Option<Hub>,
+    /// Values are part of the statements, so that each is one message and prepares nothing.
+    simple: bool,
 }
 
 impl PostgresServer {
+    /// The rows of a statement that was run to its end.
+    async fn all(
+        &self,
+        on: &mut PgConnection,
+        statement: &SqlStr,
+        values: &[Value<'_>],
+    ) -> Answer<Vec<PgRow>> {
+        if self.simple {
+            let statement = values::written_into(statement.as_str(), values);
+            return sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(on).await;
+        }
+        values
+            .iter()
+            .fold(sqlx::query(statement.clone()), |query, value| value.bind(query))
+            .fetch_all(on)
+            .await
+    }
+
     async fn create(&self, on: &mut PgConnection) -> Answer<()> {
         let mut transaction = on.begin().await?;
         for statement in schema(&self.table) {
@@ -41,11 +61,6 @@ impl PostgresServer {
         let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
     }
-}
-
-/// The rows of a statement that was run to its end.
-async fn all(on: &mut PgConnection, query: Query<'_, Postgres, PgArguments>) -> Answer<Vec<PgRow>> {
-    query.fetch_all(on).await
 }
 
 /// The holder by fence, remaining time and description from this column on.
@@ -79,6 +94,7 @@ impl Server for PostgresServer {
         "password",
         "application_name",
         "options",
+        "statements",
     ];
     const QUOTE: char = '"';
     const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
@@ -101,7 +117,7 @@ impl Server for PostgresServer {
 
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
         let hub = settings.notified.then(|| Hub::new(connector));
-        Self { table: table.clone(), statements: Statements::of(table), hub }
+        Self { table: table.clone(), statements: Statements::of(table), hub, simple: settings.simple }
     }
 
     fn table(&self) -> &TableName {
@@ -133,9 +149,9 @@ impl Server for PostgresServer {
     }
 
     async fn mark(&self, on: &mut PgConnection) -> Answer<Option<String>> {
-        let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
+        let mark = self.all(on, &self.statements.mark, &[]).await?;
         for statement in &self.statements.rights {
-            all(on, sqlx::query(statement.clone())).await?;
+            self.all(on, statement, &[]).await?;
         }
         mark.first().map(|row| row.try_get(0)).transpose()
     }
@@ -160,12 +176,14 @@ impl Server for PostgresServer {
     }
 
     async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> Answer<Taken> {
-        let query = sqlx::query(self.statements.take.clone())
-            .bind(bytes(&ask.key))
-            .bind(ask.token.as_bytes().as_slice())
-            .bind(micros(ask.lease))
-            .bind(&*ask.holder);
-        let rows = all(on, query).await?;
+        let token = ask.token.as_bytes();
+        let values = [
+            Value::Bytes(bytes(&ask.key)),
+            Value::Bytes(token),
+            Value::Number(micros(ask.lease)),
+            Value::Text(&ask.holder),
+        ];
+        let rows = self.all(on, &self.statements.take, &values).await?;
         let Some(row) = rows.first() else { return Ok(Taken::Busy(None)) };
         if row.try_get::<Option<i64>, _>(1)?.is_none() {
             return Ok(Taken::Granted(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs())));
@@ -174,19 +192,18 @@ impl Server for PostgresServer {
     }
 
     async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> Answer<Option<bool>> {
-        let query = sqlx::query(self.statements.release.clone())
-            .bind(bytes(key))
-            .bind(token.as_bytes().as_slice())
-            .bind(self.channel(key));
-        all(on, query).await?.first().map(|row| row.try_get(0)).transpose()
+        let channel = self.channel(key);
+        let values = [Value::Bytes(bytes(key)), Value::Bytes(token.as_bytes()), Value::Text(&channel)];
+        self.all(on, &self.statements.release, &values).await?.first().map(|row| row.try_get(0)).transpose()
     }
 
     async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
-        let keys: Vec<&[u8]> = leases.iter().map(|lease| bytes(&lease.key)).collect();
-        let tokens: Vec<&[u8]> = leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect();
-        let lengths: Vec<i64> = leases.iter().map(|lease| micros(lease.length)).collect();
-        let query = sqlx::query(self.statements.renew.clone()).bind(keys).bind(tokens).bind(lengths);
-        let rows = all(on, query).await?;
+        let values = [
+            Value::ManyBytes(leases.iter().map(|lease| bytes(&lease.key)).collect()),
+            Value::ManyBytes(leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect()),
+            Value::Numbers(leases.iter().map(|lease| micros(lease.length)).collect()),
+        ];
+        let rows = self.all(on, &self.statements.renew, &values).await?;
         if rows.len() == leases.len() {
             return Ok(None);
         }
@@ -195,23 +212,26 @@ impl Server for PostgresServer {
     }
 
     async fn read(&self, on: &mut PgConnection, key: &Key) -> Answer<Option<Holder>> {
-        let rows = all(on, sqlx::query(self.statements.read.clone()).bind(bytes(key))).await?;
+        let rows = self.all(on, &self.statements.read, &[Value::Bytes(bytes(key))]).await?;
         rows.first().map(|row| holder(row, 0)).transpose()
     }
 
     async fn list(&self, on: &mut PgConnection, after: &[u8]) -> Answer<Vec<(Vec<u8>, Holder)>> {
-        let rows = all(on, sqlx::query(self.statements.list.clone()).bind(after)).await?;
+        let rows = self.all(on, &self.statements.list, &[Value::Bytes(after)]).await?;
         rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
     }
 
     async fn force(&self, on: &mut PgConnection, key: &Key) -> Answer<bool> {
-        let query = sqlx::query(self.statements.force.clone()).bind(bytes(key)).bind(self.channel(key));
-        Ok(!all(on, query).await?.is_empty())
+        let channel = self.channel(key);
+        let values = [Value::Bytes(bytes(key)), Value::Text(&channel)];
+        Ok(!self.all(on, &self.statements.force, &values).await?.is_empty())
     }
 
-    async fn prune(&self, on: &mut PgConnection, unused: Duration) -> Answer<u64> {
-        let rows = all(on, sqlx::query(self.statements.prune.clone()).bind(micros(unused))).await?;
-        Ok(rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0))?.unsigned_abs())
+    async fn prune(&self, on: &mut PgConnection, unused: Duration, after: &[u8]) -> Answer<Pruned> {
+        let values = [Value::Number(micros(unused)), Value::Bytes(after)];
+        let rows = self.all(on, &self.statements.prune, &values).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Pruned { count: row.try_get::<i64, _>(0)?.unsigned_abs(), last: row.try_get(1)? })
     }
 
     fn tells(&self) -> bool {
@@ -228,7 +248,7 @@ impl Server for PostgresServer {
     }
 
     async fn await_release(&self, on: &mut PgConnection, key: &Key) -> Answer<bool> {
-        let rows = all(on, sqlx::query(self.statements.await_release.clone()).bind(bytes(key))).await?;
+        let rows = self.all(on, &self.statements.await_release, &[Value::Bytes(bytes(key))]).await?;
         rows.first().map_or(Ok(false), |row| row.try_get(0))
     }
 

@@ -8,8 +8,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::server::PostgresServer;
+use super::statements::ADVISORY;
 use crate::server::{Answer, Server, Taken};
 use crate::session::{Asked, ByName, ByRow, Found, Keeper, Name, SessionServer, Sessions, Wanted};
+use crate::table::TableName;
 use crate::text::hex;
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
@@ -61,14 +63,14 @@ const SESSION: &str = "pg_backend_pid()::bigint";
 /// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
 const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 
-/// The advisory locks of this database that have one number.
-const ADVISORY: &str =
-    "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 /// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its way.
 const TRANSACTION: &str =
     "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
+
+/// The table among all that a name may be of.
+pub(super) fn place(table: &TableName) -> String {
+    format!("{}.\"{}\"", table.schema().unwrap_or_default(), table.name())
+}
 
 fn number(name: &Name) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = name.digest;
@@ -123,7 +125,7 @@ impl SessionServer for PostgresServer {
     }
 
     fn place(&self) -> String {
-        format!("{}.\"{}\"", self.table().schema().unwrap_or_default(), self.table().name())
+        place(self.table())
     }
 
     async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {

@@ -6,8 +6,9 @@
 use sqlx::SqlStr;
 
 use crate::rows::{AT_ONCE, MARK};
+use crate::session::Name;
 use crate::table::TableName;
-use crate::text::sql;
+use crate::text::{hex, sql};
 
 #[derive(Debug)]
 pub(super) struct Statements {
@@ -23,7 +24,7 @@ pub(super) struct Statements {
     pub(super) list: SqlStr,
     /// key, channel: whether somebody had it.
     pub(super) force: SqlStr,
-    /// unused for us: how many rows were deleted.
+    /// unused for us, after key: how many rows were deleted, and the last key that was looked at.
     pub(super) prune: SqlStr,
     /// key: whether somebody has it.
     pub(super) await_release: SqlStr,
@@ -38,10 +39,16 @@ const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 /// Also where an administrator wrote `infinity`.
 const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
                     * 1000000)::bigint";
+/// The advisory locks of this database that have one number.
+pub(super) const ADVISORY: &str =
+    "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
 impl Statements {
     pub(super) fn of(table: &TableName) -> Self {
+        let place = super::session::place(table);
         let table = table.quoted('"');
         let tell = "CASE WHEN awaited THEN pg_notify";
         Self {
@@ -97,12 +104,23 @@ impl Statements {
                 )
                 SELECT true, {tell}($2::text, '') END FROM freed"#
             )),
-            // The highest fence that was deleted is kept in the mark, where the next row of any key starts.
+            // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row with the fence
+            // of a session or a locked row says who has it: it stays for as long as somebody does.
             prune: sql(format!(
-                r#"WITH old AS (
-                    SELECT key FROM {table} WHERE key <> '' AND NOT ({IS_HELD})
-                        AND expires <= clock_timestamp() - $1::bigint * interval '1 microsecond'
-                        AND fence <= {NOW} - $1
+                r#"WITH names AS MATERIALIZED (SELECT number FROM ({ADVISORY}) AS locked),
+                transactions AS MATERIALIZED (
+                    SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted
+                ), old AS MATERIALIZED (
+                    SELECT key FROM {table} AS row WHERE key > $2::bytea AND NOT ({IS_HELD}) AND fence <= {NOW} - $1::bigint AND CASE
+                        WHEN key < decode('fe', 'hex')
+                            THEN expires <= clock_timestamp() - $1 * interval '1 microsecond'
+                        WHEN key < decode('ff', 'hex')
+                            THEN NOT EXISTS (SELECT FROM {table} AS counted
+                                WHERE counted.key = decode('ff', 'hex') || substring(row.key FROM 2)
+                                    AND counted.fence > {NOW} - $1)
+                        ELSE {number} NOT IN (SELECT number FROM names)
+                            AND NOT EXISTS (SELECT FROM {table} AS locked JOIN transactions ON transactionid = locked.xmax
+                                WHERE locked.key = decode('fe', 'hex') || substring(row.key FROM 2)) END
                     ORDER BY key LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED
                 ), mark AS (
                     UPDATE {table} AS mark SET fence = greatest(mark.fence, highest.fence)
@@ -113,7 +131,8 @@ impl Statements {
                     DELETE FROM {table} AS row USING old WHERE row.key = old.key AND EXISTS (SELECT FROM mark)
                     RETURNING 1
                 )
-                SELECT count(*) FROM gone"#
+                SELECT (SELECT count(*) FROM gone), (SELECT key FROM old ORDER BY key DESC LIMIT 1)"#,
+                number = number_of(&place),
             )),
             await_release: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
@@ -138,6 +157,16 @@ impl Statements {
             ],
         }
     }
+}
+
+/// The number of the advisory lock that the row with a fence, called `row`, is of.
+fn number_of(place: &str) -> String {
+    let key = "substring(row.key FROM 2)";
+    let digest = format!(
+        "sha256(decode('{}', 'hex') || int8send(length({key})::bigint) || {key})",
+        hex(&Name::prefix(place))
+    );
+    format!("('x' || encode(substring({digest} FROM 1 FOR 8), 'hex'))::bit(64)::bigint")
 }
 
 /// The statements that make the table, for one transaction.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{Holder, Key, Token};
 
-use crate::server::{Answer, Ask, Conn, Lease, Server, Taken};
+use crate::server::{Answer, Ask, Conn, Lease, Pruned, Server, Taken};
 
 /// One thing to do on a connection. May be done again after an error that changed nothing.
 pub(crate) trait Step<S: Server>: Send + Sync + 'static {
@@ -41,6 +41,6 @@ steps! {
     Read(key: Key) -> Option<Holder> = read(key), false;
     List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false;
     Force(key: Key) -> bool = force(key), false;
-    Prune(unused: Duration) -> u64 = prune(*unused), false;
+    Prune(unused: Duration, after: Vec<u8>) -> Pruned = prune(*unused, after), false;
     AwaitRelease(key: Key) -> bool = await_release(key), false;
 }

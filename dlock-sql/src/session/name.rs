@@ -2,7 +2,7 @@
 
 use dlock_core::Key;
 
-use crate::digest::digest;
+use crate::digest::{digest, input};
 
 /// What the rows begin with that are locked, and those with the fences.
 pub(crate) const ROW: u8 = 0xfe;
@@ -25,6 +25,11 @@ impl Name {
         let bytes = key.as_str().as_bytes();
         let row = |mark: u8| std::iter::once(mark).chain(bytes.iter().copied()).collect();
         Self { digest: digest("session", &[place, key.as_str()]), row: row(ROW), fence: row(FENCE) }
+    }
+
+    /// What the digest of a name at this place is of, except for the key with its length.
+    pub(crate) fn prefix(place: &str) -> Vec<u8> {
+        input("session", &[place])
     }
 
     /// The key that a row is of.

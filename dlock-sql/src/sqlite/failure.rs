@@ -44,6 +44,12 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
             Some((26, _)) => Failure::invalid_config(format!(
                 "{path} is not a SQLite database; give the path of one, or of a file that does not exist yet"
             )),
+            // A whole number that was counted above the last one is none any more.
+            Some((_, 3091)) => Failure::invalid_config(format!(
+                "a fence in {path} has come to the end of its numbers (was the clock or a row set by hand?), and none is given twice; \
+                 stop all users of the key and what checks its fences, and set `fence` of its row, or of the row of the empty key, to \
+                 the time in microseconds"
+            )),
             // Refused before anything was done: a table, column or mark is missing.
             Some((1 | 19 | 20, _)) => Failure::invalid_config(format!(
                 "the lock table in {path} is not as it was made; migrate it again"

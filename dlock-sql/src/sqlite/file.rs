@@ -33,7 +33,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         Ok(found) if !found.is_file() => {
             Err(Failure::invalid_config(format!("{} is not a regular file", path.display())))
         }
-        Ok(_) => refuse_network(path),
+        Ok(found) => refuse_strangers(path, &found).and_then(|()| refuse_network(path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(Failure::invalid_config(if path.is_symlink() {
                 format!("{} is a symbolic link to nothing; make its target or remove it", path.display())
@@ -43,6 +43,23 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         }
         Err(error) => Err(of_file(error, "opening", path)),
     }
+}
+
+/// Whether this user is ourselves, or the administrator. Nobody can tell on other systems than Linux.
+pub(super) fn is_trusted(user: u32) -> bool {
+    user == 0 || std::fs::metadata("/proc/self").map_or(true, |process| process.uid() == user)
+}
+
+/// Somebody else may have put there what everybody can write, as in a directory for temporary files.
+fn refuse_strangers(path: &Path, found: &Metadata) -> Result<(), Failure> {
+    if found.mode() & 0o002 == 0 || is_trusted(found.uid()) {
+        return Ok(());
+    }
+    Err(Failure::invalid_config(format!(
+        "{} belongs to another user and can be written by everybody, so that anybody could take or end its locks; share it by a group \
+         instead (chmod o-w)",
+        path.display()
+    )))
 }
 
 /// File locks and shared memory, on which SQLite relies, do not work between hosts.

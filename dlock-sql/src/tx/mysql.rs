@@ -6,7 +6,8 @@ use dlock_core::Key;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row};
 
 use super::{Locking, Patience, Statement};
-use crate::dialect::Dialect;
+use crate::dialect::{Dialect, Meaning, meaning_of};
+use crate::text::hex;
 
 /// Whole seconds, rounded up.
 fn seconds(limit: Duration) -> u64 {
@@ -44,13 +45,45 @@ impl Locking for MySql {
         locked
     }
 
-    fn lock_name(set: &str, name: &Key) -> Statement<Self> {
+    async fn lock_name(
+        on: &mut MySqlConnection,
+        set: &str,
+        name: &Key,
+        patience: Patience,
+    ) -> Result<bool, sqlx::Error> {
         // Locks the row for writing at once, whether it is new or not. A read that finds no row would lock the gap
         // together with others, and then deadlock with them.
         let mut query = QueryBuilder::new(format!("INSERT INTO {set} (name, number) VALUES ("));
         query.push_bind(name.as_str().as_bytes().to_vec());
         query.push(", 0) ON DUPLICATE KEY UPDATE number = number");
-        Statement { query, selects: false }
+        Self::lock(on, Statement { query, selects: false }, patience).await.map(|_| true)
+    }
+
+    async fn prune_names(on: &mut MySqlConnection, set: &str) -> Result<u64, sqlx::Error> {
+        let (mut count, mut after) = (0, Vec::new());
+        loop {
+            let page =
+                format!("SELECT name FROM {set} WHERE name > COALESCE(?, X'') ORDER BY name LIMIT 500");
+            let rows = sqlx::query(AssertSqlSafe(page)).bind(&after).fetch_all(&mut *on).await?;
+            let Some(last) = rows.last() else { return Ok(count) };
+            after = last.try_get(0)?;
+            for row in &rows {
+                let name = hex(row.try_get(0)?);
+                let statements = format!(
+                    "START TRANSACTION; SELECT 1 FROM {set} WHERE name = X'{name}' FOR UPDATE NOWAIT;
+                    DELETE FROM {set} WHERE name = X'{name}'; COMMIT"
+                );
+                match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await {
+                    Ok(done) => count += done.rows_affected(),
+                    Err(error) => {
+                        sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
+                        if meaning_of::<Self>(&error) != Meaning::Locked {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
     }
 
     async fn prepare(on: &mut MySqlConnection, set: &str) -> Result<(), sqlx::Error> {

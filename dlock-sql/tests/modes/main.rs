@@ -1,8 +1,10 @@
 //! Fenced writes, optimistic writes and the modes beyond lease rows, on real databases.
 
+mod documented;
 mod fenced;
 mod kept;
 mod kept_by;
 mod optimistic;
+mod pruning;
 mod support;
 mod transactions;

@@ -73,6 +73,7 @@ macro_rules! on_each {
         mod $module {
             #[allow(unused_imports)]
             use super::*;
+            #[allow(dead_code)]
             type D = sqlx::$database;
 
             $($(#[$doc])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

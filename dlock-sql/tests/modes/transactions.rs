@@ -194,3 +194,28 @@ async fn no_setting_of_the_users_session_is_left_changed() {
     let setting: i64 = setting.fetch_one(&mut *transaction).await.unwrap();
     assert_eq!(setting, 7);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_no_transaction_has_are_pruned() {
+    let db = crate::support::mysql().await;
+    let locks = TransactionLocks::<sqlx::MySql>::new("names").unwrap();
+    let mut other = db.pool.acquire().await.unwrap();
+    locks.migrate(&mut other).await.unwrap();
+    let mut first = db.pool.begin().await.unwrap();
+    locks.lock(&mut first, "a", Patience::OfServer).await.unwrap();
+    for n in 0..3 {
+        let mut second = db.pool.begin().await.unwrap();
+        locks.lock(&mut second, &format!("b{n}"), Patience::No).await.unwrap();
+        second.commit().await.unwrap();
+    }
+    assert_eq!(locks.prune(&mut other).await.unwrap(), 3);
+    let mut second = db.pool.begin().await.unwrap();
+    let error = locks.lock(&mut second, "a", Patience::No).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    first.commit().await.unwrap();
+    locks.lock(&mut second, "a", Patience::No).await.unwrap();
+    assert_eq!(locks.prune(&mut other).await.unwrap(), 0, "it is taken again");
+    second.rollback().await.unwrap();
+    assert_eq!(locks.prune(&mut other).await.unwrap(), 1);
+    assert_eq!(db.number("SELECT count(*) FROM names").await, 0);
+}

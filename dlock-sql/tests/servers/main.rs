@@ -7,6 +7,7 @@ mod faults;
 mod keys;
 mod lost_replies;
 mod opening;
+mod poolers;
 mod pools;
 mod rows;
 mod support;

@@ -86,6 +86,30 @@ on_both! {
         held.check().unwrap();
     }
 
+    async fn a_fence_at_its_end_is_an_error_that_says_what_to_mend<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = db.locks().await;
+        take(&locks, "a").await.release().await.unwrap();
+        let set = |fence: i64, key: &str| db.query(&format!("UPDATE dlock SET fence = {fence} WHERE {} = '{key}'", D::KEY));
+        set(i64::MAX - 1, "a");
+        let last = take(&locks, "a").await;
+        assert_eq!(last.fence().unwrap().get(), i64::MAX.unsigned_abs());
+        is_error(D::force(&backend, "a").await, ErrorKind::InvalidConfig, &["end of its numbers"]);
+        last.check().unwrap();
+        last.release().await.unwrap();
+        let once = |key: &str| crate::support::once(&locks, key);
+        is_error(once("a").acquire().await, ErrorKind::InvalidConfig, &["end of its numbers", "set `fence`"]);
+        set(i64::MAX, "");
+        is_error(once("new").acquire().await, ErrorKind::InvalidConfig, &["end of its numbers"]);
+        set(-5, "a");
+        set(0, "");
+        let next = take(&locks, "a").await;
+        assert!(next.fence().unwrap().get() < i64::MAX.unsigned_abs());
+        next.release().await.unwrap();
+        take(&locks, "new").await.release().await.unwrap();
+        assert_eq!(db.held(), 0);
+    }
+
     async fn a_lock_whose_row_is_deleted_is_lost_and_can_be_taken_again<D: Db>(db: D) {
         let backend = db.backend().await;
         let locks = dlock_core::Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();

@@ -101,3 +101,21 @@ async fn a_table_whose_mark_row_is_gone_gives_no_lock() {
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert_eq!(site.held().await, 0);
 }
+
+#[tokio::test]
+async fn a_fence_at_its_end_is_an_error_that_says_what_to_mend() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+    site.execute("UPDATE dlock SET fence = 9223372036854775806 WHERE key > x''").await;
+    let last = locks.lock("k").acquire().await.unwrap();
+    assert_eq!(last.fence().unwrap().get(), i64::MAX.unsigned_abs());
+    last.release().await.unwrap();
+    for (row, key) in [("key > x''", "k"), ("key = x''", "new")] {
+        site.execute(&format!("UPDATE dlock SET fence = 9223372036854775807 WHERE {row}")).await;
+        let error = locks.lock(key).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("end of its numbers"), "{error}");
+    }
+    assert_eq!(site.held().await, 0);
+}

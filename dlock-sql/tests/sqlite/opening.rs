@@ -193,3 +193,51 @@ async fn a_disk_that_takes_no_more_fails_the_acquire_and_grants_nothing() {
         0
     );
 }
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn locks_of_those_who_may_only_read_the_directory_stop_nobody() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use std::os::unix::fs::MetadataExt;
+
+    let site = Site::new();
+    let directory = std::fs::File::open(site.directory.path()).unwrap();
+    let everything = nix::libc::flock { l_type: 0, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&directory, FcntlArg::F_OFD_SETLK(&everything)).unwrap();
+    let locks = site.locks().await;
+    locks.lock("k").with_wait(dlock_core::Wait::No).acquire().await.unwrap().release().await.unwrap();
+    let marks = site.directory.path().join(".locks.db.dlock").metadata().unwrap();
+    assert_eq!(marks.mode() & 0o777, 0o600, "who cannot write the database cannot open it");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_file_of_the_marks_has_the_rights_of_those_who_write_the_database() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    let site = Site::new();
+    std::fs::write(&site.path, "").unwrap();
+    std::fs::set_permissions(&site.path, std::fs::Permissions::from_mode(0o664)).unwrap();
+    drop(site.backend().await);
+    let marks = site.directory.path().join(".locks.db.dlock").metadata().unwrap();
+    assert_eq!(marks.mode() & 0o777, 0o660);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_file_of_another_user_that_everybody_can_write_is_refused() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+    let site = Site::new();
+    std::fs::write(&site.path, "").unwrap();
+    std::fs::set_permissions(&site.path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    // Only the administrator can give files away.
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        drop(site.backend().await);
+        return;
+    }
+    chown(&site.path, Some(65_534), None).unwrap();
+    let error = SqliteOptions::new(&site.path).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("another user"), "{error}");
+}
