@@ -5,9 +5,10 @@
 //! A *claim* has one token. It attempts until it is granted; an attempt that finds its own token on the server adopts the lock
 //! and extends it; an attempt without an answer is made again under the same token. The holder believes until the send of the
 //! first attempt that may have taken effect, plus the lease, minus a margin; a confirmed renewal moves that to the send of the
-//! renewal. What ends a claim, or a hold, withdraws by token. See `dlock-core/src/acquire.rs` (`attempt`, `accept`),
-//! `hold.rs` (`new`, `confirm`), `keeper.rs` (`renew_once`, `Abandoned::withdraw`), and for the server's part `memory.rs`,
-//! `dlock-redis/src/scripts/lock.lua` and the statements of `dlock-sql`.
+//! renewal. What ends a claim, or a hold, withdraws by token. See `dlock-core/src/engine/acquire.rs`, `hold.rs` (`new`, `confirm`)
+//! and `keeper.rs` beside it (renewals, withdrawals), and for the server's part `dlock-core/src/backends/memory.rs`,
+//! `dlock-redis/src/scripts/lock.lua` and the statements of `dlock-sql`. The server's part is compared with `Memory`, step by
+//! step, in `tests/conformance.rs`.
 //!
 //! # Assumptions, each of which can be dropped
 //!
@@ -123,11 +124,13 @@ pub struct State {
 pub struct Lock {
     /// Whose it is.
     pub client: u8,
-    token: u8,
-    fence: u8,
+    /// Of which of its claims.
+    pub token: u8,
+    /// Its fence.
+    pub fence: u8,
     section: u8,
     /// Ticks until it ends.
-    left: u8,
+    pub left: u8,
 }
 
 /// One client.
@@ -163,13 +166,17 @@ enum Phase {
     Leaving,
 }
 
+/// A request on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Request {
-    client: u8,
-    token: u8,
-    what: What,
+pub struct Request {
+    /// Whose it is.
+    pub client: u8,
+    /// Of which of its claims.
+    pub token: u8,
+    /// What is asked.
+    pub what: What,
     /// The client waits for the answer.
-    heard: bool,
+    pub heard: bool,
 }
 
 /// What is asked of the server.
@@ -185,13 +192,25 @@ pub enum What {
     DrawFence,
 }
 
+/// What the server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Reply {
-    Granted { fence: u8, section: u8 },
+pub enum Reply {
+    /// The lock is ours.
+    Granted {
+        /// The fence of the grant.
+        fence: u8,
+        /// The number of the grant.
+        section: u8,
+    },
+    /// Somebody else has it.
     Busy,
+    /// The lease runs for its full length again.
     Extended,
+    /// The lock does not carry our token.
     Gone,
+    /// Nothing of ours is there any more.
     Withdrawn,
+    /// A fence that was drawn.
     Fence(u8),
 }
 
@@ -263,6 +282,12 @@ impl State {
         self.clients.iter().filter(|client| client.believes()).count()
     }
 
+    /// The request that [`Action::Arrives`] and [`Action::IsLost`] are about.
+    #[must_use]
+    pub fn request(&self, client: u8, what: What) -> Option<Request> {
+        self.wire.iter().copied().find(|request| (request.client, request.what) == (client, what))
+    }
+
     fn send(&mut self, client: u8, what: What, heard: bool) {
         let token = self.clients[usize::from(client)].token;
         if heard {
@@ -294,6 +319,18 @@ impl Client {
         if let (Phase::Trying { first: Some(_), .. }, Some(_)) = (self.phase, self.awaited) {
             self.awaited = Some(0);
         }
+    }
+
+    /// The number of its claim.
+    #[must_use]
+    pub const fn token(&self) -> u8 {
+        self.token
+    }
+
+    /// An answer that is on its way to it.
+    #[must_use]
+    pub const fn reply(&self) -> Option<Reply> {
+        self.reply
     }
 
     /// Whether its clock matters.
@@ -500,7 +537,8 @@ impl Model for Lease {
 impl Lease {
     /// Takes a request from the wire.
     fn take(&self, state: &mut State, id: u8, what: What) -> Option<Request> {
-        let at = state.wire.iter().position(|request| (request.client, request.what) == (id, what))?;
+        let request = state.request(id, what)?;
+        let at = state.wire.iter().position(|other| *other == request)?;
         Some(state.wire.remove(at))
     }
 

@@ -6,8 +6,8 @@
 //! of the round plus the lease. Each node votes for one client at a time, for the length of the lease. A node that restarts
 //! has forgotten its votes. So every vote is followed by a look for a mark, which is lost with the votes: the vote counts only
 //! if the mark is as old as the longest lease. Who finds none leaves one. A round that fails is withdrawn, and its token is
-//! never used again. A renewal counts when a majority confirms it. See `dlock-core/src/quorum/claim.rs` (`poll_nodes`,
-//! `prepare`, `renew`), `vote.rs` (`attempt_and_check`) and `node.rs` (`remembers`).
+//! never used again. A renewal counts when a majority confirms it. See `dlock-core/src/backends/quorum/claim.rs`
+//! (`poll_nodes`, `prepare`, `renew`), `vote.rs` (`attempt_and_check`) and `node.rs` (`remembers`).
 //!
 //! # Assumptions, each of which can be dropped
 //!
@@ -74,10 +74,10 @@ impl Quorum {
         Self { nodes: 3, needed: 2, rounds: vec![1, 1], lease: 2, restarts: 1, renewals: false, rules }
     }
 
-    /// Holders renew, and one client makes a second round.
+    /// Holders renew.
     #[must_use]
     pub fn large(rules: Rules) -> Self {
-        Self { rounds: vec![2, 1], renewals: true, ..Self::small(rules) }
+        Self { renewals: true, ..Self::small(rules) }
     }
 }
 

@@ -5,8 +5,7 @@
 //! A client creates an ephemeral sequential node whose name begins with a mark of its own; it holds when its node is the first.
 //! When the answer to the creation is lost, it looks for its mark, and adopts the node if it is of its present session
 //! (*protected creation*). The holder believes for a part of the session timeout from the send of its last *proof of life*.
-//! See `dlock-zk/src/claim.rs` and `place.rs` (`stand`, `find`, `leave`; the module of queue nodes), and `session.rs` (`beat`,
-//! `trusted_for`).
+//! In `dlock-zk/src` these are the claim, the queue node (protected creation), and the session (proofs of life).
 //!
 //! # The fault that matters
 //!
@@ -100,10 +99,10 @@ impl Queue {
         Self { sessions: 2, split: false, ..Self::split(rules) }
     }
 
-    /// Both, and a second claim of the first client.
+    /// Both.
     #[must_use]
     pub fn large(rules: Rules) -> Self {
-        Self { claims: vec![2, 1], sessions: 2, ..Self::split(rules) }
+        Self { sessions: 2, ..Self::split(rules) }
     }
 }
 
