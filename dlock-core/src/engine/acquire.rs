@@ -18,6 +18,7 @@ use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::{Pending, Spec};
+use crate::engine::threads;
 use crate::engine::wait_queue::Ticket;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
@@ -63,17 +64,19 @@ fn take(specs: Specs, started: Instant) -> Result<Taking, Error> {
     let first = &specs[0];
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
     first.engine.refuse_when_closed().map_err(refuse)?;
-    if tokio::runtime::Handle::try_current().is_err() {
-        return Err(refuse(Failure::new(
-            ErrorKind::Closed,
-            "there is no tokio runtime here to wait on; acquire inside of one",
-        )));
-    }
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = spans::acquire_span(&first.engine, &first.key, first.site, keys);
     // Inside of the span, whose trace goes along with the claims.
-    let acquire = async move { Acquire::new(&specs, started)?.run().await };
-    Ok(Box::pin(acquire.in_span(span)))
+    let engine = Arc::clone(&first.engine);
+    let acquire = async move { Acquire::new(&specs, started)?.run().await }.in_span(span);
+    if threads::has_timers() {
+        return Ok(Box::pin(acquire));
+    }
+    // On the keeper's thread, for a caller who has no tokio runtime with timers.
+    Ok(Box::pin(async move {
+        let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
+        engine.registry.tasks.run(acquire).await.unwrap_or_else(closed)
+    }))
 }
 
 /// How one attempt went.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::pending::Spec;
+use crate::engine::registry::Listing;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::handles::options::{Site, margin};
@@ -23,8 +24,6 @@ const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
 const LOST: u8 = 2;
 const RELEASED: u8 = 3;
-
-const UNLISTED: usize = usize::MAX;
 
 /// What a hold is worth at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +58,7 @@ pub(crate) struct Hold {
     release_requested: AtomicBool,
     /// How many guards share the hold; the last one gives the lock back.
     shares: AtomicU32,
-    pub(crate) slot: AtomicUsize,
+    pub(crate) listing: Listing,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
     claim: tokio::sync::Mutex<Option<Box<dyn DynClaim>>>,
@@ -77,9 +76,11 @@ impl Hold {
             Term::Lease(length) | Term::Session(Some(length)) => Some(length),
             Term::Session(None) => None,
         };
-        let deadline = length.map_or(Timestamp::NEVER, |length| sent + length - margin(length)).min(ends_at);
+        let deadline = length.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
         let renew_at = match grant.term {
-            Term::Lease(length) => sent + length / 3,
+            // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the keeper for
+            // locks that are given back soon.
+            Term::Lease(length) => sent + part_of(length / 3, 0.5),
             Term::Session(_) => Timestamp::NEVER,
         };
         let hold = Arc::new(Self {
@@ -100,7 +101,7 @@ impl Hold {
             at_risk: AtomicBool::new(false),
             release_requested: AtomicBool::new(false),
             shares: AtomicU32::new(1),
-            slot: AtomicUsize::new(UNLISTED),
+            listing: Listing::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
             claim: tokio::sync::Mutex::new(Some(claim)),
@@ -203,11 +204,11 @@ impl Hold {
             return;
         }
         if let Term::Lease(length) | Term::Session(Some(length)) = self.term {
-            let deadline = (sent + length - margin(length)).min(self.ends_at);
+            let deadline = valid_until(sent, length).min(self.ends_at);
             self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
         }
         if let Term::Lease(length) = self.term {
-            self.plan_renewal(sent + length / 3);
+            self.plan_renewal(sent + part_of(length / 3, 0.75));
         }
         self.at_risk.store(false, Ordering::Release);
         let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
@@ -217,7 +218,7 @@ impl Hold {
     /// A renewal failed: it is tried again soon.
     pub(crate) fn renewal_failed(&self) {
         let pause = (self.lease / 12).max(Duration::from_millis(5));
-        self.plan_renewal(self.engine.clock.now() + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
+        self.plan_renewal(self.engine.clock.now() + part_of(pause, 0.5));
         self.mark_at_risk();
     }
 
@@ -324,10 +325,6 @@ impl Hold {
         was
     }
 
-    pub(crate) fn listed_at(&self, slot: usize) {
-        self.slot.store(slot, Ordering::Release);
-    }
-
     /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
     pub(crate) async fn claim(&self) -> tokio::sync::MutexGuard<'_, Option<Box<dyn DynClaim>>> {
         self.claim.lock().await
@@ -337,6 +334,17 @@ impl Hold {
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
         self.claim.lock().await.take()
     }
+}
+
+/// Until when a lock that was confirmed by a request sent at `sent` can be relied upon.
+fn valid_until(sent: Timestamp, length: Duration) -> Timestamp {
+    // The margin first: a length without an end stays without one.
+    sent + length.saturating_sub(margin(length))
+}
+
+/// A random part of `length`, at least the share `least` of it.
+fn part_of(length: Duration, least: f64) -> Duration {
+    length.mul_f64(least + (1.0 - least) * fastrand::f64())
 }
 
 impl SignalSink for Hold {
@@ -368,10 +376,4 @@ impl fmt::Debug for Hold {
             .field("state", &self.state.load(Ordering::Acquire))
             .finish_non_exhaustive()
     }
-}
-
-/// Takes a slot out of its cell, once.
-pub(crate) fn take_slot(slot: &AtomicUsize) -> Option<usize> {
-    let slot = slot.swap(UNLISTED, Ordering::AcqRel);
-    (slot != UNLISTED).then_some(slot)
 }

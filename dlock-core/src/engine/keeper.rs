@@ -1,69 +1,47 @@
 //! The keeper: the thread that dlock owns.
 //!
 //! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks every
-//! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. There is one thread for the
-//! process, with one task for each `Locks`; a backend that hangs holds up its own locks only.
+//! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper, on a
+//! thread of its own while there are not many, so that a backend that hangs or blocks holds up its own locks only.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
 
-use crate::backend::Backoff;
-use crate::backend::dynamic::DynClaim;
-use crate::backend::{Renewed, Withdrawal};
-use crate::clock::Timestamp;
+use crate::backend::Renewed;
+use crate::engine::activity::ActivityToken;
+use crate::engine::cleanup::Cleanup;
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::{Engine, HoldRegistry};
-use crate::error::{ErrorKind, Failure};
+use crate::engine::registry::HoldRegistry;
+use crate::engine::threads::{self, Thread};
+use crate::error::Failure;
 use crate::guarded::Panicked;
-use crate::handles::options::Site;
-use crate::key::Key;
+use crate::telemetry::Loss;
 use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
-use crate::telemetry::{Loss, Trace};
 
 /// Work for the keeper.
 pub(crate) enum Job {
     /// Give back a hold that was closed.
-    Release(Arc<Hold>),
+    Release(Arc<Hold>, ActivityToken),
     /// Withdraw a claim that nobody waits for any more.
     Withdraw(Cleanup),
 }
 
-/// A claim that nobody waits for any more.
-pub(crate) struct Cleanup {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) key: Key,
-    pub(crate) site: Site,
-    pub(crate) claim: Box<dyn DynClaim>,
-    pub(crate) lease: Duration,
-    pub(crate) request_timeout: Duration,
-}
-
-/// The runtime of the keeper's thread. A backend drives its own connections there, so that they live on when
-/// the user's runtime is blocked or gone.
+/// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so that they live on
+/// when the user's runtime is blocked or gone. It must not block.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unavailable`] when the operating system gives no thread.
+/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system gives no thread; the next call tries again.
 pub fn runtime() -> Result<&'static Handle, Failure> {
-    static KEEPER: OnceLock<Result<Handle, String>> = OnceLock::new();
-    let started = KEEPER.get_or_init(|| {
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
-        let handle = runtime.handle().clone();
-        std::thread::Builder::new()
-            .name("dlock-keeper".into())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))
-            .map_err(|e| e.to_string())?;
-        Ok(handle)
-    });
-    started.as_ref().map_err(|e| Failure::unavailable(format!("the keeper thread could not be started: {e}")))
+    threads::of_connections()
 }
 
 /// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on next.
@@ -76,7 +54,7 @@ pub trait Spawn: fmt::Debug + Send + Sync + 'static {
 /// Where the tasks of one keeper run.
 #[derive(Clone, Debug)]
 pub(crate) enum Tasks {
-    Runtime(&'static Handle),
+    Thread(Arc<Thread>),
     Given(Arc<dyn Spawn>),
 }
 
@@ -84,15 +62,31 @@ impl Tasks {
     pub(crate) fn new(given: Option<Arc<dyn Spawn>>) -> Result<Self, Failure> {
         match given {
             Some(given) => Ok(Self::Given(given)),
-            None => runtime().map(Self::Runtime),
+            None => threads::of_keeper().map(Self::Thread),
         }
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
-            Self::Runtime(runtime) => drop(runtime.spawn(task)),
+            Self::Thread(thread) => drop(thread.runtime().spawn(task)),
             Self::Given(given) => given.spawn(Box::pin(task)),
         }
+    }
+
+    /// Runs `future` there and awaits its end; `None` when the keeper ended before. Dropping this drops `future`.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (mut tell, told) = oneshot::channel();
+        self.spawn(async move {
+            tokio::select! {
+                biased;
+                () = tell.closed() => {}
+                output = future => drop(tell.send(output)),
+            }
+        });
+        told.await.ok()
     }
 }
 
@@ -168,8 +162,8 @@ impl Drop for Renewal {
         if std::thread::panicking() {
             self.0.renewal_failed();
         }
-        // The plan of the next renewal may lie before the keeper's next look.
-        self.0.engine.registry.look_by(self.0.due_at());
+        // The next renewal is due before the end of the lease, for which the hold is listed now.
+        self.0.engine.registry.replan(&self.0);
     }
 }
 
@@ -217,76 +211,24 @@ async fn renew_once(hold: &Hold) {
 }
 
 impl Job {
-    async fn carry_out(self) {
-        let mut trace = Trace::default();
-        let abandoned = match self {
-            Self::Withdraw(abandoned) => abandoned,
-            Self::Release(hold) => match hold.take_claim().await {
-                Some(claim) => {
-                    trace = hold.trace.clone();
-                    Cleanup {
-                        engine: Arc::clone(&hold.engine),
-                        key: hold.key.clone(),
-                        site: hold.site,
-                        claim,
-                        lease: hold.lease,
-                        request_timeout: hold.request_timeout,
-                    }
-                }
-                None => return hold.engine.registry.finished(),
-            },
-        };
-        let span = spans::release_span(&abandoned.engine, &abandoned.key, abandoned.site, true);
-        trace.adopt(&span);
-        abandoned.withdraw().in_span(span).await;
+    pub(crate) fn into_background(self) -> Self {
+        match self {
+            Self::Release(hold, activity) => Self::Release(hold, activity.into_background()),
+            Self::Withdraw(cleanup) => {
+                Self::Withdraw(Cleanup { activity: cleanup.activity.into_background(), ..cleanup })
+            }
+        }
     }
-}
 
-impl Cleanup {
-    /// Withdraws, again and again until it is confirmed or the lease has ended it anyway.
-    async fn withdraw(mut self) {
-        // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and would be
-        // kept for as long as this process lives.
-        let until = match self.engine.capabilities.session_kept {
-            true => Timestamp::NEVER,
-            false => self.engine.clock.now() + self.lease + self.request_timeout,
-        };
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        loop {
-            match withdraw_once(&mut self.claim, self.request_timeout).await {
-                Ok(withdrawal) if withdrawal.settled || self.engine.clock.now() >= until => {
-                    spans::outcome("released");
-                    break;
-                }
-                // What was sent before may still take effect: withdrawn again until it cannot any more.
-                Ok(_) => {}
-                Err(failure) => {
-                    self.engine.registry.count(|counters| &counters.failed_withdrawals);
-                    self.engine.registry.metrics.release_failed(self.site, failure.kind());
-                    let given_up = !failure.is_transient() || self.engine.clock.now() >= until;
-                    spans::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
-                    if given_up {
-                        self.engine.registry.count(|counters| &counters.abandoned);
-                        self.engine.registry.metrics.abandoned(self.site);
-                        spans::failed(failure.kind());
-                        break;
-                    }
+    async fn carry_out(self) {
+        match self {
+            Self::Withdraw(cleanup) => cleanup.carry_out().await,
+            Self::Release(hold, activity) => {
+                // A renewal under way lets go of it at once, since the hold is closed.
+                if let Some(claim) = hold.take_claim().await {
+                    Cleanup::of_hold(&hold, claim, activity).carry_out().await;
                 }
             }
-            tokio::time::sleep(backoff.next_pause()).await;
         }
-        self.engine.wait_queue.released(&self.key);
-        self.engine.registry.finished();
-    }
-}
-
-/// One bounded request to withdraw.
-pub(crate) async fn withdraw_once(
-    claim: &mut Box<dyn DynClaim>,
-    limit: Duration,
-) -> Result<Withdrawal, Failure> {
-    match tokio::time::timeout(limit, claim.withdraw()).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
     }
 }

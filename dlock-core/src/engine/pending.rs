@@ -5,11 +5,14 @@ use std::sync::Arc;
 use crate::backend::ClaimRequest;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
-use crate::engine::keeper::{Cleanup, Job};
+use crate::engine::activity::ActivityToken;
+use crate::engine::cleanup::Cleanup;
+use crate::engine::keeper::Job;
 use crate::error::{Error, Failure, Operation};
 use crate::guarded::guard;
 use crate::handles::options::{Options, Site};
 use crate::key::Key;
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// One lock that is wanted: where, which, how, and from which place in the program.
@@ -29,6 +32,7 @@ impl Spec {
     /// Prepares a claim under a new token.
     pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
         let engine = &self.engine;
+        engine.refuse_in_child()?;
         let request = ClaimRequest::new(
             self.key.clone(),
             Token::random()?,
@@ -47,13 +51,13 @@ pub(crate) struct Pending<'a> {
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     /// An attempt is under way, or the outcome of one was never found out.
     pub(crate) unsettled: bool,
+    activity: Option<ActivityToken>,
 }
 
 impl<'a> Pending<'a> {
     pub(crate) fn new(spec: &'a Spec) -> Result<Self, Failure> {
-        let claim = spec.claim()?;
-        spec.engine.registry.step_begins();
-        Ok(Self { spec, claim: Some(claim), unsettled: false })
+        let activity = Some(spec.engine.registry.activity.begin());
+        Ok(Self { spec, claim: Some(spec.claim()?), unsettled: false, activity })
     }
 }
 
@@ -62,6 +66,7 @@ impl Drop for Pending<'_> {
         let engine = &self.spec.engine;
         if let Some(claim) = self.claim.take()
             && (self.unsettled || !claim.is_clean())
+            && let Some(activity) = self.activity.take()
         {
             engine.later(Job::Withdraw(Cleanup {
                 engine: Arc::clone(engine),
@@ -70,8 +75,9 @@ impl Drop for Pending<'_> {
                 claim,
                 lease: self.spec.options.lease,
                 request_timeout: self.spec.options.request_timeout(),
+                activity,
+                trace: Trace::default(),
             }));
         }
-        engine.registry.step_ends();
     }
 }

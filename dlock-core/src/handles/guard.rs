@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
-use crate::engine::Engine;
+use crate::engine::activity::ActivityToken;
+use crate::engine::cleanup::{Cleanup, withdraw_once};
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::keeper::{Cleanup, Job, withdraw_once};
+use crate::engine::keeper::Job;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::handles::held::Held;
@@ -114,10 +115,20 @@ impl Guard {
         if !hold.unshare() {
             return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
         }
-        hold.engine.registry.step_begins();
+        let engine = Arc::clone(&hold.engine);
+        if let Err(failure) = engine.refuse_in_child() {
+            let error = hold.error(Operation::Release, failure);
+            std::mem::forget(hold);
+            return Err(error);
+        }
+        let activity = Some(engine.registry.activity.begin());
         let was = hold.close();
-        let span = spans::release_span(&hold.engine, &hold.key, hold.site, false);
-        let result = Leaving { hold, claim: None, done: false }.leave(was).in_span(span.clone()).await;
+        let span = spans::release_span(&engine, &hold.key, hold.site, false);
+        let leaving = Leaving { hold: Arc::clone(&hold), claim: None, activity };
+        let result = match engine.run(leaving.leave(was).in_span(span.clone())).await {
+            Ok(result) => result,
+            Err(failure) => Err(hold.error(Operation::Release, failure)),
+        };
         spans::released(&span, result.as_ref().err());
         result
     }
@@ -129,10 +140,13 @@ impl Drop for Guard {
             && hold.unshare()
         {
             let engine = Arc::clone(&hold.engine);
-            engine.registry.step_begins();
+            if engine.is_in_child() {
+                // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
+                return std::mem::forget(hold);
+            }
+            let activity = engine.registry.activity.begin();
             hold.close();
-            engine.later(Job::Release(hold));
-            engine.registry.step_ends();
+            engine.later(Job::Release(hold, activity));
         }
     }
 }
@@ -147,16 +161,26 @@ impl fmt::Debug for Guard {
 struct Leaving {
     hold: Arc<Hold>,
     claim: Option<Box<dyn DynClaim>>,
-    done: bool,
+    /// Until nothing is left to do.
+    activity: Option<ActivityToken>,
 }
 
 impl Leaving {
     async fn leave(mut self, was: Condition) -> Result<()> {
-        self.claim = self.hold.take_claim().await;
+        let limit = self.hold.request_timeout;
+        // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
+        match tokio::time::timeout(limit, self.hold.take_claim()).await {
+            Ok(claim) => self.claim = claim,
+            Err(_) => {
+                let why =
+                    format!("a renewal did not end within {limit:?}; does the backend block its thread?");
+                return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
+            }
+        }
         let mut asked = 0;
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
-            match withdraw_once(claim, self.hold.request_timeout).await {
+            match withdraw_once(claim, limit).await {
                 // A reply may be lost after the release took effect: ask once more before it is called unknown.
                 Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
                 answer => break answer,
@@ -164,8 +188,9 @@ impl Leaving {
         };
         match answer {
             Ok(withdrawn) => {
-                // The keeper sees to it that nothing arrives later.
-                self.done = withdrawn.settled;
+                if withdrawn.settled {
+                    self.activity = None;
+                }
                 self.hold.engine.wait_queue.released(&self.hold.key);
                 let ours = withdrawn.removed || asked > 0;
                 if was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
@@ -177,21 +202,11 @@ impl Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let engine: &Arc<Engine> = &self.hold.engine;
-        if !self.done {
-            engine.later(match self.claim.take() {
-                None => Job::Release(Arc::clone(&self.hold)),
-                Some(claim) => Job::Withdraw(Cleanup {
-                    engine: Arc::clone(engine),
-                    key: self.hold.key.clone(),
-                    site: self.hold.site,
-                    claim,
-                    lease: self.hold.lease,
-                    request_timeout: self.hold.request_timeout,
-                }),
-            });
-        }
-        engine.registry.step_ends();
+        let Some(activity) = self.activity.take() else { return };
+        self.hold.engine.later(match self.claim.take() {
+            None => Job::Release(Arc::clone(&self.hold), activity),
+            Some(claim) => Job::Withdraw(Cleanup::of_hold(&self.hold, claim, activity)),
+        });
     }
 }
 

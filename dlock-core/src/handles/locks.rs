@@ -8,10 +8,11 @@ use std::time::Duration;
 use crate::backend::dynamic::DynBackend;
 use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::{Erased, Prefixed};
-use crate::engine::keeper::{Job, Spawn, Tasks};
+use crate::engine::Engine;
+use crate::engine::keeper::{Spawn, Tasks};
+use crate::engine::registry::Stats;
 use crate::engine::scope::Scope;
-use crate::engine::{Engine, Stats};
-use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
 use crate::handles::lock::Lock;
 use crate::handles::options::{Options, option_setters};
@@ -19,7 +20,7 @@ use crate::handles::requirement::{self, Requirement};
 use crate::handles::segment::Segmented;
 use crate::holder::Holder;
 use crate::key::Key;
-use crate::telemetry::{Loss, Metrics};
+use crate::telemetry::Metrics;
 use crate::template;
 
 /// Locks on one backend, with default options. Cheap to clone: clones share everything.
@@ -141,7 +142,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidKey`], [`ErrorKind::Unavailable`] and other kinds of the backend.
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey), [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend.
     ///
     /// # Cancel safety
     ///
@@ -150,53 +151,36 @@ impl Locks {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
         let limit = self.defaults.request_timeout();
-        match tokio::time::timeout(limit, engine.backend.inspect(&key)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Failure::unavailable(format!("no answer within {limit:?}"))),
-        }
-        .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
+        let (asked, of) = (Arc::clone(engine), key.clone());
+        let answer = engine.ask(limit, unanswered, async move { asked.backend.inspect(&of).await }).await;
+        answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`], gives back everything that is held, waits for the work in the background, and closes the
-    /// backend. For a graceful end of the process: after it nothing of ours is left on the server.
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back everything that is held, waits for
+    /// the work in the background, and closes the backend. For a graceful end of the process: after it nothing of ours is left
+    /// on the server.
     ///
     /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
-    /// leave; then their locks are given back without them.
+    /// leave; then their locks are given back without them. The last tenth is for the backend to close its connections. It takes
+    /// no longer than `timeout`, whatever the backend does, and needs no tokio runtime.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::TimedOut`] when something was still under way after `timeout`; the lease is then the floor.
+    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still under way then; the lease is the floor.
+    /// * [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent has the locks.
     ///
     /// # Cancel safety
     ///
     /// May be dropped and called again; acquires stay refused.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
-        let registry = &self.engine.registry;
-        registry.close();
-        for hold in registry.held() {
-            hold.lose_by(Loss::Shutdown);
-        }
-        let mut settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
-        if !settled {
-            for hold in registry.held() {
-                hold.close();
-                self.engine.later(Job::Release(hold));
-            }
-            settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
-        }
-        self.engine.backend.close().await;
-        if settled {
-            return Ok(());
-        }
-        let left = registry.stats();
-        let what = format!(
-            "{} locks and {} background releases were left to their leases",
-            left.held, left.background
-        );
-        Err(self.engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+        let engine = &self.engine;
+        let refuse = |failure| engine.error(Operation::Shutdown, failure);
+        engine.refuse_in_child().map_err(refuse)?;
+        engine.run(Arc::clone(engine).shut_down(timeout)).await.map_err(refuse)?
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
@@ -216,7 +200,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`], with the names of those it does not give.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), with the names of those it does not give.
     pub fn require(&self, requirements: &[Requirement]) -> Result<()> {
         requirement::check(requirements, &self.engine.capabilities)
             .map_err(|failure| self.engine.error(Operation::Configure, failure))
@@ -308,8 +292,8 @@ impl LocksBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] when an option is outside its bounds; [`ErrorKind::Unsupported`] when the backend lacks
-    /// what was [required](Self::require); [`ErrorKind::Unavailable`] when the operating
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when an option is outside its bounds; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend lacks
+    /// what was [required](Self::require); [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating
     /// system gives no thread for the keeper.
     pub fn build(self) -> Result<Locks> {
         let name = self.backend.name();

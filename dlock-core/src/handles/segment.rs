@@ -222,12 +222,12 @@ impl SegmentedSection {
         let begun = Instant::now();
         let mut patience = PATIENCE.0;
         loop {
-            let here = lock.engine().registry.held_keys();
+            let registry = &lock.engine().registry;
             let mut busy = None;
             for number in &*left {
                 // What another caller of this process holds is busy without a request.
                 let key = self.segmented.lock(*number);
-                if Some(*number) != ours && key.key().is_some_and(|key| here.contains(key)) {
+                if Some(*number) != ours && key.key().is_some_and(|key| registry.holds_key(key)) {
                     continue;
                 }
                 match enter(&self.segmented, *number, Wait::No).await {

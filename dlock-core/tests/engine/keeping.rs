@@ -17,7 +17,7 @@ fn renewals(backend: &Scripted, answers: impl IntoIterator<Item = Result<Renewed
 }
 
 /// Resolves when `test` holds; the keeper runs on a thread of its own.
-async fn eventually(what: &str, test: impl Fn() -> bool + Send + Sync) {
+pub(crate) async fn eventually(what: &str, test: impl Fn() -> bool + Send + Sync) {
     let wait = async {
         while !test() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -232,18 +232,6 @@ fn a_guard_dropped_without_any_runtime_is_released() {
     std::thread::spawn(move || drop(guard)).join().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(eventually("the release", || memory.held() == 0));
-}
-
-#[test]
-fn an_acquire_without_a_runtime_is_an_error() {
-    use std::task::{Context, Poll, Waker};
-    let locks = Locks::new(Memory::new());
-    let lock = locks.lock("k");
-    let mut acquire = std::pin::pin!(lock.acquire());
-    match acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Err(error)) => assert_eq!(error.kind(), ErrorKind::Closed),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! The engine over a scripted backend and over memory: outcomes, renewal, loss, release, owners, spans.
 
 mod keeping;
+mod lifecycle;
+mod many;
 mod memory;
 mod owners;
 mod script;

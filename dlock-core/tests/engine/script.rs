@@ -84,6 +84,17 @@ impl Scripted {
         self.0.calls.lock().unwrap().clone()
     }
 
+    /// Waits as [`wait_for`](Self::wait_for), outside of any runtime.
+    pub(crate) fn calls_until(&self, test: impl Fn(&[Call]) -> bool) {
+        for _ in 0..20_000 {
+            if test(&self.calls()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("never asked for; calls were {:?}", self.calls());
+    }
+
     pub(crate) fn count(&self, test: impl Fn(&Call) -> bool) -> usize {
         self.calls().iter().filter(|call| test(call)).count()
     }

@@ -65,8 +65,6 @@ impl Backend for Panicking {
         PanickingClaim { inner: self.memory.claim(request), backend: self.clone() }
     }
 
-    // Not an async block: it panics before there is a future.
-    #[expect(clippy::manual_async_fn, reason = "the panic is to come before the future")]
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send {
         self.step("inspect");
         self.memory.inspect(key)

@@ -1,5 +1,6 @@
 //! What administrators ask and do: who holds what, who waits, and taking a lock away.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Failure, Operation, Result};
@@ -43,9 +44,9 @@ impl Locks {
     /// Cancel-safe.
     pub async fn holders(&self) -> Result<Vec<(Key, Holder)>> {
         let engine = &self.engine;
-        let answer = tokio::time::timeout(LISTING, engine.backend.holders()).await;
-        let answer =
-            answer.unwrap_or_else(|_| Err(Failure::unavailable(format!("no list within {LISTING:?}"))));
+        let unanswered = Failure::unavailable(format!("no list within {LISTING:?}"));
+        let asked = Arc::clone(engine);
+        let answer = engine.ask(LISTING, unanswered, async move { asked.backend.holders().await }).await;
         let mut held = answer.map_err(|failure| engine.error(Operation::Inspect, failure))?;
         held.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(held)
@@ -68,10 +69,10 @@ impl Locks {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
         let limit = self.defaults.request_timeout();
-        let answer = tokio::time::timeout(limit, engine.backend.waiters(&key)).await;
-        answer
-            .unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
-            .map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
+        let (asked, of) = (Arc::clone(engine), key.clone());
+        let answer = engine.ask(limit, unanswered, async move { asked.backend.waiters(&of).await }).await;
+        answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
     /// Takes the lock of `key` away from whoever holds it, also from another library, and says whether anybody did.
@@ -111,10 +112,10 @@ impl Locks {
         let limit = self.defaults.request_timeout();
         let span = spans::release_span(engine, &key, Site::default(), false);
         let forced = async {
-            let answer = tokio::time::timeout(limit, engine.backend.force_release(&key)).await;
-            let unanswered =
-                || Err(Failure::unknown(format!("no answer within {limit:?}; look who holds it")));
-            let held = answer.unwrap_or_else(|_| unanswered())?;
+            let unanswered = Failure::unknown(format!("no answer within {limit:?}; look who holds it"));
+            let (asked, of) = (Arc::clone(engine), key.clone());
+            let force = async move { asked.backend.force_release(&of).await };
+            let held = engine.ask(limit, unanswered, force).await?;
             spans::outcome("forced");
             if held {
                 spans::forced();

@@ -1,0 +1,428 @@
+//! What is held, in the order in which the keeper has to look at it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::{Clock, Timestamp};
+use crate::engine::activity::Activity;
+use crate::engine::hold::Hold;
+use crate::engine::keeper::Tasks;
+use crate::error::{ErrorKind, Failure};
+use crate::key::Key;
+use crate::telemetry::spans;
+use crate::telemetry::{Holders, Loss, Metrics};
+
+/// What is held, and what is under way.
+pub(crate) struct HoldRegistry {
+    pub(crate) clock: Clock,
+    pub(crate) metrics: Metrics,
+    pub(crate) tasks: Tasks,
+    pub(crate) activity: Arc<Activity>,
+    /// The traces of those who hold something here.
+    pub(crate) holders: Holders,
+    holds: Mutex<Holds>,
+    /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
+    next_look: AtomicU64,
+    pub(crate) wake: Notify,
+    closed: AtomicBool,
+    /// Nobody renews any more.
+    dead: AtomicBool,
+    shut: Notify,
+    counters: Counters,
+}
+
+/// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a step down
+/// a tree.
+#[derive(Default)]
+struct Holds {
+    /// By when the keeper has to look at them, and by their number.
+    due: BTreeMap<(Timestamp, u64), Arc<Hold>>,
+    /// How many of a key are held and were not lost.
+    keys: HashMap<Key, u32>,
+    last_number: u64,
+}
+
+/// Where a hold stands in the registry; changed only while the registry is locked.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    /// Zero when it is not listed.
+    number: AtomicU64,
+    due: AtomicU64,
+    /// Whether it is counted by its key.
+    counted: AtomicBool,
+}
+
+impl Listing {
+    /// Its place among the holds, if it has one.
+    fn place(&self) -> Option<(Timestamp, u64)> {
+        let number = self.number.load(Ordering::Relaxed);
+        (number != 0).then(|| (Timestamp::from_nanos(self.due.load(Ordering::Relaxed)), number))
+    }
+}
+
+impl Holds {
+    /// Moves a hold to where it is due now.
+    fn replan(&mut self, hold: &Hold, at: Timestamp) {
+        let Some((due, number)) = hold.listing.place() else { return };
+        if let Some(hold) = self.due.remove(&(due, number)) {
+            hold.listing.due.store(at.as_nanos(), Ordering::Relaxed);
+            self.due.insert((at, number), hold);
+        }
+    }
+
+    fn count_out(&mut self, hold: &Hold) {
+        if hold.listing.counted.swap(false, Ordering::SeqCst)
+            && let Some(count) = self.keys.get_mut(&hold.key)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.keys.remove(&hold.key);
+            }
+        }
+    }
+}
+
+/// How often things happened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) looks: AtomicU64,
+    pub(crate) wakes: AtomicU64,
+    pub(crate) renewals: AtomicU64,
+    pub(crate) failed_renewals: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) failed_withdrawals: AtomicU64,
+    pub(crate) abandoned: AtomicU64,
+    pub(crate) rechecks: AtomicU64,
+}
+
+/// Counts of one `Locks` since it was built, for tests and health pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Locks held now.
+    pub held: usize,
+    /// Releases and clean-ups under way in the background.
+    pub background: usize,
+    /// How often the keeper looked through what is held.
+    pub keeper_looks: u64,
+    /// How often an acquire had to wake the keeper, because its first renewal is due before the keeper's next look.
+    pub keeper_wakes: u64,
+    /// Renewals that the backend confirmed.
+    pub renewals: u64,
+    /// Renewals that failed or timed out; each is tried again until the lease ends.
+    pub failed_renewals: u64,
+    /// Locks that were lost.
+    pub lost: u64,
+    /// Releases and clean-ups in the background that failed; each is tried again until the lease ends.
+    pub failed_withdrawals: u64,
+    /// Releases and clean-ups that were given up: the lease ended them.
+    pub abandoned: u64,
+    /// Attempts that asked the owner again after an unknown outcome.
+    pub rechecks: u64,
+}
+
+/// The keeper looks at least this often, so that a lock with a longer sixth of its lease never has to wake it.
+const IDLE_LOOK: Duration = Duration::from_secs(5);
+
+/// How many holds are looked at before acquires and releases get their turn.
+const BATCH: usize = 64;
+
+impl HoldRegistry {
+    pub(crate) fn new(clock: Clock, metrics: Metrics, tasks: Tasks) -> Self {
+        Self {
+            clock,
+            metrics,
+            tasks,
+            activity: Arc::default(),
+            holders: Holders::default(),
+            holds: Mutex::default(),
+            next_look: AtomicU64::new(0),
+            wake: Notify::new(),
+            closed: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            shut: Notify::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn holds(&self) -> MutexGuard<'_, Holds> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists a hold for renewal.
+    pub(crate) fn list(&self, hold: &Arc<Hold>) {
+        let due = hold.due_at();
+        {
+            let mut holds = self.holds();
+            holds.last_number += 1;
+            let number = holds.last_number;
+            hold.listing.number.store(number, Ordering::Relaxed);
+            hold.listing.due.store(due.as_nanos(), Ordering::Relaxed);
+            hold.listing.counted.store(true, Ordering::SeqCst);
+            *holds.keys.entry(hold.key.clone()).or_default() += 1;
+            holds.due.insert((due, number), Arc::clone(hold));
+            if hold.is_lost() {
+                holds.count_out(hold);
+            }
+        }
+        self.metrics.hold_begins(hold.site);
+        self.holders.begins(&hold.key, &hold.trace);
+        self.look_by(due);
+    }
+
+    /// Has the keeper look at this time. Wakes it only when it would come too late by itself.
+    pub(crate) fn look_by(&self, at: Timestamp) {
+        if self.next_look.fetch_min(at.as_nanos(), Ordering::AcqRel) > at.as_nanos() {
+            self.count(|counters| &counters.wakes);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Has the keeper look at the hold when it is due, which may be earlier than it was.
+    pub(crate) fn replan(&self, hold: &Hold) {
+        let at = hold.due_at();
+        let is_earlier = {
+            let mut holds = self.holds();
+            let is_earlier = hold.listing.place().is_some_and(|(due, _)| at < due);
+            // One that is due later than before is looked at once for nothing, which is cheaper than to move it each time.
+            if is_earlier {
+                holds.replan(hold, at);
+            }
+            is_earlier
+        };
+        if is_earlier {
+            self.look_by(at);
+        }
+    }
+
+    /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
+    pub(crate) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
+        let listed = {
+            let mut holds = self.holds();
+            let Some(place) = hold.listing.place() else { return };
+            hold.listing.number.store(0, Ordering::Relaxed);
+            holds.count_out(hold);
+            holds.due.remove(&place)
+        };
+        self.metrics.hold_ends(hold.site, lost, now.since(hold.acquired_at));
+        self.holders.ends(&hold.key, &hold.trace, &hold.engine.wait_queue);
+        // Outside of the lock.
+        drop(listed);
+        self.activity.changed();
+    }
+
+    /// A hold was lost: its key is not held here by it any more.
+    pub(crate) fn note_lost(&self, hold: &Hold) {
+        if hold.listing.counted.load(Ordering::SeqCst) {
+            self.holds().count_out(hold);
+        }
+    }
+
+    /// Whether `key` is held here and was not lost, so that nobody has to ask for it.
+    pub(crate) fn holds_key(&self, key: &Key) -> bool {
+        self.holds().keys.contains_key(key)
+    }
+
+    /// Looks at what is due: ends what has run out, and returns what is to be renewed and when to look next.
+    pub(crate) fn look(&self) -> (Vec<Arc<Hold>>, Timestamp) {
+        self.count(|counters| &counters.looks);
+        let now = self.clock.now();
+        let idle = now + IDLE_LOOK;
+        // A hold listed while this looks is either seen below or lowers this again.
+        self.next_look.store(idle.as_nanos(), Ordering::Release);
+        let (mut due, mut ended) = (Vec::new(), Vec::new());
+        while self.look_at_some(now, &mut due, &mut ended) == BATCH {}
+        for hold in ended {
+            // Stays listed until its guard goes, but needs no more looks.
+            hold.condition();
+        }
+        let first = self.holds().due.first_key_value().map(|((at, _), _)| *at);
+        let next = first.map_or(idle, |first| idle.min(first));
+        let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
+        (due, next.min(Timestamp::from_nanos(planned)))
+    }
+
+    /// Looks at up to [`BATCH`] holds, and returns at how many.
+    fn look_at_some(&self, now: Timestamp, due: &mut Vec<Arc<Hold>>, ended: &mut Vec<Arc<Hold>>) -> usize {
+        let mut holds = self.holds();
+        for seen in 0..BATCH {
+            let Some((&(at, _), hold)) = holds.due.first_key_value() else { return seen };
+            let hold = Arc::clone(hold);
+            // Renewals that are due soon go out together with those due now.
+            let renews = hold.deadline() > now && hold.take_renewal(now + hold.lease / 300);
+            if at > now && !renews {
+                return seen;
+            }
+            if renews {
+                due.push(Arc::clone(&hold));
+            } else if hold.deadline() <= now {
+                hold.plan_renewal(Timestamp::NEVER);
+                ended.push(Arc::clone(&hold));
+                holds.replan(&hold, Timestamp::NEVER);
+                continue;
+            }
+            holds.replan(&hold, hold.due_at());
+        }
+        BATCH
+    }
+
+    pub(crate) fn held(&self) -> Vec<Arc<Hold>> {
+        self.holds().due.values().map(Arc::clone).collect()
+    }
+
+    /// Refuses acquires from now on, and ends those that wait.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.shut.notify_waiters();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Refuses acquires, and loses what is held: nobody is left to renew it.
+    pub(crate) fn keeper_is_dead(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        self.close();
+        let held = self.held();
+        spans::keeper_died(held.len());
+        for hold in held {
+            hold.lose_by(Loss::Keeper);
+        }
+        self.activity.changed();
+    }
+
+    /// Says why acquires are refused.
+    pub(crate) fn closed(&self) -> Failure {
+        let why = match self.dead.load(Ordering::SeqCst) {
+            true => {
+                "dlock's own thread has ended, so that nothing can be renewed or released here; build new locks"
+            }
+            false => "these locks were shut down",
+        };
+        Failure::new(ErrorKind::Closed, why)
+    }
+
+    /// Resolves when the registry is closed.
+    pub(crate) async fn shut(&self) {
+        loop {
+            let shut = self.shut.notified();
+            if self.is_closed() {
+                return;
+            }
+            shut.await;
+        }
+    }
+
+    /// Resolves when nothing is held, being acquired or being released, and nothing goes on in the background.
+    pub(crate) async fn settled(&self) {
+        self.activity.settled(|| self.holds().due.is_empty()).await;
+    }
+
+    pub(crate) fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
+        counter(&self.counters).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        Stats {
+            held: self.holds().due.len(),
+            background: self.activity.in_background(),
+            keeper_looks: read(&counters.looks),
+            keeper_wakes: read(&counters.wakes),
+            renewals: read(&counters.renewals),
+            failed_renewals: read(&counters.failed_renewals),
+            lost: read(&counters.lost),
+            failed_withdrawals: read(&counters.failed_withdrawals),
+            abandoned: read(&counters.abandoned),
+            rechecks: read(&counters.rechecks),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Grant, Term};
+    use crate::engine::Engine;
+    use crate::engine::pending::Spec;
+    use crate::handles::options::{Options, Site};
+    use crate::{Locks, ManualClock, Memory};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn hold(engine: &Arc<Engine>, key: &str, lease: Duration) -> Arc<Hold> {
+        let (key, options) = (Key::new(key).unwrap(), Options { lease, ..Options::default() });
+        let spec = Spec { engine: Arc::clone(engine), key, site: Site::default(), options };
+        let (claim, now) = (spec.claim().unwrap(), engine.clock.now());
+        Hold::new(&spec, claim, Grant::new(Term::Lease(lease)), now)
+    }
+
+    fn locks_metrics() -> Metrics {
+        #[cfg(feature = "otel")]
+        return Metrics::new("memory", None);
+        #[cfg(not(feature = "otel"))]
+        Metrics
+    }
+
+    #[test]
+    fn a_look_sees_what_is_due_and_nothing_else() {
+        let clock = ManualClock::stopped();
+        let locks = Locks::new(Memory::with_clock(clock.clock()));
+        let engine = locks.engine();
+        // Of its own, which no keeper looks at.
+        let tasks = engine.registry.tasks.clone();
+        let registry = HoldRegistry::new(clock.clock(), locks_metrics(), tasks);
+        let holds: Vec<_> = (0..1_000).map(|n| hold(engine, &format!("{n}"), LEASE * 100)).collect();
+        holds.iter().for_each(|hold| registry.list(hold));
+        let short = hold(engine, "short", LEASE);
+        registry.list(&short);
+        let look = || {
+            let (mut due, mut ended) = (Vec::new(), Vec::new());
+            let seen = registry.look_at_some(clock.clock().now(), &mut due, &mut ended);
+            (seen, due.len(), ended.len())
+        };
+        assert_eq!(look(), (0, 0, 0));
+        clock.advance(LEASE / 3);
+        assert_eq!(look(), (1, 1, 0));
+        assert_eq!(look(), (0, 0, 0));
+        clock.advance(LEASE);
+        assert_eq!(look(), (1, 0, 1));
+        assert_eq!(look(), (0, 0, 0));
+        let (due, next) = registry.look();
+        assert!(due.is_empty() && next == clock.clock().now() + IDLE_LOOK);
+        registry.unlist(&short, true, clock.clock().now());
+        assert_eq!(registry.stats().held, 1_000);
+    }
+
+    #[test]
+    fn a_key_is_held_while_one_hold_of_it_is_listed_and_not_lost() {
+        let locks = Locks::new(Memory::new());
+        let engine = locks.engine();
+        let registry = &engine.registry;
+        let key = Key::new("k").unwrap();
+        let (old, new) = (hold(engine, "k", LEASE), hold(engine, "k", LEASE));
+        assert!(!registry.holds_key(&key));
+        registry.list(&old);
+        registry.list(&new);
+        old.lose_by(Loss::Gone);
+        old.lose_by(Loss::Gone);
+        assert!(registry.holds_key(&key));
+        old.close();
+        assert!(registry.holds_key(&key));
+        new.close();
+        new.close();
+        assert!(!registry.holds_key(&key));
+        let lost = hold(engine, "k", LEASE);
+        lost.lose_by(Loss::Gone);
+        registry.list(&lost);
+        assert!(!registry.holds_key(&key));
+        lost.close();
+        assert!(registry.holds().keys.is_empty() && registry.holds().due.is_empty());
+    }
+}

@@ -1,0 +1,155 @@
+//! The threads that dlock owns.
+//!
+//! One drives the connections of backends. The keepers of `Locks` run on others, each on a thread of its own while there are
+//! not many, so that a backend that blocks its thread holds up its own locks and no others. Threads are kept for the next
+//! `Locks`. All belong to one process: a child made by `fork` has none of its parent's, and starts its own.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+use tokio::runtime::{self, Handle};
+use tokio::sync::oneshot;
+
+use crate::error::Failure;
+use crate::guarded::guard;
+
+/// How many threads keepers have at the most; more `Locks` share them.
+const MOST_KEEPERS: usize = 16;
+
+/// A thread with a runtime. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    runtime: Handle,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Thread {
+    fn start(name: &str, thread: Builder) -> Result<Self, Failure> {
+        let refused = |error: std::io::Error| {
+            Failure::unavailable(format!(
+                "dlock's own thread `{name}` could not be started; try again: {error}"
+            ))
+        };
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (stop, stopped) = oneshot::channel();
+        // The runtime is made on its own thread: it could not be dropped inside of another when there is no thread for it.
+        let run = move || match runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                let _ = tell.send(Ok(runtime.handle().clone()));
+                let _: Result<(), _> = runtime.block_on(stopped);
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        };
+        thread.name(name.into()).spawn(run).map_err(refused)?;
+        let started = told.recv().unwrap_or_else(|_| Err(std::io::Error::other("it ended at once")));
+        Ok(Self { runtime: started.map_err(refused)?, _stop: stop })
+    }
+
+    pub(crate) const fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+}
+
+/// The threads of one process.
+struct Threads {
+    process: u32,
+    connections: Thread,
+    keepers: Mutex<Vec<Arc<Thread>>>,
+    /// Those of a child of this process, as seen there.
+    child: OnceLock<Box<Self>>,
+}
+
+impl Threads {
+    /// Nothing is remembered of a failure: the next call tries again.
+    fn of_this_process() -> Result<&'static Self, Failure> {
+        static THREADS: OnceLock<Box<Threads>> = OnceLock::new();
+        let process = std::process::id();
+        let mut threads = &THREADS;
+        loop {
+            match threads.get() {
+                Some(found) if found.process == process => return Ok(found),
+                Some(of_parent) => threads = &of_parent.child,
+                None => {
+                    let connections = Thread::start("dlock-io", Builder::new())?;
+                    let (keepers, child) = (Mutex::default(), OnceLock::new());
+                    // Where another thread was faster, this one ends again.
+                    let _ = threads.set(Box::new(Self { process, connections, keepers, child }));
+                }
+            }
+        }
+    }
+}
+
+/// The runtime that drives the connections of backends.
+pub(crate) fn of_connections() -> Result<&'static Handle, Failure> {
+    Threads::of_this_process().map(|threads| threads.connections.runtime())
+}
+
+/// A thread for a keeper: one that no other has, if there is one or can be one more.
+pub(crate) fn of_keeper() -> Result<Arc<Thread>, Failure> {
+    let threads = Threads::of_this_process()?;
+    let mut keepers = threads.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+    // Each keeper holds its thread, and this list holds all.
+    let least = keepers.iter().min_by_key(|thread| Arc::strong_count(thread)).map(Arc::clone);
+    // One is this list's, and one is that of this function.
+    let taken = |thread: &Arc<Thread>| Arc::strong_count(thread) > 2;
+    match least {
+        Some(least) if !taken(&least) || keepers.len() >= MOST_KEEPERS => Ok(least),
+        least => match (Thread::start("dlock-keeper", Builder::new()), least) {
+            (Ok(thread), _) => {
+                let thread = Arc::new(thread);
+                keepers.push(Arc::clone(&thread));
+                Ok(thread)
+            }
+            // To share one is better than to have none.
+            (Err(_), Some(least)) => Ok(least),
+            (Err(failure), None) => Err(failure),
+        },
+    }
+}
+
+/// Whether the calling code is in a tokio runtime that has timers.
+pub(crate) fn has_timers() -> bool {
+    thread_local! {
+        /// What was found out about the runtime that this thread was in last.
+        static LAST: Cell<Option<(runtime::Id, bool)>> = const { Cell::new(None) };
+    }
+    let Ok(runtime) = Handle::try_current() else { return false };
+    let id = runtime.id();
+    if let Some((_, known)) = LAST.get().filter(|(last, _)| *last == id) {
+        return known;
+    }
+    // A runtime does not tell. One without timers panics.
+    let has_timers = guard(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok();
+    LAST.set(Some((id, has_timers)));
+    has_timers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_used_again_and_shared_when_there_are_many() {
+        let taken: Vec<_> = (0..MOST_KEEPERS * 2).map(|_| of_keeper().unwrap()).collect();
+        let mut different = taken.clone();
+        different.sort_by_key(Arc::as_ptr);
+        different.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        assert!(different.len() <= MOST_KEEPERS);
+        drop((taken, different));
+        let threads = Threads::of_this_process().unwrap();
+        assert!(threads.keepers.lock().unwrap().len() <= MOST_KEEPERS);
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_cannot_be_started_is_an_error_inside_of_a_runtime_too() {
+        // No machine has as much memory.
+        let failure =
+            Thread::start("none", Builder::new().stack_size(usize::MAX / 4)).map(|_| ()).unwrap_err();
+        assert!(failure.is_transient());
+    }
+}
