@@ -1,0 +1,235 @@
+//! The backend of the simulated store: what a process has of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock_core::backend::{
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Term, Withdrawal,
+};
+use dlock_core::{Clock, Failure, Fence, Holder, Key};
+
+use crate::lease::{Answer, Command, One};
+use crate::net::{Request, Route};
+use crate::world::{Trouble, read, world};
+
+/// One process's way to the store.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    pub(crate) process: usize,
+    pub(crate) engine: usize,
+    pub(crate) drift: i64,
+    pub(crate) capabilities: Capabilities,
+}
+
+impl Leases {
+    pub(crate) fn new(process: usize, engine: usize) -> Self {
+        let (drift, notified, from, to) =
+            world(|w| (w.plan.drift[process + 1], w.plan.notified, w.plan.poll_from, w.plan.poll_to));
+        let (from, to) = (Duration::from_millis(from), Duration::from_millis(to));
+        let basic = Capabilities::basic().with_fencing();
+        let capabilities = match notified {
+            true => basic.with_notifications(to),
+            false => basic.with_polling(from, to),
+        };
+        Self { process, engine, drift, capabilities }
+    }
+
+    async fn ask(&self, command: Command) -> (Route, Result<Answer, Failure>) {
+        ask(self.process, command).await
+    }
+}
+
+async fn ask(process: usize, command: Command) -> (Route, Result<Answer, Failure>) {
+    let route = world(|w| w.send(process, command));
+    let answer = Request::new(route).await.map_err(|trouble| match trouble {
+        Trouble::Refused => Failure::unavailable("the connection was refused"),
+        Trouble::Reset | Trouble::Panic => Failure::unknown("the connection was reset"),
+    });
+    (route, answer)
+}
+
+impl Backend for Leases {
+    type Claim = LeaseClaim;
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn clock(&self) -> Clock {
+        let drift = self.drift;
+        Clock::simulated(move || read(drift))
+    }
+
+    fn claim(&self, request: ClaimRequest) -> LeaseClaim {
+        let one = world(|w| {
+            w.claims += 1;
+            let (key, claim) = (w.key(request.key.as_str()), w.claims);
+            w.claimed(claim, key);
+            One {
+                key,
+                claim,
+                process: self.process,
+                engine: self.engine,
+                token: request.token,
+                lease: u64::try_from(request.lease.as_nanos()).unwrap_or(u64::MAX),
+                request: w.plan.twin.then(|| Box::new(request)),
+            }
+        });
+        LeaseClaim { one, open: Vec::new(), held: false, seen: AtomicU64::new(0) }
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut LeaseClaim]) -> Result<BatchAttempt, Failure> {
+        claims.iter_mut().for_each(|claim| claim.look());
+        let all = claims.iter().map(|claim| claim.one.clone()).collect();
+        let route = world(|w| w.send(self.process, Command::Attempt(all)));
+        claims.iter_mut().for_each(|claim| claim.open.push(route));
+        let answer = answer(Request::new(route).await);
+        for claim in claims.iter_mut() {
+            claim.settle(route, &answer);
+        }
+        match answer? {
+            Answer::Granted(fences) => {
+                let grants = claims.iter().zip(fences).map(|(claim, fence)| claim.grant(fence));
+                Ok(BatchAttempt::Granted(grants.collect()))
+            }
+            Answer::Busy(place, left) => Ok(BatchAttempt::Busy { place, busy: busy(left) }),
+            other => Err(absurd(&other)),
+        }
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        let key = world(|w| w.key(key.as_str()));
+        self.ask(Command::Inspect(key)).await.1.map(|_| None)
+    }
+}
+
+fn answer(answer: Result<Answer, Trouble>) -> Result<Answer, Failure> {
+    answer.map_err(|trouble| match trouble {
+        Trouble::Refused => Failure::unavailable("the connection was refused"),
+        Trouble::Reset | Trouble::Panic => Failure::unknown("the connection was reset"),
+    })
+}
+
+fn busy(left: u64) -> Busy {
+    let mut busy = Busy::default();
+    busy.retry_after = Some(Duration::from_nanos(left));
+    busy
+}
+
+fn absurd(answer: &Answer) -> Failure {
+    Failure::denied(format!("the store answered {answer:?}"))
+}
+
+/// A claim on a lock of the simulated store.
+pub(crate) struct LeaseClaim {
+    one: One,
+    /// Attempts whose answers have not come, and which may still arrive.
+    open: Vec<Route>,
+    held: bool,
+    /// How often the process had been told of a change when the last attempt was made.
+    seen: AtomicU64,
+}
+
+impl LeaseClaim {
+    fn look(&self) {
+        let told = world(|w| w.processes[self.one.process].told.get(&self.one.key).copied());
+        self.seen.store(told.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    fn grant(&self, fence: u64) -> Grant {
+        Grant::new(Term::Lease(Duration::from_nanos(self.one.lease))).with_fence(Fence::new(fence))
+    }
+
+    /// What an answer says of the requests before it on the same connection: they are done.
+    fn settle(&mut self, route: Route, answer: &Result<Answer, Failure>) {
+        match answer {
+            Ok(answer) => {
+                let before = |open: &Route| {
+                    open.connection == route.connection
+                        && open.generation == route.generation
+                        && open.request <= route.request
+                };
+                self.open.retain(|open| !before(open));
+                match answer {
+                    Answer::Granted(_) => self.held = true,
+                    Answer::Removed(_) => self.held = false,
+                    _ => {}
+                }
+            }
+            Err(failure) if failure.kind() == dlock_core::ErrorKind::Unavailable => {
+                self.open.retain(|open| open.request != route.request);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Claim for LeaseClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.look();
+        let route = world(|w| w.send(self.one.process, Command::Attempt(vec![self.one.clone()])));
+        self.open.push(route);
+        let answer = answer(Request::new(route).await);
+        self.settle(route, &answer);
+        match answer? {
+            Answer::Granted(fences) => Ok(Attempt::Granted(self.grant(fences[0]))),
+            Answer::Busy(_, left) => {
+                world(|w| w.found_busy(self.one.claim));
+                Ok(Attempt::Busy(busy(left)))
+            }
+            other => Err(absurd(&other)),
+        }
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        let (process, key) = (self.one.process, self.one.key);
+        if !world(|w| w.plan.notified) {
+            return std::future::pending().await;
+        }
+        if world(|w| w.chance(w.plan.rate_untold / 4)) {
+            return Err(Failure::unavailable("the subscription is gone"));
+        }
+        let seen = self.seen.load(Ordering::Relaxed);
+        std::future::poll_fn(|cx| {
+            world(|w| {
+                let process = &mut w.processes[process];
+                if process.told.get(&key).is_some_and(|told| *told > seen) {
+                    return Poll::Ready(Ok(()));
+                }
+                process.watchers.retain(|(of, waker)| *of != key || !waker.will_wake(cx.waker()));
+                process.watchers.push((key, cx.waker().clone()));
+                Poll::Pending
+            })
+        })
+        .await
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        match ask(self.one.process, Command::Renew(self.one.clone())).await.1? {
+            Answer::Extended => Ok(Renewed::Extended),
+            Answer::Gone => Ok(Renewed::Gone),
+            other => Err(absurd(&other)),
+        }
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        let (route, answer) = ask(self.one.process, Command::Withdraw(self.one.clone())).await;
+        self.settle(route, &answer);
+        match answer? {
+            Answer::Removed(removed) => {
+                let withdrawal = if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
+                Ok(if self.open.is_empty() { withdrawal } else { withdrawal.unsettled() })
+            }
+            other => Err(absurd(&other)),
+        }
+    }
+
+    fn is_clean(&self) -> bool {
+        self.open.is_empty() && !self.held
+    }
+}

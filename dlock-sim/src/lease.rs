@@ -1,0 +1,260 @@
+//! The simulated store: leases, as Redis and SQL keep them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use dlock_core::backend::{Attempt, Backend, Claim, ClaimRequest, Renewed};
+use dlock_core::{Clock, Memory, Token};
+
+use crate::world::read;
+
+/// Who asks, and for what.
+#[derive(Clone)]
+pub(crate) struct One {
+    pub(crate) key: usize,
+    pub(crate) claim: u64,
+    pub(crate) process: usize,
+    pub(crate) engine: usize,
+    pub(crate) token: Token,
+    /// In nanoseconds.
+    pub(crate) lease: u64,
+    /// What the engine asked for, for the twin.
+    pub(crate) request: Option<Box<ClaimRequest>>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Command {
+    Attempt(Vec<One>),
+    Renew(One),
+    Withdraw(One),
+    Inspect(usize),
+}
+
+/// What the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// With the fences.
+    Granted(Vec<u64>),
+    /// Which one is in the way, and what is left of its lease in nanoseconds.
+    Busy(usize, u64),
+    Extended,
+    Gone,
+    Removed(bool),
+    Held(bool),
+}
+
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) token: Token,
+    pub(crate) claim: u64,
+    pub(crate) process: usize,
+    pub(crate) engine: usize,
+    pub(crate) fence: u64,
+    /// By the store's clock.
+    pub(crate) expires: u64,
+    /// The lease, to find out how late an end is.
+    pub(crate) lease: u64,
+}
+
+/// What happened to keys because of a command.
+#[derive(Default)]
+pub(crate) struct Changes {
+    pub(crate) granted: Vec<(usize, Entry)>,
+    pub(crate) freed: Vec<usize>,
+    /// Who is to be told: key and process.
+    pub(crate) tell: Vec<(usize, usize)>,
+}
+
+/// The server.
+pub(crate) struct Store {
+    pub(crate) entries: BTreeMap<usize, Entry>,
+    copy: BTreeMap<usize, Entry>,
+    fence: u64,
+    interest: Vec<(usize, usize)>,
+    pub(crate) up: bool,
+    /// Counts the losses of data.
+    pub(crate) epoch: u64,
+    twin: Option<Twin>,
+}
+
+impl Store {
+    pub(crate) fn new(twin: bool, drift: i64) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            copy: BTreeMap::new(),
+            fence: 0,
+            interest: Vec::new(),
+            up: true,
+            epoch: 0,
+            twin: twin.then(|| Twin::new(drift)),
+        }
+    }
+
+    /// Carries out one command, in one step, at `time` of the store's clock. The error is a difference to `Memory`.
+    pub(crate) fn carry_out(&mut self, command: &Command, time: u64) -> Result<(Answer, Changes), String> {
+        let mut changes = Changes::default();
+        let answer = match command {
+            Command::Attempt(all) => self.attempt(all, time, &mut changes),
+            Command::Renew(one) => match self.entries.get_mut(&one.key) {
+                Some(entry) if entry.token == one.token && entry.expires > time => {
+                    entry.expires = time + one.lease;
+                    Answer::Extended
+                }
+                _ => Answer::Gone,
+            },
+            Command::Withdraw(one) => match self.entries.get(&one.key) {
+                Some(entry) if entry.token == one.token => {
+                    let live = entry.expires > time;
+                    self.free(one.key, &mut changes);
+                    Answer::Removed(live)
+                }
+                _ => Answer::Removed(false),
+            },
+            Command::Inspect(key) => {
+                Answer::Held(self.entries.get(key).is_some_and(|entry| entry.expires > time))
+            }
+        };
+        if let Some(twin) = &mut self.twin {
+            twin.compare(command, &answer)?;
+        }
+        Ok((answer, changes))
+    }
+
+    fn attempt(&mut self, all: &[One], time: u64, changes: &mut Changes) -> Answer {
+        let busy = |one: &One| match self.entries.get(&one.key) {
+            Some(entry) if entry.token != one.token && entry.expires > time => Some(entry.expires - time),
+            _ => None,
+        };
+        if let Some((place, left)) = all.iter().enumerate().find_map(|(n, one)| Some((n, busy(one)?))) {
+            let interest = (all[place].key, all[place].process);
+            if !self.interest.contains(&interest) {
+                self.interest.push(interest);
+            }
+            return Answer::Busy(place, left);
+        }
+        let fences = all.iter().map(|one| {
+            if let Some(entry) = self.entries.get_mut(&one.key)
+                && entry.token == one.token
+                && entry.expires > time
+            {
+                entry.expires = time + one.lease;
+                return entry.fence;
+            }
+            // Of the time, so that it grows also when the store forgets.
+            self.fence = time.max(self.fence + 1);
+            let entry = Entry {
+                token: one.token,
+                claim: one.claim,
+                process: one.process,
+                engine: one.engine,
+                fence: self.fence,
+                expires: time + one.lease,
+                lease: one.lease,
+            };
+            self.entries.insert(one.key, entry.clone());
+            changes.granted.push((one.key, entry));
+            self.fence
+        });
+        Answer::Granted(fences.collect())
+    }
+
+    fn free(&mut self, key: usize, changes: &mut Changes) {
+        self.entries.remove(&key);
+        changes.freed.push(key);
+        let told = self.interest.extract_if(.., |(of, _)| *of == key);
+        changes.tell.extend(told);
+    }
+
+    /// Frees a lock as an administrator would.
+    pub(crate) fn force(&mut self, key: usize) -> Changes {
+        let mut changes = Changes::default();
+        if self.entries.contains_key(&key) {
+            self.free(key, &mut changes);
+        }
+        self.twin = None;
+        changes
+    }
+
+    /// The copy gets what the store has now.
+    pub(crate) fn replicate(&mut self) {
+        self.copy.clone_from(&self.entries);
+    }
+
+    /// Goes on with the copy, or with nothing.
+    pub(crate) fn lose(&mut self, with_copy: bool) {
+        self.entries = if with_copy { std::mem::take(&mut self.copy) } else { BTreeMap::new() };
+        self.restart();
+        self.epoch += 1;
+        self.twin = None;
+    }
+
+    /// Forgets who is to be told of what.
+    pub(crate) fn restart(&mut self) {
+        self.interest.clear();
+    }
+}
+
+/// `Memory`, which has to answer the same.
+struct Twin {
+    memory: Memory,
+    claims: HashMap<Token, <Memory as Backend>::Claim>,
+}
+
+impl Twin {
+    fn new(drift: i64) -> Self {
+        Self { memory: Memory::with_clock(Clock::simulated(move || read(drift))), claims: HashMap::new() }
+    }
+
+    fn claim(&mut self, one: &One) -> &mut <Memory as Backend>::Claim {
+        self.claims.entry(one.token).or_insert_with(|| {
+            let request = one.request.as_ref().expect("the request goes along where there is a twin");
+            self.memory.claim((**request).clone())
+        })
+    }
+
+    fn compare(&mut self, command: &Command, ours: &Answer) -> Result<(), String> {
+        let theirs = match command {
+            Command::Attempt(all) => {
+                // One after the other, since the store has no answer in between.
+                if let Answer::Busy(place, _) = ours {
+                    let one = &all[*place];
+                    match at_once(self.claim(one).attempt()) {
+                        Some(Ok(Attempt::Busy(busy))) => {
+                            let left = busy.retry_after.map_or(0, |left| left.as_nanos());
+                            Answer::Busy(*place, u64::try_from(left).unwrap_or(0))
+                        }
+                        _ => return Err(format!("memory grants what is busy: {ours:?}")),
+                    }
+                } else {
+                    for one in all {
+                        let answer = at_once(self.claim(one).attempt());
+                        if !matches!(answer, Some(Ok(Attempt::Granted(_)))) {
+                            return Err(format!("memory says {answer:?} to what is granted"));
+                        }
+                    }
+                    ours.clone()
+                }
+            }
+            Command::Renew(one) => match at_once(self.claim(one).renew()) {
+                Some(Ok(Renewed::Extended)) => Answer::Extended,
+                Some(Ok(Renewed::Gone)) => Answer::Gone,
+                other => return Err(format!("memory says {other:?} to a renewal")),
+            },
+            Command::Withdraw(one) => match at_once(self.claim(one).withdraw()) {
+                Some(Ok(withdrawal)) => Answer::Removed(withdrawal.removed),
+                other => return Err(format!("memory says {other:?} to a withdrawal")),
+            },
+            Command::Inspect(_) => return Ok(()),
+        };
+        if theirs == *ours { Ok(()) } else { Err(format!("the store says {ours:?}, memory says {theirs:?}")) }
+    }
+}
+
+/// What a future that waits for nothing returns.
+fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}

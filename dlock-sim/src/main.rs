@@ -1,0 +1,129 @@
+//! `cargo run --release -p dlock-sim -- --runs 1000000`, and `--seed <16 hex digits> --trace` for one of them.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dlock_sim::{Summary, current_seed, run, seed_of};
+
+const USAGE: &str =
+    "usage: dlock-sim [--runs N] [--series HEX] [--threads N] [--keep-going] | --seed HEX [--trace]";
+
+struct Arguments {
+    runs: u64,
+    series: u64,
+    threads: usize,
+    seed: Option<u64>,
+    trace: bool,
+    keep_going: bool,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut all = Arguments {
+        runs: 20_000,
+        series: 0x646c_6f63_6b00,
+        threads,
+        seed: None,
+        trace: false,
+        keep_going: false,
+    };
+    let mut given = std::env::args().skip(1);
+    while let Some(name) = given.next() {
+        let mut value = || given.next().ok_or_else(|| format!("{name} needs a value"));
+        let hex = |text: String| u64::from_str_radix(&text, 16).map_err(|e| format!("{text}: {e}"));
+        match name.as_str() {
+            "--runs" => all.runs = value()?.parse().map_err(|e| format!("--runs: {e}"))?,
+            "--threads" => all.threads = value()?.parse().map_err(|e| format!("--threads: {e}"))?,
+            "--series" => all.series = hex(value()?)?,
+            "--seed" => all.seed = Some(hex(value()?)?),
+            "--trace" => all.trace = true,
+            "--keep-going" => all.keep_going = true,
+            _ => return Err(USAGE.into()),
+        }
+    }
+    Ok(all)
+}
+
+fn main() -> ExitCode {
+    // Panics on purpose do not come here.
+    std::panic::set_hook(Box::new(|info| println!("seed {:016x}: {info}", current_seed())));
+    let all = match arguments() {
+        Ok(all) => all,
+        Err(what) => {
+            eprintln!("{what}");
+            return ExitCode::from(2);
+        }
+    };
+    match all.seed {
+        Some(seed) => replay(seed, all.trace),
+        None => many(&all),
+    }
+}
+
+fn replay(seed: u64, trace: bool) -> ExitCode {
+    let outcome = run(seed, trace);
+    print!("{}", outcome.story);
+    match outcome.violation {
+        None => ExitCode::SUCCESS,
+        Some(what) => {
+            println!("seed {seed:016x}: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn many(all: &Arguments) -> ExitCode {
+    let started = Instant::now();
+    let (next, done, failed, stop) =
+        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let total = Mutex::new(Summary::default());
+    let work = || {
+        let mut sum = Summary::default();
+        while !stop.load(Ordering::Relaxed) {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= all.runs {
+                break;
+            }
+            let seed = seed_of(all.series, n);
+            let outcome = run(seed, false);
+            sum.add(&outcome.summary);
+            done.fetch_add(1, Ordering::Relaxed);
+            if let Some(what) = outcome.violation {
+                failed.fetch_add(1, Ordering::Relaxed);
+                println!("seed {seed:016x} (run {}): {what}", n + 1);
+                stop.store(!all.keep_going, Ordering::Relaxed);
+            }
+        }
+        total.lock().unwrap_or_else(PoisonError::into_inner).add(&sum);
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..all.threads).map(|_| scope.spawn(work)).collect();
+        let mut told = Instant::now();
+        while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(20));
+            if told.elapsed() > Duration::from_secs(5) {
+                told = Instant::now();
+                progress(done.load(Ordering::Relaxed), all.runs, started);
+            }
+        }
+    });
+    progress(done.load(Ordering::Relaxed), all.runs, started);
+    let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("series {:x}: {total:?}", all.series);
+    match failed.load(Ordering::Relaxed) {
+        0 => ExitCode::SUCCESS,
+        failed => {
+            println!("{failed} runs broke a rule; replay one with --seed <its seed> --trace");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn progress(done: u64, of: u64, started: Instant) {
+    let seconds = started.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = done as f64 / seconds;
+    println!("{done} of {of} runs in {seconds:.0} s, {rate:.0} a second");
+}

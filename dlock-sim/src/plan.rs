@@ -1,0 +1,109 @@
+//! What a seed decides before a run begins.
+
+use fastrand::Rng;
+
+/// The setting of one run. Times are in milliseconds, rates in thousandths of all requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    /// Nothing fails in this run, so that the rules are strict.
+    pub(crate) healthy: bool,
+    pub(crate) processes: usize,
+    pub(crate) tasks: usize,
+    pub(crate) keys: usize,
+    pub(crate) operations: usize,
+    pub(crate) lease: u64,
+    pub(crate) request_timeout: u64,
+    pub(crate) rechecks: u32,
+    pub(crate) notified: bool,
+    pub(crate) poll_from: u64,
+    pub(crate) poll_to: u64,
+    /// Connections of one process: one that all requests share, or a pool.
+    pub(crate) connections: usize,
+    /// The longest delay of a message when nothing is wrong.
+    pub(crate) delay: u64,
+    /// The longest delay of a message that is late.
+    pub(crate) late: u64,
+    pub(crate) rate_late: u32,
+    pub(crate) rate_lost: u32,
+    pub(crate) rate_unanswered: u32,
+    pub(crate) rate_reset: u32,
+    pub(crate) rate_refused: u32,
+    pub(crate) rate_twice: u32,
+    pub(crate) rate_untold: u32,
+    pub(crate) rate_panic: u32,
+    pub(crate) rate_log_panic: u32,
+    pub(crate) pauses: u32,
+    pub(crate) kills: u32,
+    pub(crate) cuts: u32,
+    pub(crate) restarts: u32,
+    pub(crate) losses: u32,
+    pub(crate) forced: u32,
+    /// When faults end.
+    pub(crate) quiet_at: u64,
+    /// Parts per million by which each clock, the store's first, runs fast or slow.
+    pub(crate) drift: Vec<i64>,
+    /// Whether each grant has the other holders asked whether they believe to hold the lock.
+    pub(crate) probes: bool,
+    /// Whether `Memory` carries out the same commands, to be compared.
+    pub(crate) twin: bool,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let r = &mut rng;
+        let healthy = r.u32(..4) == 0;
+        let lease = [60, 100, 300, 1_000, 3_000][r.usize(..5)];
+        let delay = r.u64(0..=4.min(lease / 40));
+        let request_timeout = if r.bool() { (lease / 6).min(5_000) } else { r.u64(lease / 8..=lease / 2) };
+        let notified = r.u32(..3) > 0;
+        let processes = r.usize(1..=3);
+        let faults = if healthy { 0 } else { r.u32(1..=3) };
+        // Each kind of fault is in some of the runs only, so that some runs have much of little.
+        let mut rate =
+            |most: u32| if faults > 0 && r.u32(..2 + faults) < faults { r.u32(1..=most) } else { 0 };
+        let rates =
+            [rate(120), rate(60), rate(80), rate(40), rate(60), rate(100), rate(200), rate(30), rate(30)];
+        let [late_rate, lost, unanswered, reset, refused, twice, untold, panic, log_panic] = rates;
+        let counts = [rate(4), rate(2), rate(3), rate(2), rate(2), rate(2)];
+        let [pauses, kills, cuts, restarts, losses, forced] = counts;
+        let late = if r.u32(..4) == 0 { 3 * lease } else { request_timeout };
+        Self {
+            seed,
+            healthy,
+            processes,
+            tasks: r.usize(1..=3),
+            keys: r.usize(1..=3),
+            operations: r.usize(1..=4),
+            lease,
+            request_timeout,
+            rechecks: r.u32(0..=2),
+            notified,
+            poll_from: r.u64(2..=10),
+            poll_to: if notified { r.u64(100..=1_000) } else { r.u64(20..=250) },
+            connections: if r.bool() { 1 } else { 3 },
+            delay,
+            late: late.max(delay + 1),
+            rate_late: late_rate,
+            rate_lost: lost,
+            rate_unanswered: unanswered,
+            rate_reset: reset,
+            rate_refused: refused,
+            rate_twice: twice,
+            rate_untold: untold,
+            rate_panic: panic,
+            rate_log_panic: log_panic,
+            pauses,
+            kills,
+            cuts,
+            restarts,
+            losses,
+            forced,
+            quiet_at: lease * r.u64(2..=8),
+            drift: (0..=processes).map(|_| r.i64(-4_900..=4_900)).collect(),
+            probes: r.u32(..3) == 0,
+            twin: r.u32(..8) == 0,
+        }
+    }
+}

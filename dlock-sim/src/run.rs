@@ -1,0 +1,327 @@
+//! One run: what happens in it, from the first process to the last check.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::Locks;
+use fastrand::Rng;
+
+use crate::backend::Leases;
+use crate::exec::{KeeperOf, Scheduler, sleep, spawn};
+use crate::judge::Summary;
+use crate::plan::Plan;
+use crate::work::Worker;
+use crate::world::{Event, World, replace, tell, violate, world};
+
+thread_local! {
+    static DONE: Cell<bool> = const { Cell::new(false) };
+    static SEED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns the seed of the run on this thread: what is known when a panic in a destructor ends the program.
+#[must_use]
+pub fn current_seed() -> u64 {
+    SEED.get()
+}
+
+/// What one run came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The rule that was broken, if one was.
+    pub violation: Option<String>,
+    /// What each process did, where that was asked for.
+    pub story: String,
+    /// Counts of what happened.
+    pub summary: Summary,
+}
+
+/// Carries out the run of a seed.
+#[must_use]
+pub fn run(seed: u64, with_story: bool) -> Outcome {
+    fastrand::seed(seed);
+    SEED.set(seed);
+    crate::exec::reset();
+    DONE.set(false);
+    let plan = Plan::new(seed);
+    let mut new = World::new(plan.clone(), with_story);
+    tell!(new, None, "seed {seed:016x}: {plan:?}");
+    new.plan_faults();
+    replace(Some(new));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime needs no more than memory");
+    let _log = crate::log::enter(seed, plan.rate_log_panic);
+    runtime.block_on(tokio::task::unconstrained(async {
+        spawn(usize::MAX, Box::pin(direct(plan)));
+        Scheduler::new(|| DONE.get()).await;
+        crate::log::leave();
+        // What is left is dropped while the world still stands, and where timers may be touched.
+        for process in (0..world(|w| w.processes.len())).chain([usize::MAX]) {
+            drop(world(|w| {
+                if let Some(p) = w.processes.get_mut(process) {
+                    p.alive = false;
+                }
+                w.tasks.kill(process)
+            }));
+        }
+        loop {
+            let Some(view) = world(World::any_view) else { break };
+            drop(view);
+        }
+    }));
+    let w = replace(None).expect("the run is there");
+    Outcome {
+        violation: w.violation.clone(),
+        story: w.story.clone().unwrap_or_default(),
+        summary: w.judge.summary,
+    }
+}
+
+/// Starts the processes, waits for their tasks, and looks at what is left.
+async fn direct(plan: Plan) {
+    let mut rng = Rng::with_seed(plan.seed ^ 0x6469_7265);
+    let users = Arc::new(());
+    let mut engines = Vec::new();
+    for process in 0..plan.processes {
+        let count = if rng.u32(..4) == 0 { 2 } else { 1 };
+        for engine in 0..count {
+            let builder = Locks::builder(Leases::new(process, engine))
+                .with_lease(Duration::from_millis(plan.lease))
+                .with_request_timeout(Duration::from_millis(plan.request_timeout))
+                .with_rechecks(plan.rechecks)
+                .with_keeper_on(Arc::new(KeeperOf(process)));
+            match builder.build() {
+                Ok(locks) => engines.push((process, engine, locks)),
+                Err(error) => return violate(error.to_string()),
+            }
+        }
+        for _ in 0..plan.tasks {
+            let (_, engine, locks) = &engines[engines.len() - 1 - rng.usize(..count)];
+            let worker = Worker {
+                process,
+                engine: *engine,
+                locks: locks.clone(),
+                updates: true,
+                rng: Rng::with_seed(rng.u64(..)),
+                _users: Arc::clone(&users),
+            };
+            spawn(process, Box::pin(worker.work(plan.operations)));
+        }
+    }
+    // Some shut down while others are at work.
+    if rng.u32(..6) == 0 {
+        sleep(rng.u64(1..=plan.lease * 6)).await;
+        let (process, engine, locks) = engines.swap_remove(rng.usize(..engines.len()));
+        shut_down(&plan, process, engine, locks).await;
+    }
+    let most = plan.lease * 400 + 600_000;
+    let mut waited = 0;
+    while Arc::strong_count(&users) > 1 {
+        let piece = (plan.lease / 2).max(20);
+        sleep(piece).await;
+        waited += piece;
+        for key in 0..world(|w| w.keys.len()) {
+            world(|w| w.judge_idle(key));
+        }
+        if waited > most {
+            return violate("a task does not end".into());
+        }
+    }
+    sleep(plan.quiet_at.saturating_sub(crate::exec::now() / 1_000_000) + 1).await;
+    settle(&plan, &mut rng, engines).await;
+    world(World::judge_end);
+    DONE.set(true);
+}
+
+/// The end of every process: by a shutdown, or when its locks are dropped.
+async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>) {
+    if plan.healthy {
+        // Cancelled claims are taken back by themselves.
+        sleep(1_200 + 20 * plan.delay).await;
+        let time = world(|w| w.clock(None));
+        let left = world(|w| w.store.entries.values().find(|e| e.expires > time).map(|e| e.claim));
+        if let Some(claim) = left {
+            violate(format!("c{claim} is still held when all have left"));
+        }
+    }
+    for (process, engine, locks) in engines {
+        if !world(|w| w.processes[process].alive) {
+            drop(locks);
+            continue;
+        }
+        if rng.bool() {
+            shut_down(plan, process, engine, locks).await;
+        } else {
+            let most = 3 * plan.lease + 4 * plan.request_timeout + plan.late + 4_000;
+            sleep(most).await;
+            let stats = locks.stats();
+            if (stats.held, stats.background) != (0, 0) && world(|w| w.processes[process].alive) {
+                violate(format!("p{process} is idle, and has {stats:?}"));
+            }
+            drop(locks);
+        }
+    }
+    sleep(plan.late + plan.lease + plan.lease / 50 + 50).await;
+    for process in 0..plan.processes {
+        let left = world(|w| w.tasks.alive(process));
+        if left > 0 {
+            violate(format!("{left} tasks of p{process} are left when its locks are gone"));
+        }
+    }
+}
+
+async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks) {
+    let timeout = 2 * plan.lease + 2 * plan.request_timeout + 1_000;
+    let alive = || world(|w| w.processes[process].alive);
+    if !alive() {
+        return;
+    }
+    world(|w| {
+        tell!(w, Some(process), "engine {engine} shuts down");
+        w.closing(process, engine);
+    });
+    let done = locks.shutdown(Duration::from_millis(timeout)).await;
+    if !alive() {
+        return;
+    }
+    match done {
+        Ok(()) => world(|w| w.shut_down(process, engine)),
+        Err(error) => {
+            let excused = world(|w| w.processes[process].paused() > 0 || !w.quiet);
+            if plan.healthy || !excused && plan.rate_panic == 0 && plan.rate_log_panic == 0 {
+                violate(format!("p{process}: {error}"));
+            }
+        }
+    }
+}
+
+impl World {
+    /// Decides when which process is paused or killed, and what becomes of the store.
+    fn plan_faults(&mut self) {
+        let plan = self.plan.clone();
+        let mut rng = Rng::with_seed(plan.seed ^ 0x6661_756c);
+        let r = &mut rng;
+        let processes = plan.processes;
+        for _ in 0..plan.pauses {
+            let event = Event::Pause(r.usize(..processes), r.u64(1..=plan.lease * 3));
+            self.tasks.after(r.u64(0..plan.quiet_at), event);
+        }
+        for _ in 0..plan.kills.min(u32::try_from(processes).unwrap_or(0) - 1) {
+            self.tasks.after(r.u64(0..plan.quiet_at), Event::Kill(r.usize(..processes)));
+        }
+        for _ in 0..plan.cuts {
+            let event = Event::Cut(r.usize(..processes), r.u64(1..=plan.lease * 2));
+            self.tasks.after(r.u64(0..plan.quiet_at), event);
+        }
+        for _ in 0..plan.restarts {
+            self.tasks.after(r.u64(0..plan.quiet_at), Event::Down(r.u64(1..=plan.lease)));
+        }
+        for _ in 0..plan.losses {
+            let at = r.u64(0..plan.quiet_at);
+            let copy = r.bool();
+            self.tasks.after(at, Event::Copy);
+            let lag = r.u64(0..=(plan.quiet_at - at).min(plan.lease));
+            self.tasks.after(at + lag, Event::Lose(copy));
+        }
+        for _ in 0..plan.forced {
+            self.tasks.after(r.u64(0..plan.quiet_at), Event::Force(r.usize(..plan.keys)));
+        }
+        self.tasks.after(plan.quiet_at, Event::Quiet);
+        self.tasks.at(u64::MAX / 8, Event::End);
+    }
+}
+
+impl Event {
+    pub(crate) fn happen(self) {
+        match self {
+            Self::Arrive(message) => {
+                let probes = world(|w| {
+                    let changes = w.arrived(message);
+                    w.probes(&changes)
+                });
+                for (_, process, fence, held) in probes {
+                    if held.is_held() {
+                        violate(format!(
+                            "p{process} believes to hold what was granted anew with fence {fence}"
+                        ));
+                    }
+                }
+            }
+            Self::Kill(process) => {
+                let tasks = world(|w| {
+                    tell!(w, Some(process), "is killed");
+                    w.judge.summary.faults += 1;
+                    w.processes[process].alive = false;
+                    w.processes[process].stalled = None;
+                    w.tasks.kill(process)
+                });
+                crate::log::quietly(|| drop(tasks));
+            }
+            event => world(|w| w.happen(event)),
+        }
+    }
+}
+
+impl World {
+    fn happen(&mut self, event: Event) {
+        if matches!(
+            event,
+            Event::Pause(..) | Event::Cut(..) | Event::Down(_) | Event::Lose(_) | Event::Force(_)
+        ) {
+            self.judge.summary.faults += 1;
+        }
+        match event {
+            Event::Arrive(_) | Event::Kill(_) | Event::End => {}
+            Event::Reply(request, answer) => self.replied(request, answer),
+            Event::Told(process, key) => self.told(process, key),
+            Event::Pause(process, millis) => self.pause(process, millis),
+            Event::Resume(process) => self.resume(process),
+            Event::Cut(process, millis) => {
+                tell!(self, Some(process), "is cut off for {millis} ms");
+                self.processes[process].cut_until = crate::exec::now() + millis * 1_000_000;
+            }
+            Event::Down(millis) => {
+                tell!(self, None, "the store is down for {millis} ms");
+                self.store.up = false;
+                self.store.restart();
+                self.tasks.after(millis, Event::Up);
+            }
+            Event::Up => {
+                if !self.store.up {
+                    tell!(self, None, "the store is up");
+                    self.store.up = true;
+                    self.came_up();
+                }
+            }
+            Event::Copy => self.store.replicate(),
+            Event::Lose(copy) => {
+                tell!(self, None, "the store goes on with {}", if copy { "an old copy" } else { "nothing" });
+                self.store.lose(copy);
+                self.all_taken_away();
+            }
+            Event::Force(key) => {
+                let key = self.key(&format!("k{key}"));
+                tell!(self, None, "an administrator frees {}", self.keys[key]);
+                let changes = self.store.force(key);
+                self.taken_away(key);
+                for (key, process) in changes.tell {
+                    self.tasks.after(0, Event::Told(process, key));
+                }
+            }
+            Event::Write(access) => self.write(&access),
+            Event::Quiet => {
+                tell!(self, None, "nothing fails any more");
+                self.quiet = true;
+                self.quiet_since = crate::exec::now();
+                for process in 0..self.processes.len() {
+                    self.resume(process);
+                    self.processes[process].cut_until = 0;
+                }
+                self.happen(Event::Up);
+            }
+        }
+    }
+}
