@@ -5,7 +5,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, Renewed, Term, Withdrawal,
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Term,
+    Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 
@@ -63,6 +64,10 @@ impl Backend for Leases {
     fn clock(&self) -> Clock {
         let drift = self.drift;
         Clock::simulated(move || read(drift))
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        LockId::new("simulated", key.as_str())
     }
 
     fn claim(&self, request: ClaimRequest) -> LeaseClaim {

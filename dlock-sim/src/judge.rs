@@ -474,7 +474,8 @@ impl World {
         }
         let time = self.clock(None);
         let left = |entry: &&Entry| {
-            (entry.process, entry.engine) == (process, engine)
+            !entry.restored
+                && (entry.process, entry.engine) == (process, engine)
                 && entry.expires > time + entry.lease / 40 + 2 * MS
         };
         if let Some(entry) = self.store.entries.values().find(left) {

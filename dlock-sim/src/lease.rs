@@ -53,6 +53,8 @@ pub(crate) struct Entry {
     pub(crate) fence: u64,
     /// By the store's clock.
     pub(crate) expires: u64,
+    /// Whether it came back from an old copy, so that its holder may have left long ago.
+    pub(crate) restored: bool,
     /// The lease, to find out how late an end is.
     pub(crate) lease: u64,
 }
@@ -150,6 +152,7 @@ impl Store {
                 engine: one.engine,
                 fence: self.fence,
                 expires: time + one.lease,
+                restored: false,
                 lease: one.lease,
             };
             self.entries.insert(one.key, entry.clone());
@@ -183,6 +186,7 @@ impl Store {
 
     /// Goes on with the copy, or with nothing.
     pub(crate) fn lose(&mut self, with_copy: bool) {
+        self.copy.values_mut().for_each(|entry| entry.restored = true);
         self.entries = if with_copy { std::mem::take(&mut self.copy) } else { BTreeMap::new() };
         self.restart();
         self.epoch += 1;

@@ -11,7 +11,7 @@ use crate::exec::throw;
 
 thread_local! {
     static RATE: Cell<u32> = const { Cell::new(0) };
-    static RNG: RefCell<Rng> = RefCell::new(Rng::with_seed(0));
+    static RNG: RefCell<Rng> = const { RefCell::new(Rng::with_seed(0)) };
     static DISPATCH: Dispatch = Dispatch::new(Panicking);
 }
 

@@ -1,0 +1,71 @@
+//! Many runs: a series that is always the same, and one that is new each time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dlock_sim::{current_seed, run, seed_of};
+
+/// Unoptimised builds have less of everything, so that they take no longer.
+const RUNS: u64 = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+
+fn all_pass(series: u64) {
+    let next = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let broken = std::thread::scope(|scope| {
+        let work = || {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= RUNS {
+                    return None;
+                }
+                let seed = seed_of(series, n);
+                if let Some(what) = run(seed, false).violation {
+                    next.store(RUNS, Ordering::Relaxed);
+                    return Some(format!("seed {seed:016x} (run {n} of series {series:x}): {what}"));
+                }
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().find_map(|worker| worker.join().unwrap())
+    });
+    if let Some(broken) = broken {
+        panic!("{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`");
+    }
+}
+
+#[test]
+fn no_rule_is_broken_in_a_series_that_is_always_the_same() {
+    all_pass(0x646c_6f63_6b00);
+}
+
+#[test]
+fn no_rule_is_broken_in_a_series_that_is_new_each_time() {
+    let series = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+    let series = u64::try_from(series & u128::from(u64::MAX)).unwrap();
+    println!("series {series:x}");
+    all_pass(series);
+}
+
+#[test]
+fn the_same_seed_is_the_same_story_byte_for_byte() {
+    for n in 0..200 {
+        let seed = seed_of(7, n);
+        let first = run(seed, true);
+        // Also after others on the same thread, and on another one.
+        let _ = run(seed_of(8, n), false);
+        let second = run(seed, true);
+        let third = std::thread::spawn(move || run(seed, true)).join().unwrap();
+        assert_eq!(first.story, second.story);
+        assert_eq!(first.story, third.story);
+        assert!(!first.story.is_empty());
+        assert_eq!(current_seed(), seed);
+    }
+}
+
+#[test]
+fn the_runs_are_full_of_trouble() {
+    let mut total = dlock_sim::Summary::default();
+    (0..500).for_each(|n| total.add(&run(seed_of(9, n), false).summary));
+    assert!(total.grants > 1_000 && total.busy > 1_000 && total.beliefs > 1_000, "{total:?}");
+    assert!(total.faults > 300 && total.lost > 50, "{total:?}");
+}
