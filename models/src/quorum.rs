@@ -6,8 +6,9 @@
 //! of the round plus the lease. Each node votes for one client at a time, for the length of the lease. A node that restarts
 //! has forgotten its votes. So every vote is followed by a look for a mark, which is lost with the votes: the vote counts only
 //! if the mark is as old as the longest lease. Who finds none leaves one. A round that fails is withdrawn, and its token is
-//! never used again. A renewal counts when a majority confirms it. See `dlock-core/src/backends/quorum/claim.rs`
-//! (`poll_nodes`, `prepare`, `renew`), `vote.rs` (`attempt_and_check`) and `node.rs` (`remembers`).
+//! never used again. A renewal counts when a majority confirms it whose votes count. See
+//! `dlock-core/src/backends/quorum/claim.rs` (`poll_nodes`, `prepare`, `renew`), `vote.rs` (`attempt_and_check`, `renew`) and
+//! `node.rs` (`remembers`).
 //!
 //! # Assumptions, each of which can be dropped
 //!
@@ -51,6 +52,8 @@ pub struct Rules {
     pub valid_from_start: bool,
     /// Each round has a token of its own.
     pub fresh_tokens: bool,
+    /// A renewal counts only on nodes whose votes count, and not on those that voted while their mark was too young.
+    pub renews_counted_votes: bool,
     /// A node that restarts has lost the mark with the votes, and does not come back with an old copy of its data.
     pub forgets_all: bool,
 }
@@ -62,6 +65,7 @@ impl Default for Rules {
             looks_after_vote: true,
             valid_from_start: true,
             fresh_tokens: true,
+            renews_counted_votes: true,
             forgets_all: true,
         }
     }
@@ -129,7 +133,9 @@ enum Ballot {
     Renewing,
     /// The renewal was confirmed.
     Renewed,
-    /// It did not vote, or its vote does not count.
+    /// It voted, and its mark is too young for the vote to count. The vote stands all the same.
+    Uncounted,
+    /// It did not vote.
     Refused,
 }
 
@@ -298,8 +304,11 @@ impl Model for Quorum {
                     return None;
                 };
                 *renewal = Some(0);
-                for seat in state.seats(id).filter(|seat| seat.ballot == Ballot::Counted) {
-                    seat.ballot = Ballot::Renewing;
+                for seat in state.seats(id) {
+                    let uncounted = seat.ballot == Ballot::Uncounted && !self.rules.renews_counted_votes;
+                    if seat.ballot == Ballot::Counted || uncounted {
+                        seat.ballot = Ballot::Renewing;
+                    }
                 }
             }
             Action::Renewed(id) => {
@@ -387,6 +396,7 @@ impl Quorum {
             Ballot::Asked if votes(token) => Ballot::Voted,
             Ballot::Looked if votes(token) => Ballot::Counted,
             Ballot::Voted if remembers => Ballot::Counted,
+            Ballot::Voted => Ballot::Uncounted,
             Ballot::Renewing if held => {
                 votes(token);
                 Ballot::Renewed

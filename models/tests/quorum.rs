@@ -52,3 +52,8 @@ fn a_token_that_is_used_again_after_it_was_withdrawn_lets_two_believe() {
     let rules = Rules { fresh_tokens: false, ..Rules::default() };
     breaks(&Quorum { rounds: vec![2, 1], restarts: 0, lease: 1, ..Quorum::small(rules) });
 }
+
+#[test]
+fn a_renewal_that_counts_a_vote_that_did_not_count_lets_two_believe() {
+    breaks(&Quorum::large(Rules { renews_counted_votes: false, ..Rules::default() }));
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Quorum};
+use dlock_core::{Backend, ErrorKind, Key, Locks, ManualClock, Memory, Quorum};
 
 use crate::support::{KEY, nodes, nodes_on, process, try_take, until};
 
@@ -85,6 +85,20 @@ async fn a_node_that_forgot_is_not_counted_by_who_it_forgot() {
     restart_empty(&nodes[2]);
     until("the loss", || guard.check().is_err());
     assert_eq!(nodes[2].held(), 0, "nothing was written to it again");
+}
+
+#[tokio::test]
+async fn a_renewal_does_not_count_a_node_that_may_have_forgotten_anothers_vote() {
+    let nodes = nodes(3);
+    let quorum = Quorum::new(nodes.clone()).unwrap();
+    quorum.bootstrap().await.unwrap();
+    restart_empty(&nodes[2]);
+    let ours = Locks::builder(quorum).with_lease(Duration::from_millis(900)).build().unwrap();
+    let guard = try_take(&ours).await.unwrap().expect("two of three remember");
+    let key = Key::new(KEY).unwrap();
+    assert!(nodes[2].inspect(&key).await.unwrap().is_some(), "it voted too, and was not counted");
+    nodes[1].faults().set_unavailable(true);
+    until("the loss", || guard.check().is_err());
 }
 
 #[tokio::test]

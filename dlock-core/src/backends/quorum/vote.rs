@@ -226,7 +226,12 @@ impl Vote {
             return Ok(Renewed::Gone);
         }
         let sent = self.clock.now();
+        let counted = self.state().granted.is_some();
         let renewed = claim.renew().await?;
+        if renewed == Renewed::Extended && !counted {
+            // A vote that was never counted may be that of a node that had forgotten another's.
+            self.member.remembers().await?;
+        }
         let mut state = self.state();
         match renewed {
             Renewed::Extended => {
