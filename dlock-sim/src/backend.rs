@@ -42,7 +42,7 @@ impl Leases {
 }
 
 async fn ask(process: usize, command: Command) -> (Route, Result<Answer, Failure>) {
-    let route = world(|w| w.send(process, command));
+    let route = world(|w| w.send(process, None, command));
     let answer = Request::new(route).await.map_err(|trouble| match trouble {
         Trouble::Refused => Failure::unavailable("the connection was refused"),
         Trouble::Reset | Trouble::Panic => Failure::unknown("the connection was reset"),
@@ -82,6 +82,7 @@ impl Backend for Leases {
                 engine: self.engine,
                 token: request.token,
                 lease: u64::try_from(request.lease.as_nanos()).unwrap_or(u64::MAX),
+                waits: request.waits,
                 request: w.plan.twin.then(|| Box::new(request)),
             }
         });
@@ -89,9 +90,12 @@ impl Backend for Leases {
     }
 
     async fn attempt_all(&self, claims: &mut [&mut LeaseClaim]) -> Result<BatchAttempt, Failure> {
+        if world(|w| w.plan.separately) {
+            return Ok(BatchAttempt::Separately);
+        }
         claims.iter_mut().for_each(|claim| claim.look());
         let all = claims.iter().map(|claim| claim.one.clone()).collect();
-        let route = world(|w| w.send(self.process, Command::Attempt(all)));
+        let route = world(|w| w.send(self.process, None, Command::Attempt(all)));
         claims.iter_mut().for_each(|claim| claim.open.push(route));
         let answer = answer(Request::new(route).await);
         for claim in claims.iter_mut() {
@@ -177,7 +181,7 @@ impl LeaseClaim {
 impl Claim for LeaseClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.look();
-        let route = world(|w| w.send(self.one.process, Command::Attempt(vec![self.one.clone()])));
+        let route = world(|w| w.send(self.one.process, None, Command::Attempt(vec![self.one.clone()])));
         self.open.push(route);
         let answer = answer(Request::new(route).await);
         self.settle(route, &answer);
@@ -198,6 +202,9 @@ impl Claim for LeaseClaim {
         }
         if world(|w| w.chance(w.plan.rate_untold / 4)) {
             return Err(Failure::unavailable("the subscription is gone"));
+        }
+        if world(|w| w.chance(w.plan.rate_for_nothing)) {
+            return Ok(());
         }
         let seen = self.seen.load(Ordering::Relaxed);
         std::future::poll_fn(|cx| {

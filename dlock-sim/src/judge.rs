@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use dlock_core::{Error, ErrorKind, Held};
 
 use crate::exec::{TaskId, now};
-use crate::lease::{Answer, Changes, Command, Entry};
+use crate::lease::{Changes, Command, Entry};
 use crate::world::{Access, World, tell};
 
 const MS: u64 = 1_000_000;
@@ -201,7 +201,8 @@ impl World {
         if let Err(error) = result {
             self.judge_error(id, error);
         }
-        if in_line && result.is_ok() {
+        // With a queue on the server, a place that was lost with its session is not an earlier one any more.
+        if in_line && result.is_ok() && (!self.plan.sessions || self.plan.healthy) {
             let engine = self.judge.ops[id].engine;
             let overtaken = self.judge.ops.iter().position(|other| {
                 other.in_line
@@ -268,7 +269,17 @@ impl World {
         if !self.quiet || !self.store.up {
             return;
         }
-        let Some(free_since) = self.free_since(key) else { return };
+        // In a queue, a lock whose turn has come to one who does not know is as good as free.
+        let head = self.store.entries.get(&key).filter(|_| self.plan.sessions);
+        let turn = head.map(|head| self.judge.claims.get(&head.claim).copied());
+        let (free_since, turn) = match turn {
+            Some(Some(op)) => (self.state(key).free_since, Some(op)),
+            Some(None) => return,
+            None => match self.free_since(key) {
+                Some(since) => (since, None),
+                None => return,
+            },
+        };
         let plan = &self.plan;
         let most = match (plan.healthy, plan.notified) {
             (true, true) => 12 * plan.delay + 15 + plan.lease / 40,
@@ -276,10 +287,11 @@ impl World {
             _ => 2 * plan.poll_to + 3 * plan.request_timeout + 1_200 + plan.late + plan.lease / 40,
         };
         let from = free_since.max(self.quiet_since).max(self.judge.up_since);
-        let idle = self.judge.ops.iter().position(|op| {
+        let idle = self.judge.ops.iter().enumerate().position(|(id, op)| {
             let process = &self.processes[op.process];
             let from = op.busy_at.unwrap_or(u64::MAX).max(from).max(process.resumed_at);
             op.in_line
+                && turn.is_none_or(|turn| turn == id)
                 && !op.ended
                 && op.key == key
                 && process.alive
@@ -302,7 +314,7 @@ impl World {
     }
 
     /// What the store did.
-    pub(crate) fn note(&mut self, changes: &Changes, _command: &Command, _answer: &Answer) {
+    pub(crate) fn note(&mut self, changes: &Changes) {
         for (key, entry) in &changes.granted {
             self.judge.summary.grants += 1;
             let name = self.keys[*key].clone();

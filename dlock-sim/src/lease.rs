@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 use dlock_core::backend::{Attempt, Backend, Claim, ClaimRequest, Renewed};
 use dlock_core::{Clock, Memory, Token};
 
+use crate::session::{From, Queues};
 use crate::world::read;
 
 /// Who asks, and for what.
@@ -19,6 +20,8 @@ pub(crate) struct One {
     pub(crate) token: Token,
     /// In nanoseconds.
     pub(crate) lease: u64,
+    /// Whether a queue keeps a place for it when the lock is busy.
+    pub(crate) waits: bool,
     /// What the engine asked for, for the twin.
     pub(crate) request: Option<Box<ClaimRequest>>,
 }
@@ -42,6 +45,8 @@ pub(crate) enum Answer {
     Gone,
     Removed(bool),
     Held(bool),
+    /// The session that asked has ended.
+    Expired,
 }
 
 #[derive(Clone)]
@@ -78,10 +83,12 @@ pub(crate) struct Store {
     /// Counts the losses of data.
     pub(crate) epoch: u64,
     twin: Option<Twin>,
+    /// Where sessions keep the locks.
+    queues: Option<Queues>,
 }
 
 impl Store {
-    pub(crate) fn new(twin: bool, drift: i64) -> Self {
+    pub(crate) fn new(twin: bool, sessions: bool, drift: i64) -> Self {
         Self {
             entries: BTreeMap::new(),
             copy: BTreeMap::new(),
@@ -89,13 +96,24 @@ impl Store {
             interest: Vec::new(),
             up: true,
             epoch: 0,
-            twin: twin.then(|| Twin::new(drift)),
+            twin: (twin && !sessions).then(|| Twin::new(drift)),
+            queues: sessions.then(Queues::default),
         }
     }
 
-    /// Carries out one command, in one step, at `time` of the store's clock. The error is a difference to `Memory`.
-    pub(crate) fn carry_out(&mut self, command: &Command, time: u64) -> Result<(Answer, Changes), String> {
+    /// Carries out one command, in one step, at `time` of the store's clock; without an answer where the session that asks has
+    /// left the connection. The error is a difference to `Memory`.
+    pub(crate) fn carry_out(
+        &mut self,
+        from: Option<From>,
+        command: &Command,
+        time: u64,
+    ) -> Result<(Option<Answer>, Changes), String> {
         let mut changes = Changes::default();
+        if let (Some(queues), Some(from)) = (&mut self.queues, from) {
+            let answer = queues.carry_out(&mut self.entries, from, command, time, &mut changes);
+            return Ok((answer, changes));
+        }
         let answer = match command {
             Command::Attempt(all) => self.attempt(all, time, &mut changes),
             Command::Renew(one) => match self.entries.get_mut(&one.key) {
@@ -120,7 +138,16 @@ impl Store {
         if let Some(twin) = &mut self.twin {
             twin.compare(command, &answer)?;
         }
-        Ok((answer, changes))
+        Ok((Some(answer), changes))
+    }
+
+    /// Ends the sessions that are silent.
+    pub(crate) fn tick(&mut self, time: u64) -> Changes {
+        let mut changes = Changes::default();
+        if let Some(queues) = &mut self.queues {
+            queues.tick(&mut self.entries, time, &mut changes);
+        }
+        changes
     }
 
     fn attempt(&mut self, all: &[One], time: u64, changes: &mut Changes) -> Answer {
@@ -188,14 +215,17 @@ impl Store {
     pub(crate) fn lose(&mut self, with_copy: bool) {
         self.copy.values_mut().for_each(|entry| entry.restored = true);
         self.entries = if with_copy { std::mem::take(&mut self.copy) } else { BTreeMap::new() };
-        self.restart();
+        self.restart(0);
         self.epoch += 1;
         self.twin = None;
     }
 
     /// Forgets who is to be told of what.
-    pub(crate) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self, time: u64) {
         self.interest.clear();
+        if let Some(queues) = &mut self.queues {
+            queues.restart(time);
+        }
     }
 }
 

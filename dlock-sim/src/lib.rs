@@ -15,7 +15,9 @@ mod lease;
 mod log;
 mod net;
 mod plan;
+mod queue;
 mod run;
+mod session;
 mod work;
 mod world;
 

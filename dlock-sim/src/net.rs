@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use crate::exec::now;
 use crate::lease::{Answer, Changes, Command};
+use crate::session::From;
 use crate::world::{Event, Trouble, Wanted, World, tell, world};
 
 /// One connection of a process. What is sent on it arrives in its order, and so do the answers.
@@ -22,6 +23,7 @@ pub(crate) struct Message {
     process: usize,
     connection: usize,
     generation: u64,
+    from: Option<From>,
     command: Command,
     answered: bool,
 }
@@ -36,11 +38,12 @@ pub(crate) struct Route {
 
 impl World {
     /// Sends a request and decides its fate.
-    pub(crate) fn send(&mut self, process: usize, command: Command) -> Route {
+    pub(crate) fn send(&mut self, process: usize, from: Option<From>, command: Command) -> Route {
         self.request += 1;
         let request = self.request;
         let connection = self.rng.usize(..self.plan.connections);
         let generation = self.processes[process].connections[connection].generation;
+        let from = from.map(|from| From { generation, ..from });
         let route = Route { connection, generation, request };
         self.requests.insert(request, Wanted::default());
         tell!(self, Some(process), "r{request} {}", self.command_of(&command));
@@ -50,7 +53,8 @@ impl World {
         if let Command::Attempt(all) = &command {
             self.attempted(all[0].claim);
         }
-        if self.chance(self.plan.rate_panic) {
+        let ping = matches!(command, Command::Inspect(usize::MAX));
+        if !ping && self.chance(self.plan.rate_panic) {
             tell!(self, Some(process), "r{request} panics in the backend");
             self.reply(request, Err(Trouble::Panic), 0);
             return route;
@@ -81,11 +85,11 @@ impl World {
         if twice {
             let command = command.clone();
             self.arrive(
-                Message { request: 0, process, connection, generation, command, answered: false },
+                Message { request: 0, process, connection, generation, from, command, answered: false },
                 delay,
             );
         }
-        self.arrive(Message { request, process, connection, generation, command, answered }, delay);
+        self.arrive(Message { request, process, connection, generation, from, command, answered }, delay);
         if self.chance(self.plan.rate_reset) {
             tell!(self, Some(process), "r{request} meets a reset");
             self.reply(request, Err(Trouble::Reset), delay);
@@ -119,7 +123,7 @@ impl World {
 
     /// A request reaches the store. What has to be looked at outside of the world is returned.
     pub(crate) fn arrived(&mut self, message: Message) -> Changes {
-        let Message { request, process, connection, generation, command, answered } = message;
+        let Message { request, process, connection, generation, from, command, answered } = message;
         if !self.store.up {
             tell!(self, None, "r{request} finds the store down");
             if self.rng.bool() {
@@ -134,22 +138,20 @@ impl World {
         }
         self.judge_before(&command);
         let time = self.clock(None);
-        let (answer, changes) = match self.store.carry_out(&command, time) {
-            Ok(done) => done,
+        let (answer, changes) = match self.store.carry_out(from, &command, time) {
+            Ok((Some(answer), changes)) => (answer, changes),
+            Ok((None, _)) => {
+                tell!(self, None, "r{request} comes from where its session is no more");
+                return Changes::default();
+            }
             Err(difference) => {
                 self.violate(format!("r{request}: {difference}"));
                 return Changes::default();
             }
         };
         tell!(self, None, "r{request} arrives: {answer:?}");
-        self.note(&changes, &command, &answer);
-        for &(key, process) in &changes.tell {
-            if self.chance(self.plan.rate_untold) || !self.plan.notified {
-                continue;
-            }
-            let delay = self.delay();
-            self.tasks.after(delay, Event::Told(process, key));
-        }
+        self.note(&changes);
+        self.notify(&changes);
         if answered && request > 0 {
             let delay = self.delay();
             let cut = self.processes[process].cut_until > now();
@@ -161,6 +163,16 @@ impl World {
             }
         }
         changes
+    }
+
+    pub(crate) fn notify(&mut self, changes: &Changes) {
+        for &(key, process) in &changes.tell {
+            if self.chance(self.plan.rate_untold) || !self.plan.notified {
+                continue;
+            }
+            let delay = self.delay();
+            self.tasks.after(delay, Event::Told(process, key));
+        }
     }
 
     pub(crate) fn replied(&mut self, request: u64, answer: Result<Answer, Trouble>) {

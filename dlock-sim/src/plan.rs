@@ -8,6 +8,8 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     /// Nothing fails in this run, so that the rules are strict.
     pub(crate) healthy: bool,
+    /// Whether sessions keep the locks, in queues; otherwise leases do.
+    pub(crate) sessions: bool,
     pub(crate) processes: usize,
     pub(crate) tasks: usize,
     pub(crate) keys: usize,
@@ -18,6 +20,8 @@ pub(crate) struct Plan {
     pub(crate) notified: bool,
     pub(crate) poll_from: u64,
     pub(crate) poll_to: u64,
+    /// Whether several locks cannot be taken in one step.
+    pub(crate) separately: bool,
     /// Connections of one process: one that all requests share, or a pool.
     pub(crate) connections: usize,
     /// The longest delay of a message when nothing is wrong.
@@ -31,6 +35,7 @@ pub(crate) struct Plan {
     pub(crate) rate_refused: u32,
     pub(crate) rate_twice: u32,
     pub(crate) rate_untold: u32,
+    pub(crate) rate_for_nothing: u32,
     pub(crate) rate_panic: u32,
     pub(crate) rate_log_panic: u32,
     pub(crate) pauses: u32,
@@ -54,24 +59,37 @@ impl Plan {
         let mut rng = Rng::with_seed(seed);
         let r = &mut rng;
         let healthy = r.u32(..4) == 0;
-        let lease = [60, 100, 300, 1_000, 3_000][r.usize(..5)];
+        let sessions = r.u32(..4) == 0;
+        let lease = if sessions { r.u64(4..=30) * 100 } else { [60, 100, 300, 1_000, 3_000][r.usize(..5)] };
         let delay = r.u64(0..=4.min(lease / 40));
         let request_timeout = if r.bool() { (lease / 6).min(5_000) } else { r.u64(lease / 8..=lease / 2) };
-        let notified = r.u32(..3) > 0;
+        let notified = r.u32(..3) > 0 || sessions;
         let processes = r.usize(1..=3);
         let faults = if healthy { 0 } else { r.u32(1..=3) };
         // Each kind of fault is in some of the runs only, so that some runs have much of little.
         let mut rate =
             |most: u32| if faults > 0 && r.u32(..2 + faults) < faults { r.u32(1..=most) } else { 0 };
-        let rates =
-            [rate(120), rate(60), rate(80), rate(40), rate(60), rate(100), rate(200), rate(30), rate(30)];
-        let [late_rate, lost, unanswered, reset, refused, twice, untold, panic, log_panic] = rates;
+        let rates = [
+            rate(120),
+            rate(60),
+            rate(80),
+            rate(40),
+            rate(60),
+            rate(100),
+            rate(200),
+            rate(30),
+            rate(30),
+            rate(200),
+        ];
+        let [late_rate, lost, unanswered, reset, refused, twice, untold, panic, log_panic, for_nothing] =
+            rates;
         let counts = [rate(4), rate(2), rate(3), rate(2), rate(2), rate(2)];
         let [pauses, kills, cuts, restarts, losses, forced] = counts;
         let late = if r.u32(..4) == 0 { 3 * lease } else { request_timeout };
         Self {
             seed,
             healthy,
+            sessions,
             processes,
             tasks: r.usize(1..=3),
             keys: r.usize(1..=3),
@@ -82,7 +100,8 @@ impl Plan {
             notified,
             poll_from: r.u64(2..=10),
             poll_to: if notified { r.u64(100..=1_000) } else { r.u64(20..=250) },
-            connections: if r.bool() { 1 } else { 3 },
+            separately: r.u32(..3) == 0,
+            connections: if r.bool() || sessions { 1 } else { 3 },
             delay,
             late: late.max(delay + 1),
             rate_late: late_rate,
@@ -92,18 +111,19 @@ impl Plan {
             rate_refused: refused,
             rate_twice: twice,
             rate_untold: untold,
+            rate_for_nothing: for_nothing,
             rate_panic: panic,
             rate_log_panic: log_panic,
             pauses,
             kills,
             cuts,
             restarts,
-            losses,
-            forced,
+            losses: if sessions { 0 } else { losses },
+            forced: if sessions { 0 } else { forced },
             quiet_at: lease * r.u64(2..=8),
             drift: (0..=processes).map(|_| r.i64(-4_900..=4_900)).collect(),
             probes: r.u32(..3) == 0,
-            twin: r.u32(..8) == 0,
+            twin: r.u32(..8) == 0 && !sessions,
         }
     }
 }

@@ -4,13 +4,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Locks;
+use dlock_core::{Held, Locks};
 use fastrand::Rng;
 
 use crate::backend::Leases;
 use crate::exec::{KeeperOf, Scheduler, sleep, spawn};
 use crate::judge::Summary;
+use crate::lease::Changes;
 use crate::plan::Plan;
+use crate::queue::Queue;
 use crate::work::Worker;
 use crate::world::{Event, World, replace, tell, violate, world};
 
@@ -88,7 +90,11 @@ async fn direct(plan: Plan) {
     for process in 0..plan.processes {
         let count = if rng.u32(..4) == 0 { 2 } else { 1 };
         for engine in 0..count {
-            let builder = Locks::builder(Leases::new(process, engine))
+            let builder = match plan.sessions {
+                true => Locks::builder(Queue::new(process, engine)),
+                false => Locks::builder(Leases::new(process, engine)),
+            };
+            let builder = builder
                 .with_lease(Duration::from_millis(plan.lease))
                 .with_request_timeout(Duration::from_millis(plan.request_timeout))
                 .with_rechecks(plan.rechecks)
@@ -229,6 +235,9 @@ impl World {
         for _ in 0..plan.forced {
             self.tasks.after(r.u64(0..plan.quiet_at), Event::Force(r.usize(..plan.keys)));
         }
+        if plan.sessions {
+            self.tasks.after(plan.lease / 2, Event::Tick);
+        }
         self.tasks.after(plan.quiet_at, Event::Quiet);
         self.tasks.at(u64::MAX / 8, Event::End);
     }
@@ -242,13 +251,7 @@ impl Event {
                     let changes = w.arrived(message);
                     w.probes(&changes)
                 });
-                for (_, process, fence, held) in probes {
-                    if held.is_held() {
-                        violate(format!(
-                            "p{process} believes to hold what was granted anew with fence {fence}"
-                        ));
-                    }
-                }
+                ask_all(probes);
             }
             Self::Kill(process) => {
                 let tasks = world(|w| {
@@ -259,6 +262,17 @@ impl Event {
                     w.tasks.kill(process)
                 });
                 crate::log::quietly(|| drop(tasks));
+            }
+            Self::Tick => {
+                let probes = world(|w| {
+                    w.tasks.after(w.plan.lease / 2, Self::Tick);
+                    let time = w.clock(None);
+                    let changes = if w.store.up { w.store.tick(time) } else { Changes::default() };
+                    w.note(&changes);
+                    w.notify(&changes);
+                    w.probes(&changes)
+                });
+                ask_all(probes);
             }
             event => world(|w| w.happen(event)),
         }
@@ -274,7 +288,7 @@ impl World {
             self.judge.summary.faults += 1;
         }
         match event {
-            Event::Arrive(_) | Event::Kill(_) | Event::End => {}
+            Event::Arrive(_) | Event::Kill(_) | Event::Tick | Event::End => {}
             Event::Reply(request, answer) => self.replied(request, answer),
             Event::Told(process, key) => self.told(process, key),
             Event::Pause(process, millis) => self.pause(process, millis),
@@ -286,13 +300,14 @@ impl World {
             Event::Down(millis) => {
                 tell!(self, None, "the store is down for {millis} ms");
                 self.store.up = false;
-                self.store.restart();
+                self.store.restart(self.clock(None));
                 self.tasks.after(millis, Event::Up);
             }
             Event::Up => {
                 if !self.store.up {
                     tell!(self, None, "the store is up");
                     self.store.up = true;
+                    self.store.restart(self.clock(None));
                     self.came_up();
                 }
             }
@@ -322,6 +337,15 @@ impl World {
                 }
                 self.happen(Event::Up);
             }
+        }
+    }
+}
+
+/// Nobody believes to hold what was granted to somebody else.
+fn ask_all(probes: Vec<(u64, usize, u64, Held)>) {
+    for (_, process, fence, held) in probes {
+        if held.is_held() {
+            violate(format!("p{process} believes to hold what was granted anew with fence {fence}"));
         }
     }
 }

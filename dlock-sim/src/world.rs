@@ -82,6 +82,7 @@ pub(crate) enum Event {
     Lose(bool),
     Force(usize),
     Write(Box<Access>),
+    Tick,
     Quiet,
     End,
 }
@@ -145,7 +146,7 @@ impl World {
             rng: Rng::with_seed(seed ^ 0x776f_726c),
             processes: (0..plan.processes).map(process).collect(),
             keys: Vec::new(),
-            store: Store::new(plan.twin, plan.drift[0]),
+            store: Store::new(plan.twin, plan.sessions, plan.drift[0]),
             requests: HashMap::new(),
             request: 0,
             claims: 0,
@@ -219,6 +220,7 @@ impl World {
             }
             Command::Renew(one) => format!("renews {} of c{}", name(one.key), one.claim),
             Command::Withdraw(one) => format!("withdraws {} of c{}", name(one.key), one.claim),
+            Command::Inspect(usize::MAX) => "says that it lives".into(),
             Command::Inspect(key) => format!("inspects {}", name(*key)),
         }
     }
