@@ -411,6 +411,14 @@ impl World {
         }
     }
 
+    /// A holder finds that its lock was released.
+    pub(crate) fn released_under(&mut self, process: usize, engine: usize, key: usize) {
+        if !self.is_closing(process, engine) {
+            let name = self.keys[key].clone();
+            self.violate(format!("{name} was released while p{process} had a share of it"));
+        }
+    }
+
     pub(crate) fn lost(&mut self, process: usize, key: usize) {
         self.judge.summary.lost += 1;
         let name = self.keys[key].clone();

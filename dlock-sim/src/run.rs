@@ -180,7 +180,7 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
 }
 
 async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks) {
-    let timeout = 2 * plan.lease + 2 * plan.request_timeout + 1_000;
+    let timeout = 2 * (plan.lease + plan.request_timeout + plan.late) + 2_000;
     let alive = || world(|w| w.processes[process].alive);
     if !alive() {
         return;

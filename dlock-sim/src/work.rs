@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use dlock_core::{Error, Guard, Held, Locks, OnLost, Wait, in_current_scope};
+use dlock_core::{Error, ErrorKind, Guard, Held, Locks, OnLost, Wait, in_current_scope};
 use fastrand::Rng;
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
@@ -170,6 +170,10 @@ impl Worker {
         let body = |held: Held| async move {
             world(|w| w.end(ended, Some(Ok(()))));
             inner.hold(held.clone(), name).await;
+            if !held.is_held() {
+                // What a session keeps is there until the guard goes: asked for again, it would be waited for by its owner.
+                return;
+            }
             let deeper = inside.run_with(|again| {
                 let fences = (held.fence(), again.fence(), held.check().is_ok());
                 async move { fences }
@@ -267,12 +271,15 @@ impl Worker {
         let result = lock
             .run_with(|held| {
                 world(|w| w.end(op, Some(Ok(()))));
-                let owned = name.to_owned();
-                let process = self.process;
+                let (process, owned) = (self.process, name.to_owned());
                 let mut sharing = inner.clone();
-                let shared = held.clone();
-                spawn(process, Box::pin(in_current_scope(async move { sharing.hold(shared, &owned).await })));
-                async move { inner.hold(held, name).await }
+                async move {
+                    // Inside the body, where the scope is the one of the lock.
+                    let shared = held.clone();
+                    let other = in_current_scope(async move { sharing.hold(shared, &owned).await });
+                    spawn(process, Box::pin(other));
+                    inner.hold(held, name).await;
+                }
             })
             .await;
         called.end(&result);
@@ -292,7 +299,10 @@ impl Worker {
                 };
                 sleep(millis).await;
                 world(|w| w.judge_untold(process, key, fence));
-                if held.check().is_err() {
+                if let Err(error) = held.check() {
+                    if error.kind() == ErrorKind::NotHeld {
+                        world(|w| w.released_under(process, self.engine, key));
+                    }
                     return true;
                 }
                 world(|w| w.believes(process, key, fence));
@@ -307,9 +317,7 @@ impl Worker {
                 world(|w| w.violate(format!("p{process} was told of a loss of what it holds")));
             }
             Either::Left(_) => world(|w| w.lost(process, key)),
-            Either::Right((true, _))
-                if held.check().is_err_and(|e| e.kind() == dlock_core::ErrorKind::Lost) =>
-            {
+            Either::Right((true, _)) if held.check().is_err_and(|e| e.kind() == ErrorKind::Lost) => {
                 world(|w| w.lost(process, key));
             }
             Either::Right(_) => {}
