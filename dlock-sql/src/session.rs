@@ -1,15 +1,15 @@
 //! Locks that live as long as a connection: names that a session of the server locks, and rows that a transaction does.
 //!
-//! A [`Desk`](desk::Desk) is one connection with the locks on it, driven by a task on the keeper's thread. What the session itself
-//! would let through, a second lock of the same name, is kept apart there.
+//! A [`ConnectionActor`](actor::ConnectionActor) is one connection with the locks on it, driven by a task on the keeper's
+//! thread. What the session itself would let through, a second lock of the same name, is kept apart there.
 
-mod act;
+mod actor;
 mod administration;
-mod desk;
-mod line;
-mod mode;
+mod handles;
+mod hold_signal;
 mod name;
-mod seats;
+mod steps;
+mod strategy;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use std::time::Duration;
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term, Withdrawal,
 };
-use dlock_core::{Backend, Capabilities, Error, Failure, Fence, Holder, Key, Operation, Result};
+use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 use crate::failure::unchanged;
 use crate::options::{Opened, ServerOptions};
 use crate::rows::{Connections, QUESTION};
 use crate::server::{Answer, Conn, Server, Taken};
-use act::WhoAmI;
-use desk::{Leave, Order, Take, another_session};
-use line::Line;
-pub(crate) use mode::{ByName, ByRow, Mode};
+use actor::{Command, Context, Release, Take, another_session};
+use handles::{ConnectionHandle, ConnectionHandles};
+use hold_signal::HoldSignal;
 pub(crate) use name::Name;
 #[cfg(feature = "mysql")]
 pub(crate) use name::{FENCE, ROW};
-use seats::{Seat, Seats};
+use steps::WhoAmI;
+pub(crate) use strategy::{ByName, ByRow, Found, RowServer, Strategy, TakeResult, settle_names, take_row};
 
 /// How often waiters ask.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
 /// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer than
 /// this after the last sign of life.
-const SILENCE: Duration = Duration::from_secs(60);
+const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A lock that is wanted.
 #[derive(Clone, Debug)]
@@ -48,138 +48,28 @@ pub struct Wanted {
     pub(crate) limit: Duration,
 }
 
-/// The answer to an attempt.
-#[derive(Debug)]
-pub struct Asked {
-    /// The session that answered.
-    pub(crate) session: i64,
-    pub(crate) taken: Taken,
-}
-
 /// Which session keeps a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeper {
+pub enum OwningSession {
     Nobody,
     Session(i64),
     /// There is one, and this user may not know which.
     Hidden,
 }
 
-/// How a row was found.
-#[derive(Debug)]
-pub enum Found {
-    /// It is locked now, in a transaction that has begun.
-    Free,
-    /// Somebody else has it, if it is known who.
-    Locked(Option<Box<Holder>>),
-    /// There is no such row.
-    Missing,
-}
-
-/// A server whose sessions and transactions keep locks. The first number of an answer is the session that gave it.
+/// A server whose sessions keep locks.
 pub trait SessionServer: Server {
-    /// The backends' names.
-    const SESSIONS: &'static str;
-    /// See [`SESSIONS`](Self::SESSIONS).
-    const LOCKED_ROWS: &'static str;
-    /// How many bytes of the digest the server is told.
+    /// How many bytes of a name's digest the server is told.
     const DIGEST: usize;
 
-    /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
-    fn keep_alive<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        silence: Duration,
-    ) -> impl Future<Output = Answer<()>> + Send + 'c;
     /// The table among all that a name may be of.
     fn place(&self) -> String;
+    /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
+    fn keep_alive(on: &mut Conn<Self>, silence: Duration) -> impl Future<Output = Answer<()>> + Send;
     /// The session. Leaves no prepared statement.
-    fn ping<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
-    /// Takes the named lock if nobody has it, with a fence.
-    fn take_name<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        wanted: &'c Wanted,
-    ) -> impl Future<Output = Answer<Asked>> + Send + 'c;
-    /// Gives the named lock back, and says whether this session had it.
-    fn free_name<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<(i64, bool)>> + Send + 'c;
-    /// Takes several named locks, each as [`take_name`](Self::take_name) does, in one round trip.
-    fn take_names<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        wanted: &'c [Wanted],
-    ) -> impl Future<Output = Answer<(i64, Vec<Taken>)>> + Send + 'c;
-    /// Gives several named locks back, and says which this session had.
-    fn free_names<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        names: &'c [Name],
-    ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
-    /// Who has the named lock.
-    fn holder_of_name<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
-    /// Which session has the named lock.
-    fn keeper_of_name<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<Keeper>> + Send + 'c;
-    /// The named locks that are held.
-    fn held_names<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
-    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
-    fn lock_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<(i64, Found)>> + Send + 'c;
-    /// Ends the transaction.
-    fn free_row<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send + 'c;
-    /// Makes the row that is to be locked; whether it was missing.
-    fn make_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
-    /// Counts a grant to this session.
-    fn count<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        wanted: &'c Wanted,
-        session: i64,
-    ) -> impl Future<Output = Answer<Fence>> + Send + 'c;
-    /// Who has the row locked.
-    fn holder_of_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
-    /// Which session has the row locked.
-    fn keeper_of_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<Keeper>> + Send + 'c;
-    /// The rows that are locked.
-    fn held_rows<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
+    fn ping(on: &mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send;
     /// Ends a session, if it is still there.
-    fn end<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        session: i64,
-    ) -> impl Future<Output = Answer<()>> + Send + 'c;
+    fn end(on: &mut Conn<Self>, session: i64) -> impl Future<Output = Answer<()>> + Send;
 }
 
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
@@ -211,13 +101,13 @@ pub trait SessionServer: Server {
 /// `KILL`), and with it **all** locks of that process by sessions; a locked row has a connection of its own. It needs the right
 /// to end the session. On MariaDB and MySQL [`Locks::holders`](dlock_core::Locks::holders) lists the locked rows of those
 /// sessions that the user may see: its own, or all with the right `PROCESS`.
-pub struct Sessions<M: Mode> {
-    seats: Arc<Seats<M>>,
+pub struct Sessions<M: Strategy> {
+    handles: Arc<ConnectionHandles<M>>,
     /// For questions, and for what must not be part of the transaction that keeps a lock.
     others: Arc<Connections<M::Server>>,
 }
 
-impl<M: Mode> Sessions<M> {
+impl<M: Strategy> Sessions<M> {
     /// Connects to the server that `url` names, as [`LeaseRows::connect`](crate::LeaseRows::connect) does; the fences are counted
     /// in the same table.
     ///
@@ -255,20 +145,20 @@ impl<M: Mode> Sessions<M> {
         let others = opened.connections(None)?;
         // Two connections that are open have two sessions. Nothing is prepared until that is known.
         others.ask(WhoAmI, QUESTION).await?;
-        let mode = Arc::new(M::new(server, Arc::clone(&others)));
-        let seats = Arc::new(Seats::new(mode, connector, &settings));
-        let seat = seats.seat(settings.connect_timeout).await?;
-        let kept = seat.order(Order::Open).await?;
+        let context = Context { server, others: Arc::clone(&others), connector };
+        let handles = Arc::new(ConnectionHandles::new(context, &settings));
+        let handle = handles.handle(settings.connect_timeout).await?;
+        let kept = handle.call(Command::Open).await?;
         if kept == others.ask(WhoAmI, QUESTION).await? {
             return Err(another_session());
         }
-        seats.put_back(seat);
+        handles.put_back(handle);
         others.verify().await?;
-        Ok(Self { seats, others })
+        Ok(Self { handles, others })
     }
 }
 
-impl<M: Mode> Backend for Sessions<M> {
+impl<M: Strategy> Backend for Sessions<M> {
     type Claim = SessionClaim<M>;
 
     fn name(&self) -> &'static str {
@@ -285,8 +175,8 @@ impl<M: Mode> Backend for Sessions<M> {
     }
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
-        let seats = Arc::clone(&self.seats);
-        SessionClaim { seats, request, line: Arc::default(), seat: None }
+        let handles = Arc::clone(&self.handles);
+        SessionClaim { handles, request, signal: Arc::default(), handle: None }
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -302,48 +192,48 @@ impl<M: Mode> Backend for Sessions<M> {
     }
 
     async fn close(&self) {
-        self.seats.close().await;
+        self.handles.close().await;
         self.others.close().await;
     }
 }
 
-impl<M: Mode> Clone for Sessions<M> {
+impl<M: Strategy> Clone for Sessions<M> {
     fn clone(&self) -> Self {
-        Self { seats: Arc::clone(&self.seats), others: Arc::clone(&self.others) }
+        Self { handles: Arc::clone(&self.handles), others: Arc::clone(&self.others) }
     }
 }
 
-impl<M: Mode> fmt::Debug for Sessions<M> {
+impl<M: Strategy> fmt::Debug for Sessions<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sessions").field("backend", &M::NAME).field("connections", &self.others).finish()
     }
 }
 
 /// A claim on a lock that a connection keeps.
-pub struct SessionClaim<M: Mode> {
-    seats: Arc<Seats<M>>,
+pub struct SessionClaim<M: Strategy> {
+    handles: Arc<ConnectionHandles<M>>,
     request: ClaimRequest,
-    line: Arc<Line>,
+    signal: Arc<HoldSignal>,
     /// Where something of ours may be.
-    seat: Option<Seat>,
+    handle: Option<ConnectionHandle>,
 }
 
-impl<M: Mode> Claim for SessionClaim<M> {
+impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.seats.check()?;
-        let seat = match &mut self.seat {
-            Some(seat) => seat,
+        self.handles.check()?;
+        let handle = match &mut self.handle {
+            Some(handle) => handle,
             // Less than the engine waits, so that nothing was sent when it is told of a lack of connections.
-            none => none.insert(self.seats.seat(self.request.request_timeout * 3 / 4).await?),
+            none => none.insert(self.handles.handle(self.request.request_timeout * 3 / 4).await?),
         };
-        let (request, line) = (self.request.clone(), Arc::clone(&self.line));
-        let taken = seat.order(|answer| Order::Take(Take { request, line, answer })).await;
+        let (request, signal) = (self.request.clone(), Arc::clone(&self.signal));
+        let taken = handle.call(|answer| Command::Take(Take { request, signal, answer })).await;
         if let Ok(Taken::Granted(fence)) = taken {
-            let term = Term::Session(Some(self.request.lease.min(SILENCE)));
+            let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
             return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
         }
         // Nothing of ours is there, and no order of ours is on its way.
-        self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
+        self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         let mut busy = Busy::default();
         if let Taken::Busy(holder) = taken? {
             busy.holder = holder;
@@ -352,7 +242,7 @@ impl<M: Mode> Claim for SessionClaim<M> {
     }
 
     fn granted(&mut self, signal: Signal) {
-        self.line.connect(signal);
+        self.signal.connect(signal);
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
@@ -361,30 +251,30 @@ impl<M: Mode> Claim for SessionClaim<M> {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        let Some(seat) = &self.seat else { return Ok(Withdrawal::ABSENT) };
+        let Some(handle) = &self.handle else { return Ok(Withdrawal::ABSENT) };
         let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.
-        let left = seat.order(|answer| Order::Leave(Leave { key, token, answer: Some(answer) })).await;
+        let left = handle.call(|answer| Command::Release(Release { key, token, answer: Some(answer) })).await;
         // What could not be confirmed has ended with its connection.
-        self.seat.take().into_iter().for_each(|seat| self.seats.put_back(seat));
+        self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         left
     }
 
     fn is_clean(&self) -> bool {
-        self.seat.is_none()
+        self.handle.is_none()
     }
 }
 
-impl<M: Mode> Drop for SessionClaim<M> {
+impl<M: Strategy> Drop for SessionClaim<M> {
     fn drop(&mut self) {
-        if let Some(seat) = self.seat.take() {
+        if let Some(handle) = self.handle.take() {
             let ClaimRequest { key, token, .. } = self.request.clone();
-            seat.send(Order::Leave(Leave { key, token, answer: None }));
+            handle.send(Command::Release(Release { key, token, answer: None }));
         }
     }
 }
 
-impl<M: Mode> fmt::Debug for SessionClaim<M> {
+impl<M: Strategy> fmt::Debug for SessionClaim<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionClaim").field("key", &self.request.key).finish_non_exhaustive()
     }

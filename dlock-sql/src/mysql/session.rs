@@ -1,5 +1,6 @@
 //! Locks of the sessions and transactions of MariaDB and MySQL.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
@@ -8,9 +9,11 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
 use super::server::MysqlServer;
+use crate::rows::Connections;
 use crate::server::{Answer, Server, Taken};
 use crate::session::{
-    Asked, ByName, ByRow, FENCE, Found, Keeper, Name, ROW, SessionServer, Sessions, Wanted,
+    ByName, ByRow, FENCE, Found, Name, OwningSession, ROW, RowServer, SessionServer, Sessions, Strategy,
+    TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -177,11 +180,13 @@ impl MysqlServer {
 }
 
 impl SessionServer for MysqlServer {
-    const SESSIONS: &'static str = "mysql-session";
-    const LOCKED_ROWS: &'static str = "mysql-row";
     const DIGEST: usize = 24;
 
-    async fn keep_alive(&self, on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
+    fn place(&self) -> String {
+        place(self.table())
+    }
+
+    async fn keep_alive(on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
         // No statement waits while others need a sign of life.
         let settings = format!(
             "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1",
@@ -190,19 +195,21 @@ impl SessionServer for MysqlServer {
         sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
     }
 
-    fn place(&self) -> String {
-        place(self.table())
-    }
-
-    async fn ping(&self, on: &mut MySqlConnection) -> Answer<i64> {
+    async fn ping(on: &mut MySqlConnection) -> Answer<i64> {
         sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
     }
 
-    async fn take_name(&self, on: &mut MySqlConnection, wanted: &Wanted) -> Answer<Asked> {
-        let (session, mut taken) = self.take_names(on, std::slice::from_ref(wanted)).await?;
-        Ok(Asked { session, taken: taken.pop().ok_or(sqlx::Error::RowNotFound)? })
+    async fn end(on: &mut MySqlConnection, session: i64) -> Answer<()> {
+        match sqlx::raw_sql(AssertSqlSafe(format!("KILL {session}"))).execute(on).await {
+            Ok(_) => Ok(()),
+            // It has ended already.
+            Err(error) if number(&error) == Some(1094) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
+}
 
+impl MysqlServer {
     async fn take_names(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
         // In one message, not prepared: a row for each.
         let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.quoted(), wanted)).collect();
@@ -225,7 +232,35 @@ impl SessionServer for MysqlServer {
         Ok((session, all))
     }
 
-    async fn free_names(&self, on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn free_name(on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
+        let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
+    }
+}
+
+impl Strategy for ByName<MysqlServer> {
+    type Server = MysqlServer;
+
+    const NAME: &'static str = "mysql-session";
+    const SHARED: bool = true;
+
+    async fn take(
+        server: &MysqlServer,
+        _: &Arc<Connections<MysqlServer>>,
+        on: &mut MySqlConnection,
+        wanted: &[Wanted],
+    ) -> TakeResult {
+        let asked = server.take_names(on, wanted).await;
+        settle_names::<Self>(on, wanted, asked).await
+    }
+
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        if let [one] = names {
+            return MysqlServer::free_name(on, one)
+                .await
+                .map(|(session, was_held)| (session, vec![was_held]));
+        }
         let free = |name| format!(", CAST(RELEASE_LOCK('{}') AS SIGNED)", name_of(name));
         let free: String =
             std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
@@ -234,33 +269,27 @@ impl SessionServer for MysqlServer {
         Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<Answer<_>>()?))
     }
 
-    async fn free_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
-        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
-        let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
-        Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
-    }
-
-    async fn holder_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN {} AS held
             ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
-            self.quoted()
+            server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(name_of(name)).bind(&name.fence);
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn keeper_of_name(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Keeper> {
+    async fn owner(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<OwningSession> {
         let used = sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(name_of(name));
         let session = used.fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
-        Ok(session.map_or(Keeper::Nobody, Keeper::Session))
+        Ok(session.map_or(OwningSession::Nobody, OwningSession::Session))
     }
 
-    async fn held_names(&self, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
-        let place = self.place();
+    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+        let place = server.place();
         let page = format!(
             "SELECT fence, holder, `key`, token FROM {} WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
-            self.quoted()
+            server.quoted()
         );
         let (mut all, mut after) = (Vec::new(), vec![FENCE]);
         loop {
@@ -285,7 +314,9 @@ impl SessionServer for MysqlServer {
             }
         }
     }
+}
 
+impl RowServer for MysqlServer {
     async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
         // In this isolation only the row is locked, and not the place of one that is missing.
         let statements = format!(
@@ -314,7 +345,7 @@ impl SessionServer for MysqlServer {
         Ok((row.try_get(2)?, found))
     }
 
-    async fn free_row(&self, on: &mut MySqlConnection) -> Answer<i64> {
+    async fn free_row(on: &mut MySqlConnection) -> Answer<i64> {
         let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
         free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
@@ -342,35 +373,54 @@ impl SessionServer for MysqlServer {
         }
         Ok(Fence::new(counted.last_insert_id()))
     }
+}
 
-    async fn holder_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
-        if !self.is_locked(on, &name.row).await? {
+impl Strategy for ByRow<MysqlServer> {
+    type Server = MysqlServer;
+
+    const NAME: &'static str = "mysql-row";
+    const SHARED: bool = false;
+
+    async fn take(
+        server: &MysqlServer,
+        others: &Arc<Connections<MysqlServer>>,
+        on: &mut MySqlConnection,
+        wanted: &[Wanted],
+    ) -> TakeResult {
+        take_row(server, others, on, wanted).await
+    }
+
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        Ok((MysqlServer::free_row(on).await?, vec![true; names.len()]))
+    }
+
+    async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+        if !server.is_locked(on, &name.row).await? {
             return Ok(None);
         }
-        let held = format!("SELECT fence, holder FROM {} WHERE `key` = ?", self.quoted());
+        let held = format!("SELECT fence, holder FROM {} WHERE `key` = ?", server.quoted());
         let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
 
-    /// The last who was counted. Who has locked the row and is being counted at this moment is taken for the one before.
-    async fn keeper_of_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<Keeper> {
-        if !self.is_locked(on, &name.row).await? {
-            return Ok(Keeper::Nobody);
+    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<OwningSession> {
+        if !server.is_locked(on, &name.row).await? {
+            return Ok(OwningSession::Nobody);
         }
-        let token_of = format!("SELECT token FROM {} WHERE `key` = ?", self.quoted());
+        let token_of = format!("SELECT token FROM {} WHERE `key` = ?", server.quoted());
         let row = sqlx::query(AssertSqlSafe(token_of)).bind(&name.fence).fetch_optional(&mut *on).await?;
         let of_grant: Option<Vec<u8>> = row.map_or(Ok(None), |row| row.try_get(0))?;
-        let mut seen = self.sessions_seen(on).await?.into_iter();
+        let mut seen = server.sessions_seen(on).await?.into_iter();
         let session = seen.find(|session| of_grant == Some(token(*session)));
-        Ok(session.map_or(Keeper::Hidden, Keeper::Session))
+        Ok(session.map_or(OwningSession::Hidden, OwningSession::Session))
     }
 
-    async fn held_rows(&self, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
-        let tokens = self.sessions_seen(on).await?.into_iter();
+    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+        let tokens = server.sessions_seen(on).await?.into_iter();
         let tokens: Vec<_> = tokens.map(|session| format!("X'{}'", hex(&token(session)))).collect();
         let granted = format!(
             "SELECT fence, holder, `key` FROM {} WHERE `key` > X'{FENCE:x}' AND token IN ({})",
-            self.quoted(),
+            server.quoted(),
             tokens.join(", ")
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
@@ -379,20 +429,11 @@ impl SessionServer for MysqlServer {
             let mut locked: Vec<u8> = row.try_get(2)?;
             locked[0] = ROW;
             if let Some(key) = Name::key(&locked)
-                && self.is_locked(on, &locked).await?
+                && server.is_locked(on, &locked).await?
             {
                 all.push((key, holder(row)?));
             }
         }
         Ok(all)
-    }
-
-    async fn end(&self, on: &mut MySqlConnection, session: i64) -> Answer<()> {
-        match sqlx::raw_sql(AssertSqlSafe(format!("KILL {session}"))).execute(on).await {
-            Ok(_) => Ok(()),
-            // It has ended already.
-            Err(error) if number(&error) == Some(1094) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 }

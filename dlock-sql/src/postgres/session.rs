@@ -1,6 +1,7 @@
 //! Locks of PostgreSQL's sessions and transactions.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
@@ -9,8 +10,12 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
+use crate::rows::Connections;
 use crate::server::{Answer, Server, Taken};
-use crate::session::{Asked, ByName, ByRow, Found, Keeper, Name, SessionServer, Sessions, Wanted};
+use crate::session::{
+    ByName, ByRow, Found, Name, OwningSession, RowServer, SessionServer, Sessions, Strategy, TakeResult,
+    Wanted, settle_names, take_row,
+};
 use crate::table::TableName;
 use crate::text::hex;
 
@@ -109,30 +114,35 @@ fn holder(row: &PgRow) -> Answer<Holder> {
 }
 
 /// A transaction that was prepared for a commit in two phases is no session's any more.
-fn keeper(row: Option<&PgRow>) -> Answer<Keeper> {
-    let Some(row) = row else { return Ok(Keeper::Nobody) };
-    Ok(row.try_get::<Option<i64>, _>(0)?.map_or(Keeper::Hidden, Keeper::Session))
+fn owner(row: Option<&PgRow>) -> Answer<OwningSession> {
+    let Some(row) = row else { return Ok(OwningSession::Nobody) };
+    Ok(row.try_get::<Option<i64>, _>(0)?.map_or(OwningSession::Hidden, OwningSession::Session))
 }
 
 impl SessionServer for PostgresServer {
-    const SESSIONS: &'static str = "postgres-session";
-    const LOCKED_ROWS: &'static str = "postgres-row";
     const DIGEST: usize = 8;
-
-    async fn keep_alive(&self, on: &mut PgConnection, silence: Duration) -> Answer<()> {
-        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
-        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
-    }
 
     fn place(&self) -> String {
         place(self.table())
     }
 
-    async fn ping(&self, on: &mut PgConnection) -> Answer<i64> {
+    async fn keep_alive(on: &mut PgConnection, silence: Duration) -> Answer<()> {
+        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
+        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
+    }
+
+    async fn ping(on: &mut PgConnection) -> Answer<i64> {
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
     }
 
-    async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<Asked> {
+    async fn end(on: &mut PgConnection, session: i64) -> Answer<()> {
+        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
+        end.execute(on).await.map(drop)
+    }
+}
+
+impl PostgresServer {
+    async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<(i64, Vec<Taken>)> {
         let counting = counting(&self.quoted(), "asked WHERE got");
         let statement = format!(
             "WITH asked AS MATERIALIZED (
@@ -150,13 +160,7 @@ impl SessionServer for PostgresServer {
             .fetch_all(on)
             .await?;
         let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(Asked { session: row.try_get(2)?, taken: taken(row)? })
-    }
-
-    async fn free_name(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
-        let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
-        let row = free.fetch_one(on).await?;
-        Ok((row.try_get(0)?, row.try_get(1)?))
+        Ok((row.try_get(2)?, vec![taken(row)?]))
     }
 
     async fn take_names(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
@@ -185,7 +189,38 @@ impl SessionServer for PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
     }
 
-    async fn free_names(&self, on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn free_name(on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
+        let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
+        let row = free.fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+}
+
+impl Strategy for ByName<PostgresServer> {
+    type Server = PostgresServer;
+
+    const NAME: &'static str = "postgres-session";
+    const SHARED: bool = true;
+
+    async fn take(
+        server: &PostgresServer,
+        _: &Arc<Connections<PostgresServer>>,
+        on: &mut PgConnection,
+        wanted: &[Wanted],
+    ) -> TakeResult {
+        let asked = match wanted {
+            [one] => server.take_name(on, one).await,
+            many => server.take_names(on, many).await,
+        };
+        settle_names::<Self>(on, wanted, asked).await
+    }
+
+    async fn release(on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        if let [one] = names {
+            return PostgresServer::free_name(on, one)
+                .await
+                .map(|(session, was_held)| (session, vec![was_held]));
+        }
         let free =
             "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
         let numbers: Vec<i64> = names.iter().map(number).collect();
@@ -194,24 +229,24 @@ impl SessionServer for PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
-    async fn holder_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
             LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
-            self.quoted()
+            server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn keeper_of_name(&self, on: &mut PgConnection, name: &Name) -> Answer<Keeper> {
+    async fn owner(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<OwningSession> {
         let statement = format!("SELECT session FROM ({ADVISORY}) AS locked WHERE number = $1");
         let query = sqlx::query(AssertSqlSafe(statement)).bind(number(name));
-        keeper(query.fetch_optional(on).await?.as_ref())
+        owner(query.fetch_optional(on).await?.as_ref())
     }
 
-    async fn held_names(&self, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
-        let place = self.place();
+    async fn held(server: &PostgresServer, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+        let place = server.place();
         // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
         let statement = format!(
             r#"WITH locked AS MATERIALIZED ({ADVISORY})
@@ -220,7 +255,7 @@ impl SessionServer for PostgresServer {
             SELECT held.fence, held.holder, held.key, session, NULL
             FROM (SELECT DISTINCT session FROM locked) AS alive JOIN {} AS held ON held.token = int8send(session)
             WHERE held.key >= decode('ff', 'hex')"#,
-            self.quoted()
+            server.quoted()
         );
         let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
         let (mut locked, mut granted) = (HashSet::new(), Vec::new());
@@ -235,7 +270,9 @@ impl SessionServer for PostgresServer {
         granted.retain(|(session, key, _)| locked.contains(&(*session, number(&Name::of(&place, key)))));
         Ok(granted.into_iter().map(|(_, key, holder)| (key, holder)).collect())
     }
+}
 
+impl RowServer for PostgresServer {
     async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
         let table = self.quoted();
         let of = |row: &[u8]| format!(r#"{table} WHERE key = decode('{}', 'hex')"#, hex(row));
@@ -257,7 +294,7 @@ impl SessionServer for PostgresServer {
         Ok((session, found))
     }
 
-    async fn free_row(&self, on: &mut PgConnection) -> Answer<i64> {
+    async fn free_row(on: &mut PgConnection) -> Answer<i64> {
         let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
         freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
@@ -282,33 +319,53 @@ impl SessionServer for PostgresServer {
             .await?;
         fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
     }
+}
 
-    async fn holder_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+impl Strategy for ByRow<PostgresServer> {
+    type Server = PostgresServer;
+
+    const NAME: &'static str = "postgres-row";
+    const SHARED: bool = false;
+
+    async fn take(
+        server: &PostgresServer,
+        others: &Arc<Connections<PostgresServer>>,
+        on: &mut PgConnection,
+        wanted: &[Wanted],
+    ) -> TakeResult {
+        take_row(server, others, on, wanted).await
+    }
+
+    async fn release(on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+        Ok((PostgresServer::free_row(on).await?, vec![true; names.len()]))
+    }
+
+    async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
-            table = self.quoted()
+            table = server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn keeper_of_row(&self, on: &mut PgConnection, name: &Name) -> Answer<Keeper> {
+    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<OwningSession> {
         let statement = format!(
             r#"SELECT pid::bigint FROM {} AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
-            self.quoted()
+            server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row);
-        keeper(query.fetch_optional(on).await?.as_ref())
+        owner(query.fetch_optional(on).await?.as_ref())
     }
 
-    async fn held_rows(&self, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &PostgresServer, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder, locked.key FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held
                 ON held.key = decode('ff', 'hex') || substring(locked.key FROM 2) AND held.token = int8send(pid::bigint)
             WHERE locked.key >= decode('fe', 'hex') AND locked.key < decode('ff', 'hex')"#,
-            table = self.quoted()
+            table = server.quoted()
         );
         let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
         let mut all = Vec::new();
@@ -318,10 +375,5 @@ impl SessionServer for PostgresServer {
             }
         }
         Ok(all)
-    }
-
-    async fn end(&self, on: &mut PgConnection, session: i64) -> Answer<()> {
-        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
-        end.execute(on).await.map(drop)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{Failure, Holder, Key};
 
-use super::{Keeper, Mode, Name, SessionServer, Sessions};
+use super::{Name, OwningSession, SessionServer, Sessions, Strategy};
 use crate::failure::unchanged;
 use crate::rows::{QUESTION, Step};
 use crate::server::{Answer, Conn};
@@ -15,28 +15,28 @@ const LISTING: Duration = Duration::from_secs(25);
 /// The pauses before it is asked again whether a session has ended.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-impl<M: Mode> Sessions<M> {
+impl<M: Strategy> Sessions<M> {
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.seats.check()?;
+        self.handles.check()?;
         self.others.ask(Inspect::<M>(key.clone(), PhantomData), QUESTION).await.map_err(unchanged)
     }
 
     pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.seats.check()?;
+        self.handles.check()?;
         self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
     }
 
-    async fn keeper(&self, key: &Key) -> Result<Keeper, Failure> {
+    async fn owner(&self, key: &Key) -> Result<OwningSession, Failure> {
         self.others.ask(Find::<M>(key.clone(), PhantomData), QUESTION).await
     }
 
     /// Ends the session that keeps the lock, and waits until the server has done so.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        self.seats.check()?;
-        let session = match self.keeper(key).await.map_err(unchanged)? {
-            Keeper::Nobody => return Ok(false),
-            Keeper::Session(session) => session,
-            Keeper::Hidden => {
+        self.handles.check()?;
+        let session = match self.owner(key).await.map_err(unchanged)? {
+            OwningSession::Nobody => return Ok(false),
+            OwningSession::Session(session) => session,
+            OwningSession::Hidden => {
                 return Err(Failure::denied(
                     "nobody tells this user which session keeps the lock; do it as the user who holds it, or as one with the \
                      right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
@@ -45,7 +45,7 @@ impl<M: Mode> Sessions<M> {
         };
         self.others.ask(End(session), QUESTION).await?;
         let mut pause = PAUSES.0;
-        while self.keeper(key).await.map_err(|_| half_done(session))? == Keeper::Session(session) {
+        while self.owner(key).await.map_err(|_| half_done(session))? == OwningSession::Session(session) {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
@@ -62,7 +62,7 @@ fn half_done(session: i64) -> Failure {
 /// Says who has a lock.
 struct Inspect<M>(Key, PhantomData<fn() -> M>);
 
-impl<M: Mode> Step<M::Server> for Inspect<M> {
+impl<M: Strategy> Step<M::Server> for Inspect<M> {
     type Reply = Option<Holder>;
 
     async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Option<Holder>> {
@@ -73,18 +73,18 @@ impl<M: Mode> Step<M::Server> for Inspect<M> {
 /// Says which session keeps a lock.
 struct Find<M>(Key, PhantomData<fn() -> M>);
 
-impl<M: Mode> Step<M::Server> for Find<M> {
-    type Reply = Keeper;
+impl<M: Strategy> Step<M::Server> for Find<M> {
+    type Reply = OwningSession;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Keeper> {
-        M::keeper(server, on, &Name::of(&server.place(), &self.0)).await
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<OwningSession> {
+        M::owner(server, on, &Name::of(&server.place(), &self.0)).await
     }
 }
 
 /// Lists what is held.
 struct List<M>(PhantomData<fn() -> M>);
 
-impl<M: Mode> Step<M::Server> for List<M> {
+impl<M: Strategy> Step<M::Server> for List<M> {
     type Reply = Vec<(Key, Holder)>;
 
     async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Self::Reply> {
@@ -98,7 +98,7 @@ struct End(i64);
 impl<S: SessionServer> Step<S> for End {
     type Reply = ();
 
-    async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<()> {
-        server.end(on, self.0).await
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<()> {
+        S::end(on, self.0).await
     }
 }

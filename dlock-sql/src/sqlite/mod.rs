@@ -120,38 +120,8 @@ impl Sqlite {
         })))
     }
 
-    /// All locks that are held, by key.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) and others as in [`SqliteOptions::open`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn holders(&self) -> Result<Vec<(Key, Holder)>> {
-        let holders = async { self.0.current().await?.holders().await };
-        holders.await.map_err(|failure| Error::new(Operation::Inspect, failure).on(NAME))
-    }
-
-    /// Frees a lock whoever holds it, and says whether anybody did. The holder is told at the next renewal; until then he
-    /// may go on, and only resources that check fences are protected from him: the next grant has a higher one.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when other processes keep the database busy,
-    /// [`ErrorKind::InvalidKey`](dlock_core::ErrorKind::InvalidKey), and others as in [`SqliteOptions::open`].
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, the lock may still be freed.
-    pub async fn force_release(&self, key: &str) -> Result<bool> {
-        let forced = async { self.0.current().await?.force(&Key::new(key)?).await };
-        forced.await.map_err(|failure| Error::new(Operation::Release, failure).on(NAME))
-    }
-
     /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` ago,
-    /// and says how many. A row of a key is about 150 bytes and is kept for the key's fence; where keys do not come
+    /// and says how many. A row of a key is about 180 bytes and is kept for the key's fence; where keys do not come
     /// back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
     ///
     /// # Errors

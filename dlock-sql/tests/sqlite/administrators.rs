@@ -10,7 +10,7 @@ use crate::support::Site;
 async fn holders_are_listed_with_what_they_hold() {
     let site = Site::new();
     let backend = site.backend().await;
-    let locks = Locks::builder(backend.clone()).with_label("worker 7").build().unwrap();
+    let locks = Locks::builder(backend).with_label("worker 7").build().unwrap();
     let mut guards = Vec::new();
     for key in ["room_7", "Room_7", "zürich 🔒"] {
         guards.push(locks.lock(key).acquire().await.unwrap());
@@ -21,7 +21,7 @@ async fn holders_are_listed_with_what_they_hold() {
     let ended = ended.acquire().await.unwrap();
     ended.lost().await;
     tokio::time::sleep(Duration::from_millis(60)).await;
-    let held = backend.holders().await.unwrap();
+    let held = locks.holders().await.unwrap();
     assert_eq!(
         held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(),
         ["Room_7", "room_7", "zürich 🔒"]
@@ -38,27 +38,28 @@ async fn holders_are_listed_with_what_they_hold() {
 async fn more_holders_than_one_answer_has_are_all_listed() {
     let site = Site::new();
     let backend = site.backend().await;
-    let guard = Locks::new(backend.clone()).lock("a").acquire().await.unwrap();
+    let locks = Locks::new(backend);
+    let guard = locks.lock("a").acquire().await.unwrap();
     // As the row that is there, under other keys.
     site.execute(
         "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 2100) \
          INSERT INTO dlock SELECT CAST('k' || n AS BLOB), token, fence, boot, expires, holder FROM dlock, n WHERE key = CAST('a' AS BLOB)",
     )
     .await;
-    assert_eq!(backend.holders().await.unwrap().len(), 2_101);
+    assert_eq!(locks.holders().await.unwrap().len(), 2_101);
     guard.check().unwrap();
 }
 
 #[tokio::test]
 async fn a_forced_release_takes_the_lock_away_with_a_higher_fence() {
     let site = Site::new();
-    let (backend, locks) = (site.backend().await, site.locks().await);
+    let (admin, locks) = (site.locks().await, site.locks().await);
     let first = locks.lock("a").acquire().await.unwrap();
-    assert!(backend.force_release("a").await.unwrap());
-    assert!(!backend.force_release("a").await.unwrap(), "nobody has it any more");
-    assert!(!backend.force_release("never").await.unwrap());
-    assert_eq!(backend.force_release("").await.unwrap_err().kind(), ErrorKind::InvalidKey);
-    let second = Locks::new(backend).lock("a").acquire().await.unwrap();
+    assert!(admin.force_release("a").await.unwrap());
+    assert!(!admin.force_release("a").await.unwrap(), "nobody has it any more");
+    assert!(!admin.force_release("never").await.unwrap());
+    assert_eq!(admin.force_release("").await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    let second = admin.lock("a").acquire().await.unwrap();
     assert!(second.fence().unwrap().get() > first.fence().unwrap().get() + 1);
     first.lost().await;
     assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::NotHeld);

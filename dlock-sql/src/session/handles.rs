@@ -8,49 +8,46 @@ use std::time::Duration;
 use dlock_core::{Failure, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::Mode;
-use super::desk::{Desk, Order, Told};
-use crate::connector::Connector;
+use super::Strategy;
+use super::actor::{Command, ConnectionActor, Context, Reply};
 use crate::failure::closed;
 use crate::settings::Settings;
 
 /// The use of a connection: of one for all, or of one for a single lock.
-pub(super) struct Seat {
-    orders: mpsc::UnboundedSender<Order>,
+pub(super) struct ConnectionHandle {
+    orders: mpsc::UnboundedSender<Command>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Seat {
+impl ConnectionHandle {
     /// Has an order carried out, whatever becomes of the caller.
-    pub(super) async fn order<T>(&self, order: impl FnOnce(Told<T>) -> Order) -> Result<T, Failure> {
+    pub(super) async fn call<T>(&self, order: impl FnOnce(Reply<T>) -> Command) -> Result<T, Failure> {
         let (answer, told) = oneshot::channel();
         self.orders.send(order(answer)).map_err(|_| closed())?;
         told.await.unwrap_or_else(|_| Err(closed()))
     }
 
     /// The same, for those who do not wait.
-    pub(super) fn send(&self, order: Order) {
-        // When the desk is gone, so is what was on it.
+    pub(super) fn send(&self, order: Command) {
+        // When the actor is gone, so is what was on it.
         let _ = self.orders.send(order);
     }
 }
 
 /// All connections that keep locks.
-pub(super) struct Seats<M: Mode> {
-    mode: Arc<M>,
-    connector: Arc<Connector<M::Server>>,
+pub(super) struct ConnectionHandles<M: Strategy> {
+    context: Context<M>,
     /// Those that keep nothing now.
-    free: Mutex<Vec<mpsc::UnboundedSender<Order>>>,
+    free: Mutex<Vec<mpsc::UnboundedSender<Command>>>,
     permits: Arc<Semaphore>,
     limit: u32,
     closed: AtomicBool,
 }
 
-impl<M: Mode> Seats<M> {
-    pub(super) fn new(mode: Arc<M>, connector: Arc<Connector<M::Server>>, settings: &Settings) -> Self {
+impl<M: Strategy> ConnectionHandles<M> {
+    pub(super) fn new(context: Context<M>, settings: &Settings) -> Self {
         Self {
-            mode,
-            connector,
+            context,
             free: Mutex::default(),
             permits: Arc::new(Semaphore::new(settings.connections())),
             limit: settings.max_connections,
@@ -58,7 +55,7 @@ impl<M: Mode> Seats<M> {
         }
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<mpsc::UnboundedSender<Order>>> {
+    fn free(&self) -> MutexGuard<'_, Vec<mpsc::UnboundedSender<Command>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,22 +68,21 @@ impl<M: Mode> Seats<M> {
     /// # Cancel safety
     ///
     /// Cancel-safe.
-    pub(super) async fn seat(&self, patience: Duration) -> Result<Seat, Failure> {
+    pub(super) async fn handle(&self, patience: Duration) -> Result<ConnectionHandle, Failure> {
         let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
         let mut free = self.free();
         let orders = match if M::SHARED { free.last().cloned() } else { free.pop() } {
             Some(orders) => orders,
             None => {
                 let (orders, inbox) = mpsc::unbounded_channel();
-                keeper::runtime()?
-                    .spawn(Desk::new(Arc::clone(&self.mode), Arc::clone(&self.connector)).run(inbox));
+                keeper::runtime()?.spawn(ConnectionActor::new(self.context.clone()).run(inbox));
                 if M::SHARED {
                     free.push(orders.clone());
                 }
                 orders
             }
         };
-        Ok(Seat { orders, permit })
+        Ok(ConnectionHandle { orders, permit })
     }
 
     async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
@@ -101,11 +97,11 @@ impl<M: Mode> Seats<M> {
     }
 
     /// The claim has nothing there any more, and no order on the way.
-    pub(super) fn put_back(&self, seat: Seat) {
+    pub(super) fn put_back(&self, handle: ConnectionHandle) {
         if !M::SHARED && self.check().is_ok() {
-            self.free().push(seat.orders);
+            self.free().push(handle.orders);
         }
-        drop(seat.permit);
+        drop(handle.permit);
     }
 
     /// Closes the connections that keep nothing, or the one that is shared.
@@ -115,15 +111,15 @@ impl<M: Mode> Seats<M> {
         let free = std::mem::take(&mut *self.free());
         for orders in free {
             let (answer, told) = oneshot::channel();
-            if orders.send(Order::Close(answer)).is_ok() {
+            if orders.send(Command::Close(answer)).is_ok() {
                 let _ = told.await;
             }
         }
     }
 }
 
-impl<M: Mode> fmt::Debug for Seats<M> {
+impl<M: Strategy> fmt::Debug for ConnectionHandles<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seats").field("free", &self.free().len()).finish_non_exhaustive()
+        f.debug_struct("ConnectionHandles").field("free", &self.free().len()).finish_non_exhaustive()
     }
 }

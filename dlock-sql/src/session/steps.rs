@@ -2,7 +2,7 @@
 
 use dlock_core::Fence;
 
-use super::{Name, SessionServer, Wanted};
+use super::{Name, RowServer, SessionServer, Wanted};
 use crate::rows::Step;
 use crate::server::{Answer, Conn};
 
@@ -12,15 +12,15 @@ pub(super) struct WhoAmI;
 impl<S: SessionServer> Step<S> for WhoAmI {
     type Reply = i64;
 
-    async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<i64> {
-        server.ping(on).await
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<i64> {
+        S::ping(on).await
     }
 }
 
 /// Counts a grant to a session, and says with which fence.
 pub(super) struct Count(pub(super) Wanted, pub(super) i64);
 
-impl<S: SessionServer> Step<S> for Count {
+impl<S: RowServer> Step<S> for Count {
     type Reply = Fence;
 
     async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<Fence> {
@@ -31,7 +31,7 @@ impl<S: SessionServer> Step<S> for Count {
 /// Makes a row that is to be locked; whether it was missing.
 pub(super) struct MakeRow(pub(super) Name);
 
-impl<S: SessionServer> Step<S> for MakeRow {
+impl<S: RowServer> Step<S> for MakeRow {
     type Reply = bool;
 
     async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<bool> {

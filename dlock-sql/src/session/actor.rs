@@ -9,52 +9,53 @@ use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::line::Line;
-use super::mode::{Mode, Trouble};
-use super::{Name, SILENCE, SessionServer, Wanted};
+use super::hold_signal::HoldSignal;
+use super::strategy::{Strategy, TakeError};
+use super::{Name, SESSION_IDLE_TIMEOUT, SessionServer, Wanted};
 use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
+use crate::rows::Connections;
 use crate::server::{Conn, Fault, Server, Taken};
 
-pub(super) type Told<T> = oneshot::Sender<Result<T, Failure>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// The longest pause between two signs of life.
-const BEAT: Duration = Duration::from_secs(5);
+const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease within these
 /// bounds. Holds know by themselves, and earlier, that they cannot be relied on.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+const RESPONSE_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// A connection that has kept nothing for this long is closed.
 const IDLE: Duration = Duration::from_secs(30);
 /// For this long a failure to connect is the answer for all who need the connection.
-const GLOOM: Duration = Duration::from_millis(100);
+const CONNECT_ERROR_TTL: Duration = Duration::from_millis(100);
 /// How often a statement is tried that another transaction was in the way of.
 const TRIES: u32 = 3;
 
 /// How many orders are carried out together.
 const AT_ONCE: usize = 64;
 
-/// What the desk is asked to do.
-pub(super) enum Order {
+/// What the connection is asked to do.
+pub(super) enum Command {
     /// Open the connection: its session.
-    Open(Told<i64>),
+    Open(Reply<i64>),
     /// Take a lock.
     Take(Take),
     /// Give back a lock.
-    Leave(Leave),
+    Release(Release),
     /// Close the connection.
-    Close(Told<()>),
+    Close(Reply<()>),
 }
 
 pub(super) struct Take {
     pub(super) request: ClaimRequest,
-    pub(super) line: Arc<Line>,
-    pub(super) answer: Told<Taken>,
+    pub(super) signal: Arc<HoldSignal>,
+    pub(super) answer: Reply<Taken>,
 }
 
-pub(super) struct Leave {
+pub(super) struct Release {
     pub(super) key: Key,
     pub(super) token: Token,
-    pub(super) answer: Option<Told<Withdrawal>>,
+    pub(super) answer: Option<Reply<Withdrawal>>,
 }
 
 /// What the server tells locks apart by.
@@ -68,7 +69,7 @@ struct Held {
     /// Who holds it, in words.
     holder: String,
     lease: Duration,
-    line: Arc<Line>,
+    signal: Arc<HoldSignal>,
     /// When the statement was sent that took it.
     taken: Instant,
     suspect: bool,
@@ -88,23 +89,37 @@ struct Session<S: Server> {
 }
 
 /// What is done on the connection.
-enum Act {
+enum Statement {
     Ping,
     Take(Vec<Wanted>),
-    Leave(Vec<Name>),
+    Release(Vec<Name>),
 }
 
 /// What came of it.
-enum Done {
+enum Outcome {
     Alive,
     Taken(Vec<Taken>),
     Left { all_were_held: bool },
 }
 
+/// What all connections of a backend have in common.
+pub(super) struct Context<M: Strategy> {
+    pub(super) server: Arc<M::Server>,
+    /// For what must not be part of the transaction that keeps a lock.
+    pub(super) others: Arc<Connections<M::Server>>,
+    pub(super) connector: Arc<Connector<M::Server>>,
+}
+
+impl<M: Strategy> Clone for Context<M> {
+    fn clone(&self) -> Self {
+        let Self { server, others, connector } = self;
+        Self { server: Arc::clone(server), others: Arc::clone(others), connector: Arc::clone(connector) }
+    }
+}
+
 /// One connection, and the locks on it.
-pub(super) struct Desk<M: Mode> {
-    mode: Arc<M>,
-    connector: Arc<Connector<M::Server>>,
+pub(super) struct ConnectionActor<M: Strategy> {
+    context: Context<M>,
     place: String,
     session: Option<Session<M::Server>>,
     held: HashMap<Id, Held>,
@@ -118,36 +133,25 @@ pub(super) struct Desk<M: Mode> {
     failed: Option<(Instant, Failure)>,
 }
 
-impl<M: Mode> Desk<M> {
-    pub(super) fn new(mode: Arc<M>, connector: Arc<Connector<M::Server>>) -> Self {
+impl<M: Strategy> ConnectionActor<M> {
+    pub(super) fn new(context: Context<M>) -> Self {
         let (session, held, now) = (None, HashMap::new(), Instant::now());
         let (shortest, doubted) = (Duration::MAX, false);
-        let place = mode.server().place();
-        Self {
-            mode,
-            connector,
-            place,
-            session,
-            held,
-            shortest,
-            proven: now,
-            used: now,
-            doubted,
-            failed: None,
-        }
+        let place = context.server.place();
+        Self { context, place, session, held, shortest, proven: now, used: now, doubted, failed: None }
     }
 
     /// Carries out orders until nobody can give one any more.
-    pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+    pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
         let mut orders = Vec::new();
         loop {
-            let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.beat() };
+            let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.heartbeat() };
             tokio::select! {
                 biased;
                 () = sleep_until(due), if self.session.is_some() => match self.held.is_empty() {
                     true => self.close().await,
                     // A failure has told all holds already.
-                    false => drop(self.perform(&Act::Ping).await),
+                    false => drop(self.perform(&Statement::Ping).await),
                 },
                 some = inbox.recv_many(&mut orders, AT_ONCE) => match some {
                     0 => return self.close().await,
@@ -157,19 +161,19 @@ impl<M: Mode> Desk<M> {
         }
     }
 
-    fn beat(&self) -> Duration {
-        (self.shortest / 6).min(BEAT)
+    fn heartbeat(&self) -> Duration {
+        (self.shortest / 6).min(HEARTBEAT)
     }
 
     /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what gives back can
     /// go first, and an order to take that nobody waits for is none: nothing of it is on the server.
-    async fn carry_out(&mut self, orders: &mut Vec<Order>) {
+    async fn carry_out(&mut self, orders: &mut Vec<Command>) {
         self.used = Instant::now();
         let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for order in orders.drain(..) {
             match order {
-                Order::Take(take) => takes.push(take),
-                Order::Leave(leave) => leaves.push(leave),
+                Command::Take(take) => takes.push(take),
+                Command::Release(leave) => leaves.push(leave),
                 other => others.push(other),
             }
         }
@@ -178,17 +182,17 @@ impl<M: Mode> Desk<M> {
         }
         takes.retain(|take| !take.answer.is_closed());
         for take in self.take_together(takes).await {
-            let taken = self.take(&take.request, &take.line).await;
+            let taken = self.take(&take.request, &take.signal).await;
             drop(take.answer.send(taken));
         }
         for other in others {
             match other {
-                Order::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
-                Order::Close(answer) => {
+                Command::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
+                Command::Close(answer) => {
                     self.close().await;
                     drop(answer.send(Ok(())));
                 }
-                Order::Take(_) | Order::Leave(_) => {}
+                Command::Take(_) | Command::Release(_) => {}
             }
         }
     }
@@ -199,16 +203,17 @@ impl<M: Mode> Desk<M> {
             return Ok((session.id, false));
         }
         if let Some((at, failure)) = &self.failed
-            && at.elapsed() < GLOOM
+            && at.elapsed() < CONNECT_ERROR_TTL
         {
             return Err(copy(failure));
         }
-        let (server, limit) = (&**self.mode.server(), self.connector.limit);
+        let Context { server, connector, .. } = &self.context;
+        let limit = connector.limit;
         let opening = async {
-            let mut connection = self.connector.open().await?;
+            let mut connection = connector.open().await?;
             let settled = async {
-                server.keep_alive(&mut connection, SILENCE).await?;
-                server.ping(&mut connection).await
+                M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT).await?;
+                M::Server::ping(&mut connection).await
             };
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
             Ok(Session { connection, id })
@@ -253,16 +258,16 @@ impl<M: Mode> Desk<M> {
             return some;
         }
         let sent = Instant::now();
-        let act = Act::Take(wanted);
-        let done = self.perform(&act).await;
-        let (Ok(Done::Taken(answers)), Act::Take(wanted)) = (done, act) else {
+        let statement = Statement::Take(wanted);
+        let done = self.perform(&statement).await;
+        let (Ok(Outcome::Taken(answers)), Statement::Take(wanted)) = (done, statement) else {
             // Each finds out by itself.
             some.append(&mut rest);
             return some;
         };
         for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
             if let Taken::Granted(fence) = taken {
-                self.hold(id, &take.request, &take.line, wanted.holder, fence, sent);
+                self.hold(id, &take.request, &take.signal, wanted.holder, fence, sent);
             }
             drop(take.answer.send(Ok(taken)));
         }
@@ -273,19 +278,19 @@ impl<M: Mode> Desk<M> {
         &mut self,
         id: Id,
         request: &ClaimRequest,
-        line: &Arc<Line>,
+        signal: &Arc<HoldSignal>,
         holder: String,
         fence: Fence,
         taken: Instant,
     ) {
-        line.open();
-        let lease = request.lease.min(SILENCE);
+        signal.open();
+        let lease = request.lease.min(SESSION_IDLE_TIMEOUT);
         self.shortest = self.shortest.min(lease);
-        let (key, token, line) = (request.key.clone(), request.token, Arc::clone(line));
-        self.held.insert(id, Held { key, token, fence, holder, lease, line, taken, suspect: false });
+        let (key, token, signal) = (request.key.clone(), request.token, Arc::clone(signal));
+        self.held.insert(id, Held { key, token, fence, holder, lease, signal, taken, suspect: false });
     }
 
-    async fn take(&mut self, request: &ClaimRequest, line: &Arc<Line>) -> Result<Taken, Failure> {
+    async fn take(&mut self, request: &ClaimRequest, signal: &Arc<HoldSignal>) -> Result<Taken, Failure> {
         let mut tries = TRIES;
         loop {
             let (_, is_new) = self.open().await?;
@@ -300,11 +305,11 @@ impl<M: Mode> Desk<M> {
             }
             let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
             let wanted = Wanted { name, holder: holder.clone(), limit };
-            match self.perform(&Act::Take(vec![wanted])).await {
-                Ok(Done::Taken(mut answers)) => {
+            match self.perform(&Statement::Take(vec![wanted])).await {
+                Ok(Outcome::Taken(mut answers)) => {
                     let taken = answers.pop().unwrap_or(Taken::Busy(None));
                     if let Taken::Granted(fence) = taken {
-                        self.hold(id, request, line, holder, fence, sent);
+                        self.hold(id, request, signal, holder, fence, sent);
                     }
                     return Ok(taken);
                 }
@@ -320,14 +325,14 @@ impl<M: Mode> Desk<M> {
 
     /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
     async fn adopt(&mut self, id: &Id) -> Result<Taken, Failure> {
-        if let Err(fault) = self.perform(&Act::Ping).await {
+        if let Err(fault) = self.perform(&Statement::Ping).await {
             self.give_up("it could not be confirmed");
             return Err(unchanged(fault.failure));
         }
         Ok(self.held.get(id).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
     }
 
-    async fn leave(&mut self, leaves: Vec<Leave>) {
+    async fn leave(&mut self, leaves: Vec<Release>) {
         let (mut ours, mut ids, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for leave in leaves {
             let (id, name) = self.name(&leave.key);
@@ -342,7 +347,7 @@ impl<M: Mode> Desk<M> {
         if ids.is_empty() {
             return;
         }
-        let left = self.perform(&Act::Leave(names)).await;
+        let left = self.perform(&Statement::Release(names)).await;
         for id in &ids {
             self.held.remove(id);
         }
@@ -350,7 +355,7 @@ impl<M: Mode> Desk<M> {
             self.shortest = Duration::MAX;
         }
         let fault = match left {
-            Ok(Done::Left { all_were_held: true }) => None,
+            Ok(Outcome::Left { all_were_held: true }) => None,
             Ok(_) => {
                 self.give_up("the server had not kept a lock of this connection");
                 Some("the server had not kept it".to_owned())
@@ -371,24 +376,24 @@ impl<M: Mode> Desk<M> {
     }
 
     /// How long the answer may take.
-    fn patience(&self, act: &Act) -> Duration {
+    fn patience(&self, statement: &Statement) -> Duration {
         if !self.held.is_empty() {
-            return (self.shortest / 3).clamp(PATIENCE.0, PATIENCE.1);
+            return (self.shortest / 3).clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1);
         }
-        match act {
-            Act::Take(wanted) => {
+        match statement {
+            Statement::Take(wanted) => {
                 let limit = wanted.iter().map(|wanted| wanted.limit).max().unwrap_or_default();
-                limit.clamp(PATIENCE.0, PATIENCE.1)
+                limit.clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1)
             }
-            Act::Ping | Act::Leave(_) => PATIENCE.0,
+            Statement::Ping | Statement::Release(_) => RESPONSE_TIMEOUT.0,
         }
     }
 
     /// Does something whose answer tells which session it came from: a sign of life for all holds. Any doubt closes the
     /// connection.
-    async fn perform(&mut self, act: &Act) -> Result<Done, Fault> {
-        let patience = self.patience(act);
-        let Self { mode, session, held, shortest, proven, doubted, .. } = self;
+    async fn perform(&mut self, statement: &Statement) -> Result<Outcome, Fault> {
+        let patience = self.patience(statement);
+        let Self { context, session, held, shortest, proven, doubted, .. } = self;
         let Some(session) = session else {
             let failure = Failure::unavailable("the connection was closed");
             return Err(Fault { failure, again: false, broken: true });
@@ -396,7 +401,7 @@ impl<M: Mode> Desk<M> {
         let (sent, sent_at) = (Clock::system().now(), Instant::now());
         let end = sent_at + patience;
         let answer = {
-            let answering = answer(&**mode, &mut session.connection, act);
+            let answering = answer(context, &mut session.connection, statement);
             tokio::pin!(answering);
             let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
             loop {
@@ -414,7 +419,7 @@ impl<M: Mode> Desk<M> {
                     let suspect_at = held.taken.max(*proven) + held.lease / 3;
                     if suspect_at <= now {
                         (held.suspect, *doubted) = (true, true);
-                        held.line.suspect();
+                        held.signal.suspect();
                     } else {
                         next = next.min(suspect_at);
                     }
@@ -430,9 +435,11 @@ impl<M: Mode> Desk<M> {
                 self.give_up("a proxy gives statements to different sessions");
                 return Err(Fault { failure: another_session(), again: false, broken: false });
             }
-            Some(Err(Trouble::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
-            Some(Err(Trouble::Here(error))) => self.mode.server().fault(error),
-            Some(Err(Trouble::Doubt(error))) => Fault { broken: true, ..self.mode.server().fault(error) },
+            Some(Err(TakeError::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
+            Some(Err(TakeError::Refused(error))) => self.context.server.fault(error),
+            Some(Err(TakeError::Unknown(error))) => {
+                Fault { broken: true, ..self.context.server.fault(error) }
+            }
             None => {
                 let failure = Failure::unknown(format!("no answer within {patience:?}"));
                 Fault { failure, again: false, broken: true }
@@ -448,12 +455,12 @@ impl<M: Mode> Desk<M> {
     fn prove(&mut self, sent: Timestamp, sent_at: Instant) {
         if self.held.is_empty() {
             self.proven = sent_at;
-        } else if self.doubted || sent_at >= self.proven + self.beat() / 2 {
+        } else if self.doubted || sent_at >= self.proven + self.heartbeat() / 2 {
             // Not after each of many statements.
             (self.proven, self.doubted) = (sent_at, false);
             for held in self.held.values_mut() {
                 held.suspect = false;
-                held.line.trust(sent);
+                held.signal.trust(sent);
             }
         }
     }
@@ -462,7 +469,7 @@ impl<M: Mode> Desk<M> {
     fn give_up(&mut self, cause: &str) {
         (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
         for (_, held) in self.held.drain() {
-            held.line.lost(&format!("the connection that kept it is closed: {cause}"));
+            held.signal.lost(&format!("the connection that kept it is closed: {cause}"));
         }
     }
 
@@ -470,24 +477,28 @@ impl<M: Mode> Desk<M> {
         let session = self.session.take();
         self.give_up("this backend was closed");
         if let Some(session) = session {
-            let _ = timeout(PATIENCE.0, sqlx::Connection::close(session.connection)).await;
+            let _ = timeout(RESPONSE_TIMEOUT.0, sqlx::Connection::close(session.connection)).await;
         }
     }
 }
 
-async fn answer<M: Mode>(mode: &M, on: &mut Conn<M::Server>, act: &Act) -> Result<(i64, Done), Trouble> {
-    match act {
-        Act::Ping => {
-            let session = mode.server().ping(on).await.map_err(Trouble::Doubt)?;
-            Ok((session, Done::Alive))
+async fn answer<M: Strategy>(
+    context: &Context<M>,
+    on: &mut Conn<M::Server>,
+    statement: &Statement,
+) -> Result<(i64, Outcome), TakeError> {
+    match statement {
+        Statement::Ping => {
+            let session = M::Server::ping(on).await.map_err(TakeError::Unknown)?;
+            Ok((session, Outcome::Alive))
         }
-        Act::Take(wanted) => {
-            let (session, taken) = mode.take(on, wanted).await?;
-            Ok((session, Done::Taken(taken)))
+        Statement::Take(wanted) => {
+            let (session, taken) = M::take(&context.server, &context.others, on, wanted).await?;
+            Ok((session, Outcome::Taken(taken)))
         }
-        Act::Leave(names) => {
-            let (session, held) = mode.leave(on, names).await.map_err(Trouble::Doubt)?;
-            Ok((session, Done::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
+        Statement::Release(names) => {
+            let (session, held) = M::release(on, names).await.map_err(TakeError::Unknown)?;
+            Ok((session, Outcome::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The line from the connection to one hold.
+//! The signal from the connection to one hold.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlock_core::Timestamp;
 use dlock_core::backend::Signal;
 
-/// The line from the connection to one hold, which may be connected after the connection has spoken.
+/// The signal from the connection to one hold, which may be connected after the connection has spoken.
 #[derive(Debug, Default)]
-pub(super) struct Line(Mutex<State>);
+pub(super) struct HoldSignal(Mutex<State>);
 
 #[derive(Debug, Default)]
 enum State {
@@ -17,7 +17,7 @@ enum State {
     Lost(String),
 }
 
-impl Line {
+impl HoldSignal {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,0 +1,167 @@
+//! The two ways in which a connection keeps locks, on each server.
+
+use std::marker::PhantomData;
+
+use dlock_core::{Failure, Fence, Holder, Key};
+
+use super::steps::{Count, MakeRow};
+use super::{Name, OwningSession, SessionServer, Wanted};
+use crate::failure::unchanged;
+use crate::rows::Connections;
+use crate::server::{Answer, Conn, Taken};
+
+/// Why a lock could not be asked for.
+#[derive(Debug)]
+pub enum TakeError {
+    /// The statement failed and took nothing.
+    Refused(sqlx::Error),
+    /// What had to be done on another connection failed; this one is as it was.
+    Elsewhere(Failure),
+    /// Nobody can tell what this connection has now.
+    Unknown(sqlx::Error),
+}
+
+/// What came of asking: the session that answered, and what became of each lock.
+pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
+
+/// How a connection keeps locks.
+pub trait Strategy: Send + Sync + Sized + 'static {
+    /// Where.
+    type Server: SessionServer;
+    /// The backend's name.
+    const NAME: &'static str;
+    /// Whether one connection keeps many.
+    const SHARED: bool;
+
+    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others` is for
+    /// what must stay when the connection breaks.
+    #[doc(hidden)]
+    fn take<'c>(
+        server: &'c Self::Server,
+        others: &'c std::sync::Arc<Connections<Self::Server>>,
+        on: &'c mut Conn<Self::Server>,
+        wanted: &'c [Wanted],
+    ) -> impl Future<Output = TakeResult> + Send + 'c;
+    /// Gives them back: the session, and whether it had each.
+    #[doc(hidden)]
+    fn release<'c>(
+        on: &'c mut Conn<Self::Server>,
+        names: &'c [Name],
+    ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
+    /// Who has it.
+    #[doc(hidden)]
+    fn holder<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    /// Which session has it.
+    #[doc(hidden)]
+    fn owner<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<OwningSession>> + Send + 'c;
+    /// What is held in the table.
+    #[doc(hidden)]
+    fn held<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
+}
+
+/// Named locks of a session, all of a process on one connection.
+#[derive(Debug)]
+pub struct ByName<S>(PhantomData<S>);
+
+/// Rows that are locked in a transaction, each on a connection of its own.
+#[derive(Debug)]
+pub struct ByRow<S>(PhantomData<S>);
+
+/// How a row was found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It is locked now, in a transaction that has begun.
+    Free,
+    /// Somebody else has it, if it is known who.
+    Locked(Option<Box<Holder>>),
+    /// There is no such row.
+    Missing,
+}
+
+/// A server whose transactions lock rows. The first number of an answer is the session that gave it.
+pub(crate) trait RowServer: SessionServer {
+    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
+    fn lock_row<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<(i64, Found)>> + Send + 'c;
+    /// Ends the transaction.
+    fn free_row(on: &mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send;
+    /// Makes the row that is to be locked; whether it was missing.
+    fn make_row<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    /// Counts a grant to this session.
+    fn count<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        wanted: &'c Wanted,
+        session: i64,
+    ) -> impl Future<Output = Answer<Fence>> + Send + 'c;
+}
+
+const ONE: &str = "a connection locks one row at a time";
+
+/// Takes a locked row. Its fence is counted on another connection, where it stays when this transaction is rolled back.
+pub(crate) async fn take_row<S: RowServer>(
+    server: &S,
+    others: &std::sync::Arc<Connections<S>>,
+    on: &mut Conn<S>,
+    wanted: &[Wanted],
+) -> TakeResult {
+    let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
+    let limit = wanted.limit;
+    let mut found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
+    if matches!(found.1, Found::Missing) {
+        let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
+        made.map_err(|failure| TakeError::Elsewhere(unchanged(failure)))?;
+        found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
+    }
+    let (session, found) = found;
+    match found {
+        Found::Free => {}
+        Found::Locked(holder) => return Ok((session, vec![Taken::Busy(holder)])),
+        Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
+    }
+    match others.ask(Count(wanted.clone(), session), limit).await {
+        Ok(fence) => Ok((session, vec![Taken::Granted(fence)])),
+        Err(failure) => {
+            S::free_row(on).await.map_err(TakeError::Unknown)?;
+            Err(TakeError::Elsewhere(unchanged(failure)))
+        }
+    }
+}
+
+/// What became of names that were asked for. After an error of the server it may have given some, and failed with a fence: these are
+/// given back.
+pub(crate) async fn settle_names<M: Strategy>(
+    on: &mut Conn<M::Server>,
+    wanted: &[Wanted],
+    asked: Answer<(i64, Vec<Taken>)>,
+) -> TakeResult {
+    match asked {
+        Ok(asked) => Ok(asked),
+        Err(error @ sqlx::Error::Database(_)) => {
+            let names: Vec<_> = wanted.iter().map(|wanted| wanted.name.clone()).collect();
+            match M::release(on, &names).await {
+                Ok(_) => Err(TakeError::Refused(error)),
+                Err(_) => Err(TakeError::Unknown(error)),
+            }
+        }
+        Err(error) => Err(TakeError::Unknown(error)),
+    }
+}
