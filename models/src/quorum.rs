@@ -35,8 +35,8 @@ pub struct Quorum {
     pub lease: u8,
     /// How often a node restarts, in all.
     pub restarts: u8,
-    /// Holders renew.
-    pub renewals: bool,
+    /// How many of the clients renew, when they hold.
+    pub renewals: u8,
     /// What is assumed.
     pub rules: Rules,
 }
@@ -75,13 +75,13 @@ impl Quorum {
     /// Three nodes, one of which restarts once, and two clients; the size of the tests.
     #[must_use]
     pub fn small(rules: Rules) -> Self {
-        Self { nodes: 3, needed: 2, rounds: vec![1, 1], lease: 2, restarts: 1, renewals: false, rules }
+        Self { nodes: 3, needed: 2, rounds: vec![1, 1], lease: 2, restarts: 1, renewals: 0, rules }
     }
 
     /// Holders renew.
     #[must_use]
     pub fn large(rules: Rules) -> Self {
-        Self { renewals: true, ..Self::small(rules) }
+        Self { renewals: 2, ..Self::small(rules) }
     }
 }
 
@@ -234,7 +234,7 @@ impl Model for Quorum {
                 }
                 Phase::Holding { renewal, .. } => {
                     actions.push(Action::Withdraw(id));
-                    if self.renewals && renewal.is_none() {
+                    if id < self.renewals && renewal.is_none() {
                         actions.push(Action::Renew(id));
                     }
                     if renewal.is_some() && state.count(id, Ballot::Renewed) >= self.needed {
