@@ -60,3 +60,41 @@ async fn what_sql_md_says_to_administrators_of_mariadb_is_sql() {
     dlock_sql::MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
     db.run(&meant_for("MariaDB").join("\n")).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_clients_of_postgresql_take_and_respect_the_same_locks() {
+    use dlock_core::{ErrorKind, Locks, Wait};
+
+    let db = postgres().await;
+    dlock_sql::PostgresOptions::from_pool(&db.pool).migrate().await.unwrap();
+    db.run("CREATE ROLE app").await;
+    db.run(&meant_for("PostgreSQL").join("\n")).await;
+    let locks = Locks::new(dlock_sql::Postgres::connect(&db.server.url()).await.unwrap());
+    // psql is a client of another library, and each call of it a session of its own.
+    let psql = |call: &str| db.server.query(&format!("SELECT dlock_{call}"));
+    let mine = "'\\x000102030405060708090a0b0c0d0e0f'";
+    let take = format!("take('a', {mine}, '30 seconds', 'report.py')");
+    let guard = locks.lock("a").acquire().await.unwrap();
+    assert_eq!(psql(&take), "", "somebody has it");
+    let last = guard.fence().unwrap().get();
+    guard.release().await.unwrap();
+    let fence: u64 = psql(&take).parse().unwrap();
+    assert!(fence > last);
+    assert_eq!(psql(&take), fence.to_string(), "asked again, it is the same grant");
+    let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence.unwrap().get(), fence);
+    assert_eq!(psql(&format!("renew('a', {mine}, '30 seconds')")), "t");
+    let waiting = tokio::spawn({
+        let lock = locks.lock("a");
+        async move { lock.acquire().await.unwrap() }
+    });
+    assert_eq!(psql(&format!("release('a', {mine})")), "t");
+    let guard = waiting.await.unwrap();
+    assert!(guard.fence().unwrap().get() > fence);
+    assert_eq!(psql(&format!("renew('a', {mine}, '30 seconds')")), "f", "it is lost");
+    assert_eq!(psql(&format!("release('a', {mine})")), "f");
+    guard.check().unwrap();
+    assert!(locks.force_release("a").await.unwrap());
+    guard.lost().await;
+}
