@@ -55,10 +55,10 @@ pub use connect::{connect, from_url};
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
-    Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Error, ErrorKind, Failure, Faults, Fence, Guard,
-    Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node,
-    OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented,
-    Stats, Timestamp, Wait, backend, current_hold,
+    Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Ended, Error, ErrorKind, Failure, Faults, Fence,
+    Guard, Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory,
+    Node, OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment,
+    Segmented, Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]

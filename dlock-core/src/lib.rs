@@ -35,7 +35,7 @@ pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
 pub use handles::batch::{Batch, BatchGuard};
 pub use handles::guard::Guard;
-pub use handles::held::Held;
+pub use handles::held::{Ended, Held};
 pub use handles::lock::Lock;
 pub use handles::locks::{Locks, LocksBuilder};
 pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};

@@ -16,7 +16,7 @@ use crate::engine::pending::Spec;
 use crate::engine::registry::Listing;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
-use crate::handles::options::{Site, margin};
+use crate::handles::options::{Options, Site, margin};
 use crate::key::Key;
 use crate::telemetry::{Loss, Trace, spans};
 
@@ -296,16 +296,16 @@ impl Hold {
         }
     }
 
-    /// One more guard shares the hold. `None` when it was given back already or `limit` guards share it.
-    pub(crate) fn share(&self, limit: u32) -> Option<u32> {
-        self.shares
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n > 0 && n < limit).then(|| n + 1))
-            .ok()
-            .map(|n| n + 1)
+    /// One more guard shares the hold, unless it was given back already.
+    pub(crate) fn share(&self) -> bool {
+        let more = |guards: u32| if guards == 0 { None } else { guards.checked_add(1) };
+        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    pub(crate) fn shares(&self) -> u32 {
-        self.shares.load(Ordering::Acquire)
+    /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
+    pub(crate) fn keeps_other_options(&self, options: &Options) -> bool {
+        options.lease != self.lease
+            || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
     }
 
     /// One guard less. Whether it was the last one, who has to give the lock back.

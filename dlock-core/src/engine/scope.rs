@@ -1,10 +1,16 @@
 //! Who owns a lock: the async scope, never a thread or a task.
 //!
-//! A scope follows the code: what a body calls and awaits is inside of it, on whatever thread. Spawned tasks are not,
+//! A scope follows the code: what a body calls and awaits is inside it, on whatever thread. Spawned tasks are not,
 //! unless wrapped with [`in_current_scope`]; and two branches of one `join!` that each take a lock are two owners.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use pin_project_lite::pin_project;
+use tokio::task::futures::TaskLocalFuture;
 
 use crate::engine::Engine;
 use crate::engine::hold::{Condition, Hold};
@@ -13,6 +19,7 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::options::Options;
 use crate::key::Key;
+use crate::telemetry::spans;
 
 tokio::task_local! {
     static SCOPE: Scope;
@@ -25,50 +32,158 @@ pub(crate) struct Scope(Arc<Node>);
 struct Node {
     parent: Option<Scope>,
     kind: Kind,
+    /// The guards that were taken by hand here, by the engine's address and the key.
+    by_hand: Mutex<HashMap<(usize, Key), ByHand>>,
 }
 
 enum Kind {
-    /// A body under a lock, or several; under none where it runs unlocked on purpose.
-    Body(Held),
-    /// An owner opened by hand, with the guards taken in it.
-    Owner(Mutex<Vec<Weak<Hold>>>),
+    /// A body under a lock, or several, with how deep it is nested in bodies under the same; under none where it runs
+    /// unlocked on purpose.
+    Body(Held, u32),
+    /// An owner of guards of these locks, opened by hand. Being weak, it keeps no more than the address.
+    Owner(Weak<Engine>),
+    /// A task that was taken along.
+    Task,
+}
+
+/// The guards of one hold that were taken by hand in one node.
+struct ByHand {
+    hold: Weak<Hold>,
+    guards: u32,
 }
 
 impl Scope {
-    fn child(kind: Kind) -> Self {
-        Self(Arc::new(Node { parent: current(), kind }))
+    fn child(parent: Option<Self>, kind: Kind) -> Self {
+        Self(Arc::new(Node { parent, kind, by_hand: Mutex::default() }))
     }
 
+    /// The scope of a body under these. Bodies under one lock that are nested are told apart by their depth.
     pub(crate) fn of_body(held: Held) -> Self {
-        Self::child(Kind::Body(held))
+        let around = current();
+        let depth = held.holds().first().and_then(|hold| around.as_ref()?.depth_of(hold)).unwrap_or_default();
+        Self::child(around, Kind::Body(held, depth + 1))
     }
 
-    pub(crate) fn of_owner() -> Self {
-        Self::child(Kind::Owner(Mutex::default()))
+    pub(crate) fn of_owner(engine: &Arc<Engine>) -> Self {
+        Self::child(current(), Kind::Owner(Arc::downgrade(engine)))
+    }
+
+    /// The scope of a task that takes this one along. Tasks that follow each other make no chain.
+    fn of_task(self) -> Self {
+        let parent = match &self.0.kind {
+            Kind::Task if self.0.by_hand().is_empty() => self.0.parent.clone(),
+            _ => Some(self),
+        };
+        Self::child(parent, Kind::Task)
     }
 
     /// Runs `body` as this owner.
-    pub(crate) async fn enter<F: Future>(self, body: F) -> F::Output {
-        SCOPE.scope(self, body).await
+    pub(crate) fn enter<F: Future>(self, body: F) -> TaskLocalFuture<Self, F> {
+        SCOPE.scope(self, body)
+    }
+
+    /// This and those around it, from the inside out.
+    fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        std::iter::successors(Some(&self.0), |node| node.parent.as_ref().map(|scope| &scope.0))
     }
 
     /// Calls `visit` for every hold from the inside out, until it returns something.
     fn find<T>(&self, mut visit: impl FnMut(&Arc<Hold>) -> Option<T>) -> Option<T> {
-        let mut scope = Some(self);
-        while let Some(Self(node)) = scope {
-            let found = match &node.kind {
-                Kind::Body(held) => held.holds().iter().rev().find_map(&mut visit),
-                Kind::Owner(holds) => {
-                    let holds = holds.lock().unwrap_or_else(PoisonError::into_inner);
-                    holds.iter().rev().filter_map(Weak::upgrade).find_map(|hold| visit(&hold))
-                }
-            };
-            if found.is_some() {
-                return found;
+        self.nodes().find_map(|node| match &node.kind {
+            Kind::Body(held, _) => held.holds().iter().rev().find_map(&mut visit),
+            Kind::Owner(_) | Kind::Task => {
+                let holds: Vec<_> =
+                    node.by_hand().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
+                holds.iter().find_map(&mut visit)
             }
-            scope = node.parent.as_ref();
+        })
+    }
+
+    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it.
+    fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<(Arc<Hold>, Condition, u32)> {
+        let enterable = |hold: &Arc<Hold>, depth| match hold.condition() {
+            condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition, depth)),
+            Condition::Lost | Condition::Released => None,
+        };
+        self.nodes().find_map(|node| match &node.kind {
+            Kind::Body(held, depth) => {
+                let same = |hold: &&Arc<Hold>| Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
+                held.holds().iter().filter(same).find_map(|hold| enterable(hold, *depth))
+            }
+            Kind::Owner(_) | Kind::Task => {
+                let (hold, guards) = {
+                    let by_hand = node.by_hand();
+                    let by_hand = by_hand.get(&(address(engine), key.clone()))?;
+                    (by_hand.hold.upgrade()?, by_hand.guards)
+                };
+                enterable(&hold, guards)
+            }
+        })
+    }
+
+    /// How deep the calling code is nested in bodies under this hold.
+    fn depth_of(&self, hold: &Arc<Hold>) -> Option<u32> {
+        self.nodes().find_map(|node| match &node.kind {
+            Kind::Body(held, depth) if held.holds().iter().any(|own| Arc::ptr_eq(own, hold)) => Some(*depth),
+            _ => None,
+        })
+    }
+
+    /// The node in which a guard that is taken by hand can be entered again: that of the task, or of the owner.
+    fn owner_of(&self, engine: &Arc<Engine>) -> Option<&Arc<Node>> {
+        let owns =
+            |node: &&Arc<Node>| matches!(&node.kind, Kind::Owner(own) if own.as_ptr() == Arc::as_ptr(engine));
+        let owner = self.nodes().find(owns)?;
+        let task = self.nodes().take_while(|node| !Arc::ptr_eq(node, owner));
+        Some(task.into_iter().find(|node| matches!(node.kind, Kind::Task)).unwrap_or(owner))
+    }
+}
+
+impl Node {
+    fn by_hand(&self) -> MutexGuard<'_, HashMap<(usize, Key), ByHand>> {
+        self.by_hand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more guard of this hold was taken by hand here. How many there are.
+    fn note(&self, hold: &Arc<Hold>) -> u32 {
+        let mut by_hand = self.by_hand();
+        let entry = by_hand
+            .entry((address(&hold.engine), hold.key.clone()))
+            .or_insert_with(|| ByHand { hold: Arc::downgrade(hold), guards: 0 });
+        if entry.hold.as_ptr() != Arc::as_ptr(hold) {
+            // The one before was lost.
+            *entry = ByHand { hold: Arc::downgrade(hold), guards: 0 };
         }
-        None
+        entry.guards += 1;
+        entry.guards
+    }
+
+    /// A guard of this hold is gone.
+    fn forget(&self, hold: &Arc<Hold>) {
+        let mut by_hand = self.by_hand();
+        let key = (address(&hold.engine), hold.key.clone());
+        if let Some(entry) = by_hand.get_mut(&key)
+            && entry.hold.as_ptr() == Arc::as_ptr(hold)
+        {
+            entry.guards -= 1;
+            if entry.guards == 0 {
+                by_hand.remove(&key);
+            }
+        }
+    }
+}
+
+/// A guard's entry among those that were taken by hand; dropping it takes it out.
+pub(crate) struct Noted {
+    node: Weak<Node>,
+    hold: Arc<Hold>,
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.upgrade() {
+            node.forget(&self.hold);
+        }
     }
 }
 
@@ -78,47 +193,42 @@ impl fmt::Debug for Scope {
     }
 }
 
+fn address(engine: &Arc<Engine>) -> usize {
+    Arc::as_ptr(engine).addr()
+}
+
 fn current() -> Option<Scope> {
     SCOPE.try_with(Clone::clone).ok()
 }
 
+fn too_deep(hold: &Hold, depth: u32) -> Error {
+    let why = format!(
+        "the caller holds it {depth} times already, one inside the other, which is the limit (max_depth); is a recursion missing its end?"
+    );
+    hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
+}
+
 /// A further guard of `key` when the calling scope holds it already.
 pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Option<Guard>, Error> {
-    let found = SCOPE.try_with(|scope| {
-        scope.find(|hold| {
-            if !Arc::ptr_eq(&hold.engine, engine) || hold.key != *key {
-                return None;
-            }
-            match hold.condition() {
-                condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition)),
-                Condition::Lost | Condition::Released => None,
-            }
-        })
-    });
-    let Ok(Some((hold, condition))) = found else { return Ok(None) };
-    let deadlock = |why: String| Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
+    let found = SCOPE.try_with(|scope| scope.find_entered(engine, key));
+    let Ok(Some((hold, condition, depth))) = found else { return Ok(None) };
     if !options.reentrant {
-        return deadlock(
-            "the caller holds it already and this acquire is not reentrant; it would wait for itself".into(),
-        );
+        let why = "the caller holds it already and this acquire is not reentrant; it would wait for itself";
+        return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
     }
     if condition == Condition::Suspect {
         hold.check()?;
     }
-    match hold.share(options.max_depth) {
-        Some(_) => Ok(Some(Guard::new(hold))),
-        None if hold.shares() == 0 => Ok(None),
-        None => deadlock(format!(
-            "the caller holds it {} times already, which is the limit (max_depth); is a recursion missing its end?",
-            hold.shares()
-        )),
+    if depth >= options.max_depth {
+        return Err(too_deep(&hold, depth));
     }
-}
-
-/// Whether the calling code runs directly in a body under these, so that a scope of its own would change nothing.
-pub(crate) fn is_innermost(held: &Held) -> bool {
-    let same = |scope: &Scope| matches!(&scope.0.kind, Kind::Body(own) if own.is_same(held));
-    SCOPE.try_with(same).unwrap_or(false)
+    if !hold.share() {
+        return Ok(None);
+    }
+    if hold.keeps_other_options(options) {
+        spans::nested_options_ignored(&hold, options);
+    }
+    Ok(Some(Guard::new(hold)))
 }
 
 /// The first key that the calling scope holds on this engine and that `test` says something about.
@@ -131,44 +241,43 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
     SCOPE.try_with(|scope| scope.find(find)).ok().flatten()
 }
 
-/// Notes a guard that was taken by hand with the nearest owner that was opened by hand, if there is one.
-pub(crate) fn note(hold: &Arc<Hold>) {
-    let _ = SCOPE.try_with(|scope| {
-        let mut scope = Some(scope);
-        while let Some(Scope(node)) = scope {
-            if let Kind::Owner(holds) = &node.kind {
-                let mut holds = holds.lock().unwrap_or_else(PoisonError::into_inner);
-                holds.retain(|hold| hold.strong_count() > 0);
-                holds.push(Arc::downgrade(hold));
-                return;
-            }
-            scope = node.parent.as_ref();
-        }
+/// Notes a guard that was taken by hand, so that the owner may enter its lock again, if one was opened by hand.
+///
+/// Fails when the owner has as many guards of this lock as may be nested.
+pub(crate) fn note(guard: &mut Guard, max_depth: u32) -> Result<(), Error> {
+    let hold = Arc::clone(guard.hold());
+    let noted = SCOPE.try_with(|scope| {
+        let node = match scope.owner_of(&hold.engine) {
+            Some(owner) => owner,
+            // A further guard of what a body holds: only its depth counts.
+            None if scope.depth_of(&hold).is_some() => &scope.0,
+            None => return None,
+        };
+        let guards = node.note(&hold);
+        Some((Arc::downgrade(node), guards))
     });
+    let Ok(Some((node, guards))) = noted else { return Ok(()) };
+    guard.noted(Noted { node, hold: Arc::clone(&hold) });
+    if guards > max_depth { Err(too_deep(&hold, guards - 1)) } else { Ok(()) }
 }
 
-/// The view of the innermost body that runs under a lock here; `None` outside of any.
+/// Returns the view of the innermost body that runs under a lock here; `None` outside any.
 #[must_use]
 pub fn current_hold() -> Option<Held> {
-    SCOPE
-        .try_with(|scope| {
-            let mut scope = Some(scope);
-            while let Some(Scope(node)) = scope {
-                if let Kind::Body(held) = &node.kind {
-                    return Some(held.clone());
-                }
-                scope = node.parent.as_ref();
-            }
-            None
+    let innermost = |scope: &Scope| {
+        scope.nodes().find_map(|node| match &node.kind {
+            Kind::Body(held, _) => Some(held.clone()),
+            _ => None,
         })
-        .ok()
-        .flatten()
+    };
+    SCOPE.try_with(innermost).ok().flatten()
 }
 
 /// Takes the calling scope along into a task that is about to be spawned.
 ///
 /// The task may then take the locks of the scope again without waiting, and those locks stay held until the task has
-/// ended too, even when the body that took them is done earlier. Without this, a spawned task is an owner of its own.
+/// ended too, even when the body that took them is done earlier. What the task takes itself is its own: the code that
+/// spawned it, and other tasks, do not enter it again. Without this, a spawned task is an owner of its own.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -188,33 +297,48 @@ pub fn current_hold() -> Option<Held> {
 ///
 /// Dropping the returned future drops `future` and then its share of the locks.
 pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output> {
-    let scope = current();
+    let Some(scope) = current() else {
+        return Sharing { future: Taken::Outside { future }, shares: Vec::new() };
+    };
     let mut shares = Vec::new();
-    if let Some(scope) = &scope {
-        scope.find::<()>(|hold| {
-            if hold.share(u32::MAX).is_some() {
-                shares.push(Guard::new(Arc::clone(hold)));
-            }
-            None
-        });
-    }
-    // A struct, so that the future is dropped before the shares even when it was never polled.
-    let sharing = Sharing { future: scoped(scope, future), shares };
-    async move {
-        let Sharing { future, shares } = sharing;
-        let _shares = shares;
-        future.await
+    scope.find::<()>(|hold| {
+        if hold.share() {
+            shares.push(Guard::new(Arc::clone(hold)));
+        }
+        None
+    });
+    Sharing { future: Taken::Along { future: scope.of_task().enter(future) }, shares }
+}
+
+pin_project! {
+    /// A future with a share of what its scope holds. The future is dropped first.
+    struct Sharing<F> {
+        #[pin]
+        future: Taken<F>,
+        shares: Vec<Guard>,
     }
 }
 
-async fn scoped<F: Future>(scope: Option<Scope>, future: F) -> F::Output {
-    match scope {
-        Some(scope) => scope.enter(future).await,
-        None => future.await,
+pin_project! {
+    #[project = TakenProjection]
+    enum Taken<F> {
+        Along { #[pin] future: TaskLocalFuture<Scope, F> },
+        Outside { #[pin] future: F },
     }
 }
 
-struct Sharing<F> {
-    future: F,
-    shares: Vec<Guard>,
+impl<F: Future> Future for Sharing<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let polled = match this.future.project() {
+            TakenProjection::Along { future } => future.poll(context),
+            TakenProjection::Outside { future } => future.poll(context),
+        };
+        if polled.is_ready() {
+            this.shares.clear();
+        }
+        polled
+    }
 }

@@ -15,7 +15,7 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::options::{OnLost, Options, Wait};
-use crate::handles::section::Section;
+use crate::handles::section::{self, Section};
 use crate::key::Key;
 pub use guard::BatchGuard;
 
@@ -104,9 +104,11 @@ impl Batch {
     ///
     /// Cancel-safe: when dropped at any await, whatever was taken is given back in the background.
     pub async fn acquire(&self) -> Result<BatchGuard> {
-        let guard = self.acquire_unnoted().await?;
-        guard.guards().iter().for_each(|guard| scope::note(guard.hold()));
-        Ok(guard)
+        let mut batch = self.acquire_unnoted().await?;
+        for (guard, lock) in batch.guards_mut().iter_mut().zip(&self.locks) {
+            scope::note(guard, lock.options().max_depth)?;
+        }
+        Ok(batch)
     }
 
     /// Takes all locks if nobody holds any of them; `None` if somebody does.
@@ -136,9 +138,8 @@ impl Batch {
     /// # Cancel safety
     ///
     /// When dropped, the body is dropped first and the locks are then given back in the background.
-    pub async fn run<F: Future>(&self, body: F) -> Result<F::Output> {
-        let body = std::pin::pin!(body);
-        Section::from(self.clone()).run(body).await
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+        section::run(Section::from(self.clone()), body)
     }
 
     /// Like [`run`](Self::run), for a body that wants to see what is held.
@@ -155,10 +156,7 @@ impl Batch {
         F: Future,
         B: FnOnce(Held) -> F,
     {
-        let mut section = Section::from(self.clone());
-        section.enter().await?;
-        let body = std::pin::pin!(body(section.held()));
-        section.run(body).await
+        section::run_with(Section::from(self.clone()), body).await
     }
 
     fn wait(&self) -> Wait {

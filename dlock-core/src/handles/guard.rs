@@ -10,9 +10,10 @@ use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, withdraw_once};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::keeper::Job;
+use crate::engine::scope::Noted;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
-use crate::handles::held::Held;
+use crate::handles::held::{Ended, Held};
 use crate::telemetry::span::Spanned;
 use crate::telemetry::spans;
 
@@ -38,11 +39,16 @@ use crate::telemetry::spans;
 /// ```
 #[must_use = "the lock is given back as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
-pub struct Guard(Option<Arc<Hold>>);
+pub struct Guard(Option<Arc<Hold>>, Option<Noted>);
 
 impl Guard {
     pub(crate) fn new(hold: Arc<Hold>) -> Self {
-        Self(Some(hold))
+        Self(Some(hold), None)
+    }
+
+    /// It was taken by hand, and stays so noted for as long as it is there.
+    pub(crate) fn noted(&mut self, noted: Noted) {
+        self.1 = Some(noted);
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
@@ -88,13 +94,23 @@ impl Guard {
         self.hold().remaining()
     }
 
-    /// Resolves when the lock is lost; never when it is released.
+    /// Waits until the lock is lost; never resolves once it was released. A task that watches a lock which others
+    /// release waits for [`ended`](Self::ended), and does not stay behind.
     ///
     /// # Cancel safety
     ///
     /// May be dropped and called again at any time.
     pub async fn lost(&self) {
         self.hold().lost().await;
+    }
+
+    /// Waits until the lock is no longer held, and says how that came. See [`Held::ended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn ended(&self) -> Ended {
+        self.held().ended().await
     }
 
     /// Gives the lock back and waits until the backend confirms it. A nested guard only steps back: the lock is given

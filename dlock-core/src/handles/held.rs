@@ -11,6 +11,15 @@ use crate::engine::hold::{Condition, Hold};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 
+/// How a lock came to be held no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ended {
+    /// Its owner gave it back.
+    Released,
+    /// It was lost: it ran out, was taken away, or reached its `max_hold`; see [`Held::check`] for the reason.
+    Lost,
+}
+
 /// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for other
 /// tasks that want to know.
 ///
@@ -46,14 +55,6 @@ impl Held {
             Holds::One(hold) => std::slice::from_ref(hold),
             Holds::All(holds) => holds,
         }
-    }
-
-    /// Whether both are views of the same holds, of which there are some.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let (ours, theirs) = (self.holds(), other.holds());
-        !ours.is_empty()
-            && ours.len() == theirs.len()
-            && ours.iter().zip(theirs).all(|(our, their)| Arc::ptr_eq(our, their))
     }
 
     fn only(&self) -> Option<&Arc<Hold>> {
@@ -123,7 +124,8 @@ impl Held {
         }
     }
 
-    /// Resolves when the lock, or one of the batch, is lost; never when it is released, and never without the lock.
+    /// Waits until the lock, or one of the batch, is lost. Never resolves once it was released, and never without the lock: a
+    /// task that watches a lock waits for [`ended`](Self::ended) instead, and does not stay behind.
     ///
     /// # Cancel safety
     ///
@@ -132,7 +134,38 @@ impl Held {
         self.any(|hold| hold.condition() == Condition::Lost).await;
     }
 
-    /// Resolves when a renewal is late: the lock is still held, and will be lost if the next renewals fail too. Resolves
+    /// Waits until the lock, or one of the batch, is no longer held, and says how that came: for tasks that watch a lock.
+    /// Resolves at once for a body that runs without the lock, as for one that was released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Ended, Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let guard = locks.lock("room_7").acquire().await?;
+    /// let held = guard.held();
+    /// let watcher = tokio::spawn(async move {
+    ///     if held.ended().await == Ended::Lost {
+    ///         eprintln!("stop the work: {:?}", held.check());
+    ///     }
+    /// });
+    /// guard.release().await?;
+    /// watcher.await.unwrap();
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn ended(&self) -> Ended {
+        if let Holds::None = self.0 {
+            return Ended::Released;
+        }
+        self.any(|hold| matches!(hold.condition(), Condition::Lost | Condition::Released)).await;
+        if self.find_lost().is_some() { Ended::Lost } else { Ended::Released }
+    }
+
+    /// Waits until a renewal is late: the lock is still held, and will be lost if the next renewals fail too. Resolves
     /// at once while that is so, and when the lock is lost.
     ///
     /// # Cancel safety

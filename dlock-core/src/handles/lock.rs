@@ -71,7 +71,8 @@ impl Lock {
     /// Takes the lock, waiting for as long as the options say.
     ///
     /// When the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
-    /// the same hold.
+    /// the same hold. That keeps the lease and the `max_hold` of the outer acquire; others that are asked for here are told of
+    /// in an event of level `debug`.
     ///
     /// # Errors
     ///
@@ -89,8 +90,8 @@ impl Lock {
     /// Cancel-safe: when dropped at any await, whatever the attempt left on the server is withdrawn in the
     /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
     pub async fn acquire(&self) -> Result<Guard> {
-        let guard = self.acquire_unnoted().await?;
-        scope::note(guard.hold());
+        let mut guard = self.acquire_unnoted().await?;
+        scope::note(&mut guard, self.options.max_depth)?;
         Ok(guard)
     }
 

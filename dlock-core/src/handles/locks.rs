@@ -110,8 +110,8 @@ impl Locks {
         self.lock(key).with_template(template::intern(template.as_ref()))
     }
 
-    /// Runs `body` as one owner: guards that are taken by hand inside of it are reentrant, so that a function called
-    /// while a guard is held may take the same lock again.
+    /// Runs `body` as one owner of these locks: guards of them that are taken by hand inside it are reentrant, so that a
+    /// function called while a guard is held may take the same lock again. Guards of other `Locks` need a scope of those.
     ///
     /// All branches of the body share the owner: inside of one scope, two branches of a `join!` do not exclude
     /// each other by guards taken by hand. Use [`Lock::run`] where they shall.
@@ -134,8 +134,10 @@ impl Locks {
     /// # Cancel safety
     ///
     /// Dropping it drops the body.
-    pub async fn scope<F: Future>(&self, body: F) -> F::Output {
-        Scope::of_owner().enter(body).await
+    pub fn scope<F: Future>(&self, body: F) -> impl Future<Output = F::Output> + use<'_, F> {
+        // On the heap, since it would be kept twice in here.
+        let body = Box::pin(body);
+        async move { Scope::of_owner(&self.engine).enter(body).await }
     }
 
     /// Who holds `key`; `None` when nobody does.

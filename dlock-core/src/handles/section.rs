@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::Poll;
 
-use crate::engine::scope::{self, Scope};
+use crate::engine::scope::Scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::batch::{Batch, BatchGuard};
 use crate::handles::guard::Guard;
@@ -148,11 +148,7 @@ impl Section {
         let held = self.held();
         let span = spans::hold_span(&held);
         let supervised = supervise(&held, self.target.on_lost(), body).in_span(span);
-        let result = if scope::is_innermost(&held) {
-            supervised.await
-        } else {
-            Scope::of_body(held.clone()).enter(supervised).await
-        };
+        let result = Scope::of_body(held.clone()).enter(supervised).await;
         match (std::mem::replace(&mut self.state, State::Outside), result) {
             (State::Locked(taken), Some(output)) => {
                 if let Err(error) = taken.release().await {
@@ -238,10 +234,8 @@ impl Lock {
     /// # Cancel safety
     ///
     /// When dropped, the body is dropped first and the lock is then given back in the background.
-    pub async fn run<F: Future>(&self, body: F) -> Result<F::Output> {
-        let mut section = Section::new(self.clone());
-        let body = std::pin::pin!(body);
-        section.run(body).await
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+        run(Section::new(self.clone()), body)
     }
 
     /// Like [`run`](Self::run), for a body that wants to see the hold: its fence, what remains, whether it is lost.
@@ -258,9 +252,29 @@ impl Lock {
         F: Future,
         B: FnOnce(Held) -> F,
     {
-        let mut section = Section::new(self.clone());
-        section.enter().await?;
-        let body = std::pin::pin!(body(section.held()));
-        section.run(body).await
+        run_with(Section::new(self.clone()), body).await
     }
+}
+
+/// Runs `body` in `section`, from its own place on the heap: a future that contains it would keep it twice, once as it was given
+/// and once as it runs, and bodies in bodies would double with each level.
+pub(super) fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<F::Output>> {
+    let body = Box::pin(body);
+    async move {
+        section.enter().await?;
+        // Declared after the section, to be dropped before the lock is given back.
+        let mut body = body;
+        section.run(body.as_mut()).await
+    }
+}
+
+/// As [`run`], with a body that is made once the lock is taken.
+pub(super) async fn run_with<F, B>(mut section: Section, body: B) -> Result<F::Output>
+where
+    F: Future,
+    B: FnOnce(Held) -> F,
+{
+    section.enter().await?;
+    let mut body = Box::pin(body(section.held()));
+    section.run(body.as_mut()).await
 }

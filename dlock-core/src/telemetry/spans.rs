@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::{Panicked, guard};
 use crate::handles::held::Held;
-use crate::handles::options::Site;
+use crate::handles::options::{Options, Site};
 use crate::key::Key;
 use crate::telemetry::span::Span;
 
@@ -238,6 +238,14 @@ pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, failure: &Failure, g
     } else {
         tell(|| debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again"));
     }
+}
+
+pub(crate) fn nested_options_ignored(hold: &Hold, options: &Options) {
+    let (backend, key) = (hold.engine.name, shown(&hold.engine, &hold.key));
+    let (lease, asked) = (hold.lease, options.lease);
+    tell(
+        || debug!(target: "dlock", backend, key, ?lease, ?asked, "a nested acquire keeps the lease and the `max_hold` of the outer one"),
+    );
 }
 
 pub(crate) fn running_unlocked(error: &Error) {

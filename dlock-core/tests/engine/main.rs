@@ -4,6 +4,7 @@ mod keeping;
 mod lifecycle;
 mod many;
 mod memory;
+mod nesting;
 mod owners;
 mod script;
 mod spans;

@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
-use crate::handles::held::Held;
+use crate::handles::held::{Ended, Held};
 use crate::telemetry::spans;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
@@ -29,8 +29,8 @@ impl BatchGuard {
         Self { guards, held }
     }
 
-    pub(super) fn guards(&self) -> &[Guard] {
-        &self.guards
+    pub(super) fn guards_mut(&mut self) -> &mut [Guard] {
+        &mut self.guards
     }
 
     /// A read-only view that can be cloned and given to other tasks. It does not keep the locks.
@@ -65,13 +65,22 @@ impl BatchGuard {
         self.held.remaining()
     }
 
-    /// Resolves when one of the locks is lost; never when they are released.
+    /// Waits until one of the locks is lost; never resolves once they were released. See [`ended`](Self::ended).
     ///
     /// # Cancel safety
     ///
     /// May be dropped and called again at any time.
     pub async fn lost(&self) {
         self.held.lost().await;
+    }
+
+    /// Waits until one of the locks is no longer held, and says how that came. See [`Held::ended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn ended(&self) -> Ended {
+        self.held.ended().await
     }
 
     /// Gives all locks back, the last one first and without waiting in between, and waits until the backend has confirmed
