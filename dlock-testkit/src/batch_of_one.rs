@@ -21,6 +21,7 @@ impl<B> BatchOfOne<B> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for BatchOfOne<B> {
     type Claim = ClaimOfOne<B>;
 
@@ -76,6 +77,7 @@ pub struct ClaimOfOne<B: Backend> {
     claim: B::Claim,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Claim for ClaimOfOne<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         match self.backend.attempt_all(&mut [&mut self.claim]).await? {

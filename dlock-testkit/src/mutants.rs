@@ -153,6 +153,7 @@ impl<B: Backend> fmt::Debug for Mutant<B> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend + Clone> Backend for Mutant<B> {
     type Claim = MutantClaim<B>;
 

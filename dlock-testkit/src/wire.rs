@@ -29,6 +29,7 @@ struct State {
     stalling: AtomicBool,
     deaf: AtomicBool,
     one_by_one: AtomicBool,
+    keeping: AtomicBool,
     lost_replies: AtomicUsize,
     lost_requests: AtomicUsize,
     mended: Notify,
@@ -71,6 +72,11 @@ impl Wire {
         self.0.deaf.store(true, Ordering::SeqCst);
     }
 
+    /// From now on withdrawals wait at the sender until this is mended; everything else goes on.
+    pub fn keep_withdrawals(&self) {
+        self.0.keeping.store(true, Ordering::SeqCst);
+    }
+
     /// From now on, for good, the store takes no several locks in one step.
     pub fn take_one_by_one(&self) {
         self.0.one_by_one.store(true, Ordering::SeqCst);
@@ -89,7 +95,7 @@ impl Wire {
     /// Ends every fault. What hung or was stalled goes on.
     pub fn mend(&self) {
         let state = &self.0;
-        for flag in [&state.cut, &state.hanging, &state.stalling, &state.deaf] {
+        for flag in [&state.cut, &state.hanging, &state.stalling, &state.deaf, &state.keeping] {
             flag.store(false, Ordering::SeqCst);
         }
         state.lost_replies.store(0, Ordering::SeqCst);
@@ -252,6 +258,7 @@ impl<B: Backend> fmt::Debug for Wired<B> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Wired<B> {
     type Claim = WiredClaim<B>;
 

@@ -70,6 +70,8 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             "a_lock_released_by_force_is_free_for_others",
             "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
         ],
+        Mutation::TearsBatches => &["a_batch_that_finds_a_key_busy_takes_none_of_the_others"],
+        Mutation::TakesTheFirstOfABatch => &["every_lock_of_a_batch_is_held_until_its_release"],
         other => panic!("{other:?} has no case that catches it"),
     }
 }

@@ -202,3 +202,87 @@ impl<C: Claim> DynClaim for Guarded<C> {
         &mut self.0
     }
 }
+
+/// A backend whose type is not known any more, as one again. A type of its own: were the box itself a backend, a call on it
+/// would find the blanket implementation above first, and box every step twice.
+#[derive(Debug)]
+pub(crate) struct Erased(pub(crate) Box<dyn DynBackend>);
+
+/// A claim of it.
+pub(crate) struct ErasedClaim(Box<dyn DynClaim>);
+
+#[deny(clippy::missing_trait_methods)]
+impl Backend for Erased {
+    type Claim = ErasedClaim;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.0.lock_id(key)
+    }
+
+    fn claim(&self, request: ClaimRequest) -> ErasedClaim {
+        ErasedClaim(self.0.claim(request))
+    }
+
+    async fn attempt_all(&self, claims: &mut [&mut ErasedClaim]) -> Result<BatchAttempt, Failure> {
+        self.0.attempt_all(claims.iter_mut().map(|claim| &mut claim.0).collect()).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.0.inspect(key).await
+    }
+
+    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        self.0.holders().await
+    }
+
+    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
+        self.0.waiters(key).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+        self.0.force_release(key).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Claim for ErasedClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.0.attempt().await
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        self.0.changed().await
+    }
+
+    fn granted(&mut self, signal: Signal) {
+        self.0.granted(signal);
+    }
+
+    async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.0.renew().await
+    }
+
+    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.0.withdraw().await
+    }
+
+    fn is_clean(&self) -> bool {
+        self.0.is_clean()
+    }
+}

@@ -4,10 +4,7 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
-};
+use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
@@ -71,6 +68,7 @@ fn certain(text: String) -> Key {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Prefixed<B> {
     type Claim = B::Claim;
 
@@ -129,87 +127,6 @@ impl<B: Backend> Backend for Prefixed<B> {
 impl<B: fmt::Debug> fmt::Debug for Prefixed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prefixed").field("prefix", &self.prefix).field("backend", &self.backend).finish()
-    }
-}
-
-/// A backend whose type is not known any more, as one again.
-#[derive(Debug)]
-pub(crate) struct Erased(pub(crate) Box<dyn DynBackend>);
-
-/// A claim of it.
-pub(crate) struct ErasedClaim(Box<dyn DynClaim>);
-
-impl Backend for Erased {
-    type Claim = ErasedClaim;
-
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn clock(&self) -> Clock {
-        self.0.clock()
-    }
-
-    fn lock_id(&self, key: &Key) -> LockId {
-        self.0.lock_id(key)
-    }
-
-    fn claim(&self, request: ClaimRequest) -> ErasedClaim {
-        ErasedClaim(self.0.claim(request))
-    }
-
-    async fn attempt_all(&self, claims: &mut [&mut ErasedClaim]) -> Result<BatchAttempt, Failure> {
-        self.0.attempt_all(claims.iter_mut().map(|claim| &mut claim.0).collect()).await
-    }
-
-    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.0.inspect(key).await
-    }
-
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.holders().await
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        self.0.waiters(key).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.force_release(key).await
-    }
-
-    async fn close(&self) {
-        self.0.close().await;
-    }
-}
-
-impl Claim for ErasedClaim {
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.0.attempt().await
-    }
-
-    async fn changed(&mut self) -> Result<(), Failure> {
-        self.0.changed().await
-    }
-
-    fn granted(&mut self, signal: Signal) {
-        self.0.granted(signal);
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Failure> {
-        self.0.renew().await
-    }
-
-    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        self.0.withdraw().await
-    }
-
-    fn is_clean(&self) -> bool {
-        self.0.is_clean()
     }
 }
 

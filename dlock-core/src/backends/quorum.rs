@@ -19,6 +19,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::Token;
 pub use claim::QuorumClaim;
+pub(crate) use node::Lent;
 use node::Member;
 pub use node::Node;
 

@@ -5,9 +5,10 @@ mod administration;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::dynamic::DynBackend;
+use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::{Backend, Capabilities};
-use crate::backends::prefix::{Erased, Prefixed};
+use crate::backends::prefix::Prefixed;
+use crate::backends::quorum::{Lent, Node};
 use crate::engine::Engine;
 use crate::engine::keeper::{Spawn, Tasks};
 use crate::engine::registry::Stats;
@@ -212,6 +213,18 @@ impl Locks {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.registry.stats()
+    }
+}
+
+impl Lent for Locks {
+    fn backend(&self) -> &dyn DynBackend {
+        &*self.engine.backend
+    }
+}
+
+impl From<Locks> for Node {
+    fn from(locks: Locks) -> Self {
+        Self::lent(locks)
     }
 }
 

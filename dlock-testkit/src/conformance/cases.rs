@@ -2,6 +2,7 @@
 
 mod administering;
 mod basic;
+mod batches;
 mod cancelling;
 mod dropping;
 mod fences;
@@ -34,6 +35,7 @@ pub(super) const ALL: &[&[Case]] = &[
     unknown::CASES,
     outages::CASES,
     cancelling::CASES,
+    batches::CASES,
     inspecting::CASES,
     administering::CASES,
     shutting_down::CASES,

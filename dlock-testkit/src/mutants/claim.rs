@@ -63,6 +63,7 @@ impl<B: Backend + Clone> MutantClaim<B> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend + Clone> Claim for MutantClaim<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let again = std::mem::replace(&mut self.unsettled, true);

@@ -73,6 +73,7 @@ pub(super) async fn attempt_all<B: Backend>(
     Ok(answer)
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Claim for WiredClaim<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let answer =
@@ -100,6 +101,7 @@ impl<B: Backend> Claim for WiredClaim<B> {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.shared.wire.without(|state| &state.keeping).await;
         self.send(Request::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
     }
 

@@ -11,38 +11,41 @@ use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{Attempt, Backend, ClaimRequest};
 use crate::engine::keeper;
 use crate::error::{ErrorKind, Failure};
-use crate::handles::locks::Locks;
 use crate::holder::Identity;
 use crate::key::Key;
 use crate::telemetry::{Trace, Votes};
 use crate::token::Token;
 
-/// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`] (whose defaults do not
-/// matter here).
+/// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose defaults do
+/// not matter here).
 pub struct Node(Way);
 
 enum Way {
-    Backend(Box<dyn DynBackend>),
-    Locks(Locks),
+    Own(Box<dyn DynBackend>),
+    /// Of somebody who also closes it.
+    Lent(Box<dyn Lent>),
+}
+
+/// Somebody who has a backend and lends it.
+pub(crate) trait Lent: Send + Sync + 'static {
+    fn backend(&self) -> &dyn DynBackend;
 }
 
 impl<B: Backend> From<B> for Node {
     fn from(backend: B) -> Self {
-        Self(Way::Backend(Box::new(backend)))
-    }
-}
-
-impl From<Locks> for Node {
-    fn from(locks: Locks) -> Self {
-        Self(Way::Locks(locks))
+        Self(Way::Own(Box::new(backend)))
     }
 }
 
 impl Node {
+    pub(crate) fn lent(by: impl Lent) -> Self {
+        Self(Way::Lent(Box::new(by)))
+    }
+
     pub(super) fn backend(&self) -> &dyn DynBackend {
         match &self.0 {
-            Way::Backend(backend) => &**backend,
-            Way::Locks(locks) => &*locks.engine().backend,
+            Way::Own(backend) => &**backend,
+            Way::Lent(by) => by.backend(),
         }
     }
 }
@@ -119,7 +122,7 @@ impl Member {
 
     /// Closes it, unless it belongs to other locks.
     pub(super) async fn close(&self) {
-        if let Way::Backend(backend) = &self.node.0 {
+        if let Way::Own(backend) = &self.node.0 {
             backend.close().await;
         }
     }
