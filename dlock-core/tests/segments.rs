@@ -245,3 +245,35 @@ async fn a_stock_in_segments_is_sold_exactly_to_more_callers_than_there_is_stock
     assert_eq!(sold.load(Ordering::SeqCst), (0..SEGMENTS as u32).map(|n| 10 + n).sum::<u32>());
     assert!(stock.iter().all(|left| *left.lock().unwrap() == 0));
 }
+
+/// As many callers as there are segments, each of which finds one, and then one more that finds none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_callers_find_a_segment_each() {
+    const SEGMENTS: u32 = 1_000;
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    let segments = locks.segmented("stock", SEGMENTS);
+    let all_inside = Arc::new(tokio::sync::Barrier::new(SEGMENTS as usize + 1));
+    let tasks: Vec<_> = (0..SEGMENTS)
+        .map(|_| {
+            let (segments, all_inside) = (segments.clone(), Arc::clone(&all_inside));
+            tokio::spawn(async move {
+                let body = |segment: dlock_core::Segment| {
+                    let all_inside = Arc::clone(&all_inside);
+                    async move {
+                        all_inside.wait().await;
+                        segment.number()
+                    }
+                };
+                segments.run(body).await.unwrap()
+            })
+        })
+        .collect();
+    all_inside.wait().await;
+    let mut found = BTreeSet::new();
+    for task in tasks {
+        found.insert(task.await.unwrap());
+    }
+    assert_eq!(found.len(), SEGMENTS as usize);
+    assert_eq!(memory.held(), 0);
+}

@@ -3,6 +3,7 @@
 mod cancelling;
 mod contending;
 mod failing;
+mod mixing;
 mod ordering;
 mod owning;
 mod rounds;
