@@ -57,13 +57,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// One series of attempts under one token.
     type Claim: Claim;
 
-    /// A short lower-case name for errors, spans and metrics, such as `redis`.
+    /// Returns a short lower-case name for errors, spans and metrics, such as `redis`.
     fn name(&self) -> &'static str;
 
-    /// What the backend can do.
+    /// Returns what the backend can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// The clock that this backend's leases are measured with on our side.
+    /// Returns the clock that this backend's leases are measured with on our side.
     fn clock(&self) -> Clock {
         Clock::system()
     }
@@ -96,14 +96,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Ok(BatchAttempt::Separately))
     }
 
-    /// Who holds `key`; `None` when nobody does.
+    /// Returns who holds `key`; `None` when nobody does.
     ///
     /// # Errors
     ///
     /// A [`Failure`] when the backend cannot be asked.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
 
-    /// All locks that are held, with their holders, in any order. The default cannot; see
+    /// Lists all locks that are held, with their holders, in any order. The default cannot; see
     /// [`Capabilities::administered`].
     ///
     /// # Errors
@@ -113,7 +113,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Err(Failure::unsupported("list the holders of its locks")))
     }
 
-    /// Who waits for `key`, the next one first, without the holder. The default cannot; see
+    /// Lists who waits for `key`, the next one first, without the holder. The default cannot; see
     /// [`Capabilities::shows_waiters`].
     ///
     /// # Errors
@@ -156,7 +156,7 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await; the outcome then counts as unknown.
     fn attempt(&mut self) -> impl Future<Output = Result<Attempt, Failure>> + Send;
 
-    /// After [`Attempt::Busy`]: resolves when another attempt is worth while. It may resolve for nothing, and it may miss
+    /// Waits, after [`Attempt::Busy`], until another attempt is worth while. It may resolve for nothing, and it may miss
     /// a change: the engine tries again after a while by itself. The default never resolves.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ pub trait Claim: Send + 'static {
         std::future::pending()
     }
 
-    /// Called once, right after an attempt was granted. Backends that learn of trouble by themselves (a session that is
+    /// Takes note that an attempt was granted; called once, right after it. Backends that learn of trouble by themselves (a session that is
     /// suspended or expires) keep the signal; the default drops it.
     fn granted(&mut self, signal: Signal) {
         drop(signal);
@@ -188,7 +188,7 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await.
     fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
 
-    /// Gives back whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at any
+    /// Withdraws whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at any
     /// time, also when nothing was ever granted.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await; it is then called again.
     fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawal, Failure>> + Send;
 
-    /// Whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
+    /// Returns whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
     /// correct. The engine does not rely on it after an unknown outcome.
     fn is_clean(&self) -> bool {
         false
@@ -244,7 +244,7 @@ impl ClaimRequest {
         Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
     }
 
-    /// The line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
+    /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
     /// W3C trace context of the span that acquires.
     #[must_use]
     pub fn describe(&self) -> String {
@@ -304,7 +304,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// A grant of this term without a fence.
+    /// Creates a grant of this term without a fence.
     #[must_use]
     pub const fn new(term: Term) -> Self {
         Self { fence: None, term, proven_at: None }
@@ -417,7 +417,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// A leased lock without fences that is polled every 10 ms to 250 ms: what the least backend has.
+    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least backend has.
     #[must_use]
     pub const fn basic() -> Self {
         Self {
@@ -433,21 +433,21 @@ impl Capabilities {
         }
     }
 
-    /// With fences.
+    /// Adds fences.
     #[must_use]
     pub const fn with_fencing(mut self) -> Self {
         self.fencing = true;
         self
     }
 
-    /// With a queue on the server.
+    /// Adds a queue on the server.
     #[must_use]
     pub const fn with_fairness(mut self) -> Self {
         self.fair = true;
         self
     }
 
-    /// With notifications, and a poll every `safety_net` in case one is lost.
+    /// Adds notifications, and a poll every `safety_net` in case one is lost.
     #[must_use]
     pub const fn with_notifications(mut self, safety_net: Duration) -> Self {
         self.notified = true;
@@ -455,35 +455,35 @@ impl Capabilities {
         self
     }
 
-    /// Kept by a session.
+    /// Says that a session keeps the lock.
     #[must_use]
     pub const fn with_session(mut self) -> Self {
         self.session_kept = true;
         self
     }
 
-    /// Confirmed grants are not forgotten.
+    /// Says that confirmed grants are not forgotten.
     #[must_use]
     pub const fn with_durability(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// Lists its holders, and frees a lock by force.
+    /// Says that it lists its holders and frees a lock by force.
     #[must_use]
     pub const fn with_administration(mut self) -> Self {
         self.administered = true;
         self
     }
 
-    /// Tells who waits.
+    /// Says that it tells who waits.
     #[must_use]
     pub const fn with_waiters_shown(mut self) -> Self {
         self.shows_waiters = true;
         self
     }
 
-    /// Polled with pauses between these two lengths.
+    /// Sets the least and the longest pause between two polls.
     #[must_use]
     pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
         self.poll_from = from;
@@ -512,28 +512,28 @@ impl Signal {
         Self(witness)
     }
 
-    /// The lock is gone. `check` is an error from now on, for good.
+    /// Reports that the lock is gone. `check` is an error from now on, for good.
     pub fn lost(&self, cause: impl Into<Cow<'static, str>>) {
         if let Some(witness) = self.0.upgrade() {
             witness.lost(cause.into());
         }
     }
 
-    /// The lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
+    /// Reports that the lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
     pub fn suspect(&self) {
         if let Some(witness) = self.0.upgrade() {
             witness.suspect();
         }
     }
 
-    /// Somebody else asks the holder to let go, who may heed it: [`Held::release_requested`](crate::Held::release_requested).
+    /// Reports that somebody else asks the holder to release the lock, who may heed it: [`Held::release_requested`](crate::Held::release_requested).
     pub fn release_requested(&self) {
         if let Some(sink) = self.0.upgrade() {
             sink.release_requested();
         }
     }
 
-    /// The lock was confirmed by a request that was sent at `proof`.
+    /// Reports that the lock was confirmed by a request that was sent at `proof`.
     pub fn trust(&self, proof: Timestamp) {
         if let Some(witness) = self.0.upgrade() {
             witness.trust(proof);

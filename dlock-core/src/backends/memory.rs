@@ -83,25 +83,25 @@ struct Entry {
 }
 
 impl Memory {
-    /// An empty backend on the machine's clock.
+    /// Creates an empty backend on the machine's clock.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty backend whose leases run by `clock`.
+    /// Creates an empty backend whose leases run by `clock`.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         Self(Arc::new(Shared { clock, ..Shared::default() }))
     }
 
-    /// What can be made to go wrong.
+    /// Returns what can be made to go wrong.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.0.faults
     }
 
-    /// Takes the lock of `key` away from its holder, who is told at once. Whether there was one.
+    /// Takes the lock of `key` away from its holder, who is told at once, and returns whether there was one.
     pub fn lose(&self, key: &str) -> bool {
         let entry = self.0.remove(key);
         if let Some(signal) = entry.as_ref().and_then(|entry| entry.signal.as_ref()) {
@@ -116,7 +116,7 @@ impl Memory {
         self.0.remove(key).is_some()
     }
 
-    /// How many locks are held now.
+    /// Returns how many locks are held now.
     #[must_use]
     pub fn held(&self) -> usize {
         let now = self.0.clock.now();

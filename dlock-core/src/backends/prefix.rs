@@ -29,7 +29,7 @@ pub struct Prefixed<B> {
 }
 
 impl<B> Prefixed<B> {
-    /// `backend` with `prefix` before every key.
+    /// Creates a backend that is `backend` with `prefix` before every key.
     ///
     /// # Errors
     ///

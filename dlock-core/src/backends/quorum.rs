@@ -105,7 +105,7 @@ struct Shared {
 }
 
 impl Quorum {
-    /// A quorum of these nodes with the default settings.
+    /// Creates a quorum of these nodes with the default settings.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Quorum {
         Self::builder(nodes).build()
     }
 
-    /// For settings that are not the defaults. Nodes of several kinds are given as [`Node`]s.
+    /// Creates a builder, for settings that are not the defaults. Nodes of several kinds are given as [`Node`]s.
     pub fn builder(nodes: impl IntoIterator<Item = impl Into<Node>>) -> QuorumBuilder {
         QuorumBuilder {
             nodes: nodes.into_iter().map(Into::into).collect(),
@@ -149,21 +149,21 @@ impl Quorum {
 }
 
 impl QuorumBuilder {
-    /// How long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a lock's request
+    /// Sets how long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a lock's request
     /// timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer takes.
     pub const fn with_node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
     }
 
-    /// The longest lease that a lock may have; longer ones are refused. Default 1 minute; up to 24 h. All users of the nodes
+    /// Sets the longest lease that a lock may have; longer ones are refused. Default 1 minute; up to 24 h. All users of the nodes
     /// have to agree on it: this long a node that has forgotten its locks does not vote.
     pub const fn with_longest_lease(mut self, lease: Duration) -> Self {
         self.longest_lease = lease;
         self
     }
 
-    /// The nodes never forget a lock that they granted, also when they are restarted or fail over: each is an ensemble, a
+    /// Says that the nodes never forget a lock that they granted, also when they are restarted or fail over: each is an ensemble, a
     /// database, or a Redis that syncs every write to its disk. They are then not asked for their memory, which spares each
     /// attempt a second request, and leases may have any length.
     ///
@@ -173,7 +173,7 @@ impl QuorumBuilder {
         self
     }
 
-    /// The quorum.
+    /// Checks the options and creates the quorum.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ impl Batch {
     /// The longest batch.
     pub const MAX_LEN: usize = 1_000;
 
-    /// These locks as one, also of several [`Locks`](crate::Locks). Each keeps its own options but for the wait: that of the
+    /// Creates a batch of these locks, also of several [`Locks`](crate::Locks). Each keeps its own options but for the wait: that of the
     /// batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
         let locks = locks.into_iter();
@@ -70,13 +70,13 @@ impl Batch {
         Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None }
     }
 
-    /// How long to wait for all locks together.
+    /// Sets how long to wait for all locks together.
     pub fn with_wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = Some(wait.into());
         self
     }
 
-    /// The lease of each lock; see [`Lock::with_lease`].
+    /// Sets the lease of each lock; see [`Lock::with_lease`].
     pub fn with_lease(self, lease: Duration) -> Self {
         self.with_each(|lock| lock.with_lease(lease))
     }
@@ -87,7 +87,7 @@ impl Batch {
         self
     }
 
-    /// The keys, in the order in which they are taken, without those that are invalid.
+    /// Returns the keys, in the order in which they are taken, without those that are invalid.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.locks.iter().filter_map(Lock::key).map(Key::as_str)
     }
@@ -128,7 +128,7 @@ impl Batch {
         }
     }
 
-    /// Takes all locks, runs `body`, and gives them back. See [`Lock::run`]: inside of the body every one of the keys is
+    /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys is
     /// reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to continue.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Batch {
         section::run(Section::from(self.clone()), body)
     }
 
-    /// Like [`run`](Self::run), for a body that wants to see what is held.
+    /// Runs a body like [`run`](Self::run), and shows it what is held.
     ///
     /// # Errors
     ///

@@ -58,25 +58,25 @@ impl Guard {
         }
     }
 
-    /// A read-only view that can be cloned and given to other tasks. It does not keep the lock.
+    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the lock.
     #[must_use]
     pub fn held(&self) -> Held {
         Held::of(Arc::clone(self.hold()))
     }
 
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &str {
         self.hold().key.as_str()
     }
 
-    /// The fencing token of this grant; `None` on backends without fences.
+    /// Returns the fencing token of this grant; `None` on backends without fences.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.hold().fence
     }
 
-    /// Whether the lock is held at this moment: a local test of a deadline that lies before the end of the lease on the
+    /// Checks that the lock is held at this moment: a local test of a deadline that lies before the end of the lease on the
     /// server. No I/O.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Guard {
         self.hold().check()
     }
 
-    /// How long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps it
+    /// Returns how long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps it
     /// without a known end.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
@@ -113,8 +113,8 @@ impl Guard {
         self.held().ended().await
     }
 
-    /// Gives the lock back and waits until the backend confirms it. A nested guard only steps back: the lock is given
-    /// back with the last guard of its owner.
+    /// Releases the lock and waits until the backend confirms it. A nested guard only steps back: the lock is released
+    /// with the last guard of its owner.
     ///
     /// # Errors
     ///

@@ -64,32 +64,32 @@ impl Held {
         }
     }
 
-    /// The key; `None` for a body that runs without the lock, and for a batch of several.
+    /// Returns the key; `None` for a body that runs without the lock, and for a batch of several.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.only().map(|hold| hold.key.as_str())
     }
 
-    /// The fencing token of this grant; `None` on backends without fences, without the lock, and for a batch of several,
+    /// Returns the fencing token of this grant; `None` on backends without fences, without the lock, and for a batch of several,
     /// where every key has [its own](Self::fence_of).
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.only().and_then(|hold| hold.fence)
     }
 
-    /// The fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in it. Where two
+    /// Returns the fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in it. Where two
     /// backends hold the same key, that of the first.
     #[must_use]
     pub fn fence_of(&self, key: &str) -> Option<Fence> {
         self.holds().iter().find(|hold| hold.key.as_str() == key).and_then(|hold| hold.fence)
     }
 
-    /// The keys, each with its fencing token, in the order in which they were taken.
+    /// Returns the keys, each with its fencing token, in the order in which they were taken.
     pub fn fences(&self) -> impl Iterator<Item = (&str, Option<Fence>)> {
         self.holds().iter().map(|hold| (hold.key.as_str(), hold.fence))
     }
 
-    /// Whether the lock is held at this moment: a local test, no I/O. See [`Guard::check`](crate::Guard::check).
+    /// Checks that the lock is held at this moment: a local test, no I/O. See [`Guard::check`](crate::Guard::check).
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Held {
         self.holds().iter().try_for_each(|hold| hold.check())
     }
 
-    /// Whether [`check`](Self::check) would succeed.
+    /// Returns whether [`check`](Self::check) would succeed.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holds().is_empty() && self.holds().iter().all(|hold| hold.condition() == Condition::Held)
@@ -114,7 +114,7 @@ impl Held {
         self.holds().iter().find(|hold| hold.condition() == Condition::Lost)
     }
 
-    /// How long the lock stays valid if no renewal succeeds; of a batch, the shortest. See
+    /// Returns how long the lock stays valid if no renewal succeeds; of a batch, the shortest. See
     /// [`Guard::remaining`](crate::Guard::remaining).
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
@@ -175,7 +175,7 @@ impl Held {
         self.any(|hold| hold.is_at_risk() || hold.condition() == Condition::Lost).await;
     }
 
-    /// Whether a renewal is late at this moment.
+    /// Returns whether a renewal is late at this moment.
     #[must_use]
     pub fn is_at_risk(&self) -> bool {
         self.holds().iter().any(|hold| hold.is_at_risk())

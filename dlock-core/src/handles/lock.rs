@@ -50,7 +50,7 @@ impl Lock {
 
     option_setters!();
 
-    /// The pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
+    /// Sets the pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
     /// attribute gives it by itself.
     pub const fn with_template(mut self, template: &'static str) -> Self {
         self.site.template = Some(template);
@@ -62,7 +62,7 @@ impl Lock {
         Segmented::new(self, segments)
     }
 
-    /// The function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
+    /// Sets the function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
     pub const fn with_function(mut self, function: &'static str) -> Self {
         self.site.function = Some(function);
         self

@@ -51,7 +51,7 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Locks with the default options.
+    /// Creates locks with the default options.
     ///
     /// # Panics
     ///
@@ -63,7 +63,7 @@ impl Locks {
         }
     }
 
-    /// Locks with options.
+    /// Creates a builder, for locks with other options.
     pub fn builder(backend: impl Backend) -> LocksBuilder {
         LocksBuilder {
             backend: Box::new(backend),
@@ -78,22 +78,22 @@ impl Locks {
         }
     }
 
-    /// The lock named `key`. Whether the key is valid is said when it is acquired.
+    /// Returns the lock named `key`. Whether the key is valid is said when it is acquired.
     pub fn lock(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
     }
 
-    /// The locks named by `keys` as one: all of them or none, in an order that cannot deadlock. See [`Batch`].
+    /// Returns the locks named by `keys` as one: all of them or none, in an order that cannot deadlock. See [`Batch`].
     pub fn lock_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Batch {
         Batch::of(keys.into_iter().map(|key| self.lock(key)))
     }
 
-    /// `key` split into so many segments, each a lock of its own. See [`Segmented`].
+    /// Splits `key` into so many segments, each a lock of its own. See [`Segmented`].
     pub fn segmented(&self, key: impl AsRef<str>, segments: u32) -> Segmented {
         self.lock(key).segmented(segments)
     }
 
-    /// The lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and metrics.
+    /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and metrics.
     /// The attribute gives it by itself. Which texts a process uses as templates should be known when it is written: the
     /// first 200 are told apart, a warning is logged once, and all others are counted as `other`. Only the first 128 bytes
     /// of a template count.
@@ -114,7 +114,7 @@ impl Locks {
     /// Runs `body` as one owner of these locks: guards of them that are taken by hand inside it are reentrant, so that a
     /// function called while a guard is held may take the same lock again. Guards of other `Locks` need a scope of those.
     ///
-    /// All branches of the body share the owner: inside of one scope, two branches of a `join!` do not exclude
+    /// All branches of the body share the owner: inside one scope, two branches of a `join!` do not exclude
     /// each other by guards taken by hand. Use [`Lock::run`] where they shall.
     ///
     /// ```
@@ -141,7 +141,7 @@ impl Locks {
         async move { Scope::of_owner(&self.engine).enter(body).await }
     }
 
-    /// Who holds `key`; `None` when nobody does.
+    /// Returns who holds `key`; `None` when nobody does.
     ///
     /// # Errors
     ///
@@ -187,19 +187,19 @@ impl Locks {
         &self.engine
     }
 
-    /// The name of the backend.
+    /// Returns the name of the backend.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.engine.name
     }
 
-    /// What the backend can do.
+    /// Returns what the backend can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.engine.capabilities
     }
 
-    /// Whether the backend gives all of these guarantees. See [`LocksBuilder::require`].
+    /// Checks that the backend gives all of these guarantees. See [`LocksBuilder::require`].
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl Locks {
             .map_err(|failure| self.engine.error(Operation::Configure, failure))
     }
 
-    /// Counts since these locks were built.
+    /// Returns counts since these locks were built.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.registry.stats()
@@ -252,7 +252,7 @@ pub struct LocksBuilder {
 impl LocksBuilder {
     option_setters!();
 
-    /// A name for this process, stored with every lock, for `inspect` and error messages: a service or replica name.
+    /// Sets a name for this process, stored with every lock, for `inspect` and error messages: a service or replica name.
     /// At most 64 bytes.
     pub fn with_label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
@@ -295,7 +295,7 @@ impl LocksBuilder {
         self
     }
 
-    /// The meter of the metrics. Default: one named `dlock` of the provider that is the global one when
+    /// Sets the meter of the metrics. Default: one named `dlock` of the provider that is the global one when
     /// [`build`](Self::build) is called, so set yours before.
     #[cfg(feature = "otel")]
     pub fn with_meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
@@ -303,7 +303,7 @@ impl LocksBuilder {
         self
     }
 
-    /// The locks.
+    /// Checks the options and creates the locks.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ impl Requirement {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Fencing, Self::Fair, Self::SessionKept, Self::Notified, Self::Durable];
 
-    /// The name, as in the attribute's `requires`.
+    /// Returns the name, as in the attribute's `requires`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Requirement {
         }
     }
 
-    /// Whether a backend with these capabilities gives it.
+    /// Returns whether a backend with these capabilities gives it.
     #[must_use]
     pub const fn is_met_by(self, capabilities: &Capabilities) -> bool {
         match self {

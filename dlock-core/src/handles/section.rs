@@ -90,7 +90,7 @@ impl From<Batch> for Section {
 }
 
 impl Section {
-    /// A section under `lock`, which is not yet taken.
+    /// Creates a section under `lock`, which is not yet taken.
     #[must_use]
     pub const fn new(lock: Lock) -> Self {
         Self::of(Target::Lock(lock))
@@ -131,7 +131,7 @@ impl Section {
         Ok(())
     }
 
-    /// Takes the lock if [`enter`](Self::enter) did not, runs `body`, and gives the lock back.
+    /// Takes the lock if [`enter`](Self::enter) did not, runs `body`, and releases the lock.
     ///
     /// A body that has returned wins over a failed release, which is logged and bounded by the lease.
     ///
@@ -210,7 +210,7 @@ const fn is_unavailable(kind: ErrorKind) -> bool {
 }
 
 impl Lock {
-    /// Takes the lock, runs `body`, and gives the lock back.
+    /// Takes the lock, runs `body`, and releases the lock.
     ///
     /// Inside of the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once and
     /// sees the same fence. When the lock is lost, the body is dropped at its current await, unless
@@ -238,7 +238,7 @@ impl Lock {
         run(Section::new(self.clone()), body)
     }
 
-    /// Like [`run`](Self::run), for a body that wants to see the hold: its fence, what remains, whether it is lost.
+    /// Runs a body like [`run`](Self::run), and shows it the hold: its fence, what remains, whether it is lost.
     ///
     /// # Errors
     ///

@@ -66,13 +66,13 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Which one: 0 to the number of segments less one.
+    /// Returns which one it is: 0 to the number of segments less one.
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.number
     }
 
-    /// The view of its lock.
+    /// Returns the view of its lock.
     #[must_use]
     pub const fn held(&self) -> &Held {
         &self.held
@@ -120,7 +120,7 @@ impl Segmented {
         }
     }
 
-    /// The lock of one segment.
+    /// Returns the lock of one segment.
     pub fn lock(&self, segment: u32) -> Lock {
         self.lock.renamed(|key| format!("{key}#{segment}"))
     }
@@ -143,7 +143,7 @@ pub struct SegmentedSection {
 }
 
 impl SegmentedSection {
-    /// A section of which nothing is taken yet.
+    /// Creates a section of which nothing is taken yet.
     #[must_use]
     pub const fn new(segmented: Segmented) -> Self {
         Self { segmented, left: None, waited: Duration::ZERO, inside: None }

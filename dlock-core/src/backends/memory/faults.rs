@@ -39,39 +39,39 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Requests are refused and change nothing.
+    /// Sets whether requests are refused and change nothing.
     pub fn set_unavailable(&self, on: bool) {
         self.unavailable.store(on, Ordering::SeqCst);
         self.note();
     }
 
-    /// Requests get no answer until this is lifted; they are carried out then, unless their sender went away.
+    /// Sets whether requests get no answer until this is lifted; they are carried out then, unless their sender went away.
     pub fn set_hanging(&self, on: bool) {
         self.hanging.store(on, Ordering::SeqCst);
         self.note();
         self.thawed.notify_waiters();
     }
 
-    /// Requests take this long, half on the way there and half on the way back.
+    /// Sets how long requests take, half on the way there and half on the way back.
     pub fn set_delay(&self, delay: Duration) {
         self.delay.store(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX), Ordering::SeqCst);
         self.note();
     }
 
-    /// Requests take one turn of the executor on the way there and one on the way back, which gives a test an await point
+    /// Sets whether requests take one turn of the executor on the way there and one on the way back, which gives a test an await point
     /// at which to cancel them.
     pub fn set_stepping(&self, on: bool) {
         self.stepping.store(on, Ordering::SeqCst);
         self.note();
     }
 
-    /// The next `count` requests are carried out, and their replies are lost.
+    /// Loses the replies of the next `count` requests, which are carried out.
     pub fn drop_replies(&self, count: usize) {
         self.lost_replies.store(count, Ordering::SeqCst);
         self.note();
     }
 
-    /// The next `count` requests are lost on the way there: not carried out, without the sender knowing.
+    /// Loses the next `count` requests on the way there: not carried out, without the sender knowing.
     pub fn drop_requests(&self, count: usize) {
         self.lost_requests.store(count, Ordering::SeqCst);
         self.note();

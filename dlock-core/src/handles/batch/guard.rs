@@ -33,24 +33,24 @@ impl BatchGuard {
         &mut self.guards
     }
 
-    /// A read-only view that can be cloned and given to other tasks. It does not keep the locks.
+    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the locks.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.clone()
     }
 
-    /// The keys, each with its fencing token, in the order in which they were taken.
+    /// Returns the keys, each with its fencing token, in the order in which they were taken.
     pub fn fences(&self) -> impl Iterator<Item = (&str, Option<Fence>)> {
         self.held.fences()
     }
 
-    /// The fencing token of one key; see [`Held::fence_of`].
+    /// Returns the fencing token of one key; see [`Held::fence_of`].
     #[must_use]
     pub fn fence_of(&self, key: &str) -> Option<Fence> {
         self.held.fence_of(key)
     }
 
-    /// Whether all locks are held at this moment: a local test, no I/O. See [`Guard::check`].
+    /// Checks that all locks are held at this moment: a local test, no I/O. See [`Guard::check`].
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl BatchGuard {
         self.held.check()
     }
 
-    /// How long all locks stay valid if no renewal succeeds: the shortest of them. See [`Guard::remaining`].
+    /// Returns how long all locks stay valid if no renewal succeeds: the shortest of them. See [`Guard::remaining`].
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.held.remaining()
@@ -83,7 +83,7 @@ impl BatchGuard {
         self.held.ended().await
     }
 
-    /// Gives all locks back, the last one first and without waiting in between, and waits until the backend has confirmed
+    /// Releases all locks, the last one first and without waiting in between, and waits until the backend has confirmed
     /// it. One that fails keeps none of the others.
     ///
     /// # Errors

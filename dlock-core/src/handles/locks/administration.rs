@@ -16,7 +16,7 @@ use super::Locks;
 const LISTING: Duration = Duration::from_secs(30);
 
 impl Locks {
-    /// All locks that are held on this backend now, by whomever, in the order of their keys.
+    /// Lists all locks that are held on this backend now, by whomever, in the order of their keys.
     ///
     /// This is for people and dashboards, not for decisions: by the time the list is read, locks have come and gone. It
     /// reads the whole lock store, and gives up after 30 s.
@@ -52,7 +52,7 @@ impl Locks {
         Ok(held)
     }
 
-    /// Who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one place in
+    /// Lists who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one place in
     /// it for each of its tasks that wait.
     ///
     /// # Errors
