@@ -127,6 +127,19 @@ impl Engine {
         let _ = self.jobs.send(job.into_background());
     }
 
+    /// See [`Locks::drain`](crate::Locks::drain).
+    pub(crate) async fn drain(self: Arc<Self>, timeout: Duration) -> Result<(), Error> {
+        self.registry.drain();
+        if tokio::time::timeout(timeout, self.registry.settled()).await.is_ok() {
+            return Ok(());
+        }
+        let held = self.registry.stats().held;
+        let what = format!(
+            "{held} locks are still held after {timeout:?}; shut down to take them from their bodies"
+        );
+        Err(self.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+    }
+
     /// See [`Locks::shutdown`](crate::Locks::shutdown).
     pub(crate) async fn shut_down(self: Arc<Self>, timeout: Duration) -> Result<(), Error> {
         let registry = &self.registry;

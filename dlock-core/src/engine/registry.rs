@@ -11,6 +11,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
 use crate::engine::keeper::Tasks;
+use crate::engine::scope;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
 use crate::telemetry::spans;
@@ -29,6 +30,7 @@ pub(crate) struct HoldRegistry {
     next_look: AtomicU64,
     pub(crate) wake: Notify,
     closed: AtomicBool,
+    draining: AtomicBool,
     /// Nobody renews any more.
     dead: AtomicBool,
     shut: Notify,
@@ -143,6 +145,7 @@ impl HoldRegistry {
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
             closed: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             shut: Notify::new(),
             counters: Counters::default(),
@@ -280,8 +283,16 @@ impl HoldRegistry {
         self.shut.notify_waiters();
     }
 
+    /// Refuses acquires from now on, and ends those that wait, but for those of bodies that run under a lock of these.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.shut.notify_waiters();
+    }
+
+    /// Whether the calling code may not acquire.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
+            || (self.draining.load(Ordering::SeqCst) && !scope::holds_any(self))
     }
 
     /// Refuses acquires, and loses what is held: nobody is left to renew it.
@@ -301,6 +312,9 @@ impl HoldRegistry {
         let why = match self.dead.load(Ordering::SeqCst) {
             true => {
                 "dlock's own thread has ended, so that nothing can be renewed or released here; build new locks"
+            }
+            false if !self.closed.load(Ordering::SeqCst) => {
+                "these locks are being drained: only bodies that run already may acquire"
             }
             false => "these locks were shut down",
         };

@@ -14,6 +14,7 @@ use tokio::task::futures::TaskLocalFuture;
 
 use crate::engine::Engine;
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::registry::HoldRegistry;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
@@ -239,6 +240,12 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
         if held { test(&hold.key) } else { None }
     };
     SCOPE.try_with(|scope| scope.find(find)).ok().flatten()
+}
+
+/// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there.
+pub(crate) fn holds_any(registry: &HoldRegistry) -> bool {
+    let listed = |hold: &Arc<Hold>| std::ptr::eq(Arc::as_ptr(&hold.engine.registry), registry).then_some(());
+    SCOPE.try_with(|scope| scope.find(listed)).is_ok_and(|found| found.is_some())
 }
 
 /// Notes a guard that was taken by hand, so that the owner may enter its lock again, if one was opened by hand.

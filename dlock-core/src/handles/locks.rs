@@ -160,6 +160,41 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), and waits until the bodies
+    /// that run are done and everything is released. The first half of a graceful end; the other is [`shutdown`](Self::shutdown).
+    ///
+    /// Bodies that run may acquire what they need to come to their end, also other keys. Guards that are held by hand outside any
+    /// [scope](Self::scope) are waited for too, and their holders get no further locks. Nothing that is held is touched.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use std::time::Duration;
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// // On a signal that asks the process to end:
+    /// if let Err(late) = locks.drain(Duration::from_secs(20)).await {
+    ///     eprintln!("{late}");
+    /// }
+    /// locks.shutdown(Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still held or under way after `timeout`.
+    /// * [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent has the locks.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again; acquires stay refused.
+    pub async fn drain(&self, timeout: Duration) -> Result<()> {
+        let engine = &self.engine;
+        let refuse = |failure| engine.error(Operation::Shutdown, failure);
+        engine.refuse_in_child().map_err(refuse)?;
+        engine.run(Arc::clone(engine).drain(timeout)).await.map_err(refuse)?
+    }
+
     /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back everything that is held, waits for
     /// the work in the background, and closes the backend. For a graceful end of the process: after it nothing of ours is left
     /// on the server.

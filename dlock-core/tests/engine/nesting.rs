@@ -252,3 +252,46 @@ async fn the_futures_of_nested_bodies_stay_small() {
     assert!(one < 2_048 && four < 2_048, "{sizes}");
     assert!(taken_along < 256 && with_1_kb < 2_560 && scope < 512, "{sizes}");
 }
+
+#[tokio::test]
+async fn a_drain_lets_bodies_end_and_refuses_everybody_else() {
+    let (memory, locks) = locks();
+    let (inside, wait) = tokio::sync::oneshot::channel();
+    let (go, end) = tokio::sync::oneshot::channel::<()>();
+    let body = {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            let nested = async {
+                inside.send(()).unwrap();
+                end.await.unwrap();
+                // What the body needs to come to its end: its own lock again, and another.
+                locks.lock("k").run(locks.lock("other").run(async { 7 })).await
+            };
+            locks.lock("k").run(nested).await.unwrap().unwrap().unwrap()
+        })
+    };
+    wait.await.unwrap();
+    let waiter = tokio::spawn({
+        let lock = locks.lock("k");
+        async move { lock.acquire().await.map(drop) }
+    });
+    while locks.stats().held == 0 {
+        tokio::task::yield_now().await;
+    }
+    let error = locks.drain(Duration::from_millis(20)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("1 locks are still held"), "{error}");
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    let error = locks.lock("free").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(error.to_string().contains("drained"), "{error}");
+    let drained = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.drain(Duration::from_secs(20)).await }
+    });
+    go.send(()).unwrap();
+    assert_eq!(body.await.unwrap(), 7);
+    drained.await.unwrap().unwrap();
+    assert_eq!((memory.held(), locks.stats().held), (0, 0));
+    locks.shutdown(Duration::from_secs(5)).await.unwrap();
+}
