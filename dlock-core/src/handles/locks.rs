@@ -218,6 +218,7 @@ impl Locks {
         engine.run(Arc::clone(engine).shut_down(timeout)).await.map_err(refuse)?
     }
 
+    #[cfg(test)]
     pub(crate) const fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
