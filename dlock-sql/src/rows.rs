@@ -11,7 +11,6 @@ mod connections;
 mod driven;
 mod progress;
 mod steps;
-mod waiters;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,9 +24,6 @@ pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
 pub(crate) use driven::gone;
 pub(crate) use steps::Step;
-pub(crate) use waiters::Listener;
-#[cfg(feature = "postgres")]
-pub(crate) use waiters::{Channels, Order};
 
 use crate::failure::{closed, unchanged};
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};

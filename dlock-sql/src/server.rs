@@ -6,11 +6,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::notify::Listener;
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::{Connection, Database};
 
 use crate::connector::Connector;
-use crate::rows::Listener;
 use crate::settings::Settings;
 use crate::table::TableName;
 

@@ -4,16 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::notify::{Channels, Listener};
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, SqlStr};
 
 use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
-use super::listen::Hub;
+use super::listen::Listening;
 use super::statements::{Statements, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
-use crate::rows::Listener;
 use crate::server::{Answer, Ask, Fault, Lease, Pruned, Server, Taken};
 use crate::settings::Settings;
 use crate::table::TableName;
@@ -24,7 +24,7 @@ use crate::text::{micros, number};
 pub struct PostgresServer {
     table: TableName,
     statements: Statements,
-    hub: Option<Hub>,
+    releases: Option<Channels>,
     /// Values are part of the statements, so that each is one message and prepares nothing.
     simple: bool,
 }
@@ -116,8 +116,8 @@ impl Server for PostgresServer {
     }
 
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
-        let hub = settings.notified.then(|| Hub::new(connector));
-        Self { table: table.clone(), statements: Statements::of(table), hub, simple: settings.simple }
+        let releases = settings.notified.then(|| Channels::new(Listening(Arc::clone(connector))));
+        Self { table: table.clone(), statements: Statements::of(table), releases, simple: settings.simple }
     }
 
     fn table(&self) -> &TableName {
@@ -235,16 +235,15 @@ impl Server for PostgresServer {
     }
 
     fn tells(&self) -> bool {
-        self.hub.is_some()
+        self.releases.is_some()
     }
 
     fn listen(&self, key: &Key) -> Result<Option<Listener>, Failure> {
-        self.hub.as_ref().map(|hub| hub.listen(&self.channel(key))).transpose()
+        self.releases.as_ref().map(|releases| releases.listen(&self.channel(key))).transpose()
     }
 
     fn join(&self, key: &Key) -> Option<Listener> {
-        let hub = self.hub.as_ref()?;
-        hub.channels().join(&self.channel(key))
+        self.releases.as_ref()?.join(&self.channel(key))
     }
 
     async fn await_release(&self, on: &mut PgConnection, key: &Key) -> Answer<bool> {
@@ -253,8 +252,8 @@ impl Server for PostgresServer {
     }
 
     fn close(&self) {
-        if let Some(hub) = &self.hub {
-            hub.close();
+        if let Some(releases) = &self.releases {
+            releases.close();
         }
     }
 }

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Failure, Fence};
 
+use super::Rows;
 use super::connections::{Kind, Limits};
 use super::progress::Progress;
 use super::steps::{AwaitRelease, Release, Take};
-use super::{Listener, Rows};
 use crate::server::{Ask, Server, Taken};
 
 /// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
