@@ -23,6 +23,7 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
 }
 
 /// The failure of a count that has come to the end of its numbers, far in the future of any clock.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn fences_used_up(table: &crate::table::TableName) -> Failure {
     Failure::invalid_config(format!(
         "a fence of table {table} has come to the end of its numbers (was the clock or a row set by hand?), and none is given \

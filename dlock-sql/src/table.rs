@@ -6,6 +6,7 @@ use dlock_core::Failure;
 
 /// A table name that is safe to stand, quoted, in a statement: `[A-Za-z_][A-Za-z0-9_]{0,62}`, perhaps with a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(unreachable_pub))]
 pub struct TableName {
     schema: Option<String>,
     name: String,
@@ -52,7 +53,7 @@ impl TableName {
     }
 
     /// Without the schema.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    #[cfg(feature = "postgres")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn a_table_may_carry_a_schema_and_both_are_quoted() {
         let table = TableName::qualified("locks.dlock").unwrap();
-        assert_eq!((table.to_string().as_str(), table.name()), ("locks.dlock", "dlock"));
+        assert_eq!((table.to_string().as_str(), table.schema()), ("locks.dlock", Some("locks")));
         assert_eq!(table.quoted('"'), r#""locks"."dlock""#);
         let strange = TableName::default().within("a`b\"c".to_owned());
         assert_eq!(strange.quoted('"'), r#""a`b""c"."dlock""#);
