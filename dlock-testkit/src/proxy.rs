@@ -79,6 +79,17 @@ pub enum Arrivals {
     Reset,
 }
 
+/// How connections are ended.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// In an orderly way, at both ends.
+    Close,
+    /// By a reset at both ends.
+    Reset,
+    /// By a reset at the client's end.
+    Strand,
+}
+
 /// How a reply is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
@@ -166,7 +177,7 @@ struct Controls {
     /// How often all connections were cut.
     cuts: watch::Sender<u64>,
     /// How the last cut was made.
-    reset: watch::Sender<bool>,
+    ending: watch::Sender<Ending>,
     end: watch::Sender<bool>,
     fates: Mutex<Fates>,
     lost: watch::Sender<u64>,
@@ -215,7 +226,7 @@ impl Proxy {
             arrivals: watch::Sender::new(Arrivals::Accept),
             target: watch::Sender::new(server),
             cuts: watch::Sender::new(0),
-            reset: watch::Sender::new(true),
+            ending: watch::Sender::new(Ending::Reset),
             end: watch::Sender::new(false),
             fates: Mutex::default(),
             lost: watch::Sender::new(0),
@@ -280,16 +291,22 @@ impl Proxy {
 
     /// Resets every connection. What was on its way is lost.
     pub fn cut(&self) {
-        self.end_connections(true);
+        self.end_connections(Ending::Reset);
     }
 
     /// Closes every connection in an orderly way, as a server does that shuts down.
     pub fn close(&self) {
-        self.end_connections(false);
+        self.end_connections(Ending::Close);
     }
 
-    fn end_connections(&self, reset: bool) {
-        self.controls.reset.send_replace(reset);
+    /// Resets every connection at the client's end only. At the server's it stays open and silent until the next
+    /// [`cut`](Self::cut), so that the server believes for a while that the client is there.
+    pub fn strand(&self) {
+        self.end_connections(Ending::Strand);
+    }
+
+    fn end_connections(&self, ending: Ending) {
+        self.controls.ending.send_replace(ending);
         self.controls.cuts.send_modify(|cuts| *cuts += 1);
     }
 

@@ -9,8 +9,7 @@ use zookeeper::Error;
 use crate::backend::{holder, in_time};
 use crate::error::of_write;
 use crate::names;
-use crate::session::{Session, read};
-use crate::sessions::Sessions;
+use crate::session::{Session, Sessions, read};
 
 /// How many requests are under way at the most, so that the servers' answers to others do not wait for ours.
 const AT_ONCE: usize = 128;
@@ -42,8 +41,8 @@ async fn holders_of(
     let mut first = Vec::new();
     for ((key, directory), asked) in locks.iter().zip(asked) {
         let children = read(directory, until, asked).await?.unwrap_or_default();
-        if let Some(place) = names::in_order(children).first() {
-            first.push((key, format!("{directory}/{place}")));
+        if let Some(node) = names::in_order(&children).first() {
+            first.push((key, format!("{directory}/{node}")));
         }
     }
     let asked: Vec<_> = first.iter().map(|(_, path)| session.client.get_data(path)).collect();
@@ -62,7 +61,7 @@ pub(crate) async fn force(sessions: &Arc<Sessions>, key: &Key) -> Result<bool, F
     let session = connected(sessions, until).await?;
     let directory = sessions.config().base.directory(key);
     let children = session.list(&directory, until).await?.unwrap_or_default();
-    let Some(first) = names::in_order(children).into_iter().next() else { return Ok(false) };
+    let Some(first) = names::in_order(&children).into_iter().next() else { return Ok(false) };
     let path = format!("{directory}/{first}");
     match tokio::time::timeout_at(until, session.client.delete(&path, None)).await {
         Ok(Ok(())) => Ok(true),

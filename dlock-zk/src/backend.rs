@@ -14,8 +14,7 @@ use crate::claim::ZooKeeperClaim;
 use crate::config::{Config, ZooKeeperBuilder};
 use crate::fenced::FencedWrite;
 use crate::names;
-use crate::session::read;
-use crate::sessions::Sessions;
+use crate::session::{Sessions, read};
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
@@ -124,7 +123,7 @@ impl ZooKeeper {
         let directory = self.0.config().base.directory(key);
         let mut places = Vec::new();
         let children = session.list(&directory, until).await?.unwrap_or_default();
-        for name in names::in_order(children) {
+        for name in names::in_order(&children) {
             if places.len() == most {
                 break;
             }

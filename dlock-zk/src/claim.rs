@@ -1,44 +1,112 @@
 //! One claim on one lock.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context, Waker};
 
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
-use dlock_core::{Clock, ErrorKind, Failure, Fence, Timestamp, keeper};
+use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
-use zookeeper::{Error, WatchedEvent};
+use zookeeper::{Error, EventType, OneshotWatcher, Stat, WatchedEvent};
 
 use crate::backend::holder;
-use crate::names::{self, Standing};
-use crate::place::Place;
-use crate::session::{Entry, read};
-use crate::sessions::Sessions;
-
-/// How long to pause between two tries to take away what a dropped claim left.
-const AGAIN: Duration = Duration::from_millis(500);
+use crate::error::of_read;
+use crate::names::{self, Position};
+use crate::queue_node::QueueNode;
+use crate::session::{Answer, Entry, Sessions, Waiting, read};
 
 /// A claim on a lock of [`ZooKeeper`](crate::ZooKeeper).
 pub struct ZooKeeperClaim {
     sessions: Arc<Sessions>,
     request: ClaimRequest,
-    place: Option<Place>,
-    watch: Option<Watch>,
+    node: Option<QueueNode>,
+    wait: Option<Wait>,
+    /// A look at the node before ours, whose answer was not waited for.
+    looking: Option<Looking>,
+    /// A place in the queue was lost, which nobody was told of yet.
+    requeued: bool,
+    /// Another attempt is worth while at once.
+    again: bool,
+    /// The last proof of life when the lock was granted.
+    proof: Option<Timestamp>,
     entry: Option<Entry>,
-    /// When the first request was sent whose effect may still be standing.
-    sent: Option<Timestamp>,
 }
 
-/// A watch on the node before ours.
-struct Watch {
-    name: String,
-    event: Pin<Box<dyn Future<Output = WatchedEvent> + Send>>,
+/// What one who waits is told of.
+struct Wait {
+    /// The name of the node before ours.
+    previous: String,
+    event: Told,
+    /// Of our own node.
+    own: Told,
+    /// How often the connection had been lost when the watches were set.
+    losses: Option<u64>,
+    _awaited: Waiting,
+}
+
+/// The event of a watch.
+enum Told {
+    NotYet(Answer<WatchedEvent>),
+    Event(EventType),
+}
+
+impl Told {
+    fn by(watcher: OneshotWatcher) -> Self {
+        Self::NotYet(Box::pin(watcher.changed()))
+    }
+
+    async fn told(&mut self) -> EventType {
+        match self {
+            Self::NotYet(event) => {
+                let event = event.await.event_type;
+                *self = Self::Event(event);
+                event
+            }
+            Self::Event(event) => *event,
+        }
+    }
+
+    fn now(&mut self) -> Option<EventType> {
+        let told = std::pin::pin!(self.told());
+        match told.poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(event) => Some(event),
+            std::task::Poll::Pending => None,
+        }
+    }
+}
+
+/// The requests of one who begins to wait: a watch on the node before and on our own, and who has the lock.
+struct Looking {
+    previous: String,
+    losses: Option<u64>,
+    answer: Answer<Result<Looked, Error>>,
+}
+
+enum Looked {
+    /// The node before is gone.
+    Gone,
+    Watched {
+        previous: OneshotWatcher,
+        own: OneshotWatcher,
+        holder: Option<(Vec<u8>, Stat)>,
+    },
+    /// Our own is gone.
+    OwnGone,
 }
 
 impl ZooKeeperClaim {
     pub(crate) fn new(sessions: Arc<Sessions>, request: ClaimRequest) -> Self {
-        Self { sessions, request, place: None, watch: None, entry: None, sent: None }
+        Self {
+            sessions,
+            request,
+            node: None,
+            wait: None,
+            looking: None,
+            requeued: false,
+            again: false,
+            proof: None,
+            entry: None,
+        }
     }
 
     /// How long to wait for what is no part of the outcome: less than the engine waits for an answer, so that servers
@@ -47,125 +115,243 @@ impl ZooKeeperClaim {
         Instant::now() + self.request.request_timeout * 3 / 4
     }
 
-    /// The place, on a session that has a connection.
-    async fn place(&mut self, until: Instant) -> Result<&mut Place, Failure> {
-        if let Some(place) = &mut self.place
-            && let Some(cause) = place.session.ended()
-        {
-            if place.node().is_some() {
-                return Err(Failure::new(ErrorKind::Lost, format!("the place in line is lost: {cause}")));
+    /// Makes sure of a session that has a connection and can prove that it lives. A place in the queue is lost with the one
+    /// before.
+    async fn settle(&mut self, until: Instant) -> Result<(), Failure> {
+        match &mut self.node {
+            Some(node) if node.session.ended().is_none() => {}
+            Some(node) => {
+                let session = self.sessions.get(until).await?;
+                (self.wait, self.looking) = (None, None);
+                self.requeued |= node.move_to(session);
             }
-            place.move_to(self.sessions.get(until).await?);
-        }
-        let place = match &mut self.place {
-            Some(place) => place,
-            none => {
+            None => {
                 let session = self.sessions.get(until).await?;
                 let directory = self.sessions.config().base.directory(&self.request.key);
-                none.insert(Place::new(session, directory, names::prefix(&self.request.token)))
+                let queue = self.sessions.queues.of(directory);
+                self.node = Some(QueueNode::new(session, queue, names::prefix(&self.request.token)));
             }
-        };
-        place.session.connected(until).await?;
-        Ok(place)
+        }
+        let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else { return Ok(()) };
+        session.connected(until).await?;
+        session.provable(until).await
     }
 
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
         let until = self.patience();
+        self.again = false;
+        self.settle(until).await?;
+        if std::mem::take(&mut self.requeued) && self.request.waits {
+            self.again = true;
+            let mut busy = Busy::default();
+            busy.requeued = true;
+            return Ok(Attempt::Busy(busy));
+        }
+        if self.wait.is_some()
+            && let Some(attempt) = self.ask_previous(until).await?
+        {
+            return Ok(attempt);
+        }
+        if !self.take_turn(until).await? {
+            return Ok(Attempt::Busy(Busy::default()));
+        }
         loop {
-            let (request, sessions) = (self.request.clone(), Arc::clone(&self.sessions));
-            let place = self.place(until).await?;
-            match place.stand(sessions.config(), || request.describe(), until).await? {
-                Standing::First => {
-                    let Some(node) = place.node() else { continue };
-                    let term = Term::Session(Some(place.session.trusted_for()));
-                    let fence = Fence::new(node.czxid.cast_unsigned());
-                    self.watch = None;
-                    return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
+            let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
+            match node.enqueue(sessions.config(), || request.describe(), until).await? {
+                Position::First => {
+                    node.turn.asked();
+                    return self.grant(until).await;
                 }
-                Standing::Behind { first, previous } => {
-                    if let Some(busy) = self.look_ahead(&first, &previous, until).await? {
+                Position::Behind { first, previous } => {
+                    if let Some(busy) = self.look_ahead(&first, previous, until).await? {
+                        if let Some(node) = &mut self.node {
+                            node.turn.asked();
+                        }
                         return Ok(Attempt::Busy(busy));
                     }
                 }
-                Standing::Missing => {
-                    return Err(Failure::new(ErrorKind::Lost, "somebody deleted its place in line"));
+                Position::Missing => return Err(place_deleted()),
+                Position::Unclear(name) => {
+                    let directory = &node.queue.directory;
+                    return Err(Failure::invalid_config(format!(
+                        "{directory} has the sequential node {name:?}, which is of no lock that dlock knows: whether it has \
+                         the lock cannot be told; use a path of its own for the other recipe"
+                    )));
                 }
             }
         }
+    }
+
+    /// Whether requests may be sent. Others of this process go first, and some of theirs are under way already.
+    async fn take_turn(&mut self, until: Instant) -> Result<bool, Failure> {
+        let Some(node) = &mut self.node else { return Ok(false) };
+        // One who does not wait leaves at once, so that he needs no place among those who do.
+        if node.turn.take(&node.queue, &node.session, self.request.waits) {
+            return Ok(true);
+        }
+        if self.request.waits {
+            return Ok(false);
+        }
+        match tokio::time::timeout_at(until, node.turn.come()).await {
+            Ok(()) => Ok(true),
+            Err(_) => Err(Failure::unavailable("this process has too many requests under way")),
+        }
+    }
+
+    /// What one who waits knows by now, or asks of the node before its own. `None` when the queue has to be looked at again.
+    async fn ask_previous(&mut self, until: Instant) -> Result<Option<Attempt>, Failure> {
+        let (Some(wait), Some(node)) = (&mut self.wait, &self.node) else { return Ok(None) };
+        match wait.own.now() {
+            None => {}
+            Some(EventType::NodeDeleted) => return Err(place_deleted()),
+            // Somebody wrote to it: it is not watched any more.
+            Some(_) => return Ok(None),
+        }
+        let losses = node.session.losses();
+        match wait.event.now() {
+            // It had the lock. Nobody can have come in between, and our own node is still there by the same connection.
+            Some(EventType::NodeDeleted)
+                if node.queue.is_head(&wait.previous) && losses.is_some() && losses == wait.losses =>
+            {
+                if let Some(own) = node.node() {
+                    node.queue.note_head(&own.name);
+                }
+                self.grant(until).await.map(Some)
+            }
+            Some(_) => Ok(None),
+            // Nobody told: the safety net.
+            None => {
+                let path = node.path_of(&wait.previous);
+                let look = node.session.client.check_stat(&path);
+                let there = read(&path, until, look).await?.flatten();
+                Ok(there.map(|_| Attempt::Busy(Busy::default())))
+            }
+        }
+    }
+
+    async fn grant(&mut self, until: Instant) -> Result<Attempt, Failure> {
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let Some(own) = node.node() else { return Err(place_deleted()) };
+        let (session, fence) = (Arc::clone(&node.session), Fence::new(own.czxid.cast_unsigned()));
+        let proof = session.fresh_proof(until).await?;
+        let term = Term::Session(Some(session.trusted_for()));
+        self.proof = Some(proof);
+        Ok(Attempt::Granted(Grant::new(term).with_fence(fence).proven_at(proof)))
     }
 
     /// Watches `previous`, and finds out who is `first`. `None` when `previous` is gone.
     async fn look_ahead(
         &mut self,
         first: &str,
-        previous: &str,
+        previous: String,
         until: Instant,
     ) -> Result<Option<Busy>, Failure> {
-        let Some(place) = &mut self.place else { return Ok(None) };
+        let Some(node) = &mut self.node else { return Ok(None) };
         let mut busy = Busy::default();
         if !self.request.waits {
             // Ahead of whatever comes next, so that one who only asked is never in anybody's way.
-            place.send_deletion();
-        } else if self.watch.as_ref().is_some_and(|watch| watch.name == previous) {
+            node.send_deletion();
+            let path = node.path_of(first);
+            let asked = node.session.client.get_data(&path);
+            // Who it is is good to know, and no reason to fail.
+            if let Ok(Some((data, stat))) = read(&path, until, asked).await {
+                busy.holder = Some(Box::new(holder(&data, &stat)));
+            }
             return Ok(Some(busy));
         }
-        let (client, first_path) = (&place.session.client, place.path_of(first));
-        // Both are sent before an answer is waited for.
-        let holder_asked = client.get_data(&first_path);
-        if self.request.waits {
-            let path = place.path_of(previous);
-            let watched = read(&path, until, async {
-                match client.get_and_watch_data(&path).await {
-                    Ok((.., watcher)) => Ok(Some(watcher)),
-                    // Whose data may not be read can still be watched.
-                    Err(Error::NoAuth) => {
-                        client.check_and_watch_stat(&path).await.map(|(stat, watcher)| stat.map(|_| watcher))
-                    }
-                    Err(error) => Err(error),
-                }
-            });
-            let Some(watcher) = watched.await?.flatten() else { return Ok(None) };
-            self.watch = Some(Watch { name: previous.to_owned(), event: Box::pin(watcher.changed()) });
+        if self.looking.as_ref().is_none_or(|looking| looking.previous != previous) {
+            self.looking = look(node, first, &previous);
+        }
+        let Some(looking) = &mut self.looking else { return Err(place_deleted()) };
+        let Ok(looked) = tokio::time::timeout_at(until, &mut looking.answer).await else {
+            // The next attempt waits for the same answer.
+            return Err(Failure::unavailable(format!("no answer in time about {:?}", looking.previous)));
+        };
+        let losses = looking.losses;
+        self.looking = None;
+        match looked.map_err(|error| of_read(error, &previous))? {
+            Looked::Watched { previous: event, own, holder: who } => {
+                self.wait = Some(Wait {
+                    previous,
+                    event: Told::by(event),
+                    own: Told::by(own),
+                    losses,
+                    _awaited: node.session.wait(),
+                });
+                busy.holder = who.map(|(data, stat)| Box::new(holder(&data, &stat)));
+                Ok(Some(busy))
+            }
+            Looked::OwnGone => Err(place_deleted()),
+            Looked::Gone => Ok(None),
+        }
+    }
+}
+
+/// Asks for everything that one who waits needs, at once.
+fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
+    let (client, own) = (node.session.client.clone(), Arc::clone(&node.node()?.path));
+    let (path, first) = (node.path_of(previous), (first != previous).then(|| node.path_of(first)));
+    let answer = async move {
+        let first = first.map(|first| client.get_data(&first));
+        let (watched, own) = (client.get_and_watch_data(&path), client.check_and_watch_stat(&own));
+        let (holder, previous) = match watched.await {
+            Ok((data, stat, watcher)) => (Some((data, stat)), watcher),
+            Err(Error::NoNode) => return Ok(Looked::Gone),
+            // Whose data may not be read can still be watched.
+            Err(Error::NoAuth) => match client.check_and_watch_stat(&path).await? {
+                (Some(_), watcher) => (None, watcher),
+                (None, _) => return Ok(Looked::Gone),
+            },
+            Err(error) => return Err(error),
+        };
+        let (stat, own) = own.await?;
+        if stat.is_none() {
+            return Ok(Looked::OwnGone);
         }
         // Who it is is good to know, and no reason to fail.
-        if let Ok(Some((data, stat))) = read(&first_path, until, holder_asked).await {
-            busy.holder = Some(Box::new(holder(&data, &stat)));
-        }
-        Ok(Some(busy))
-    }
+        let holder = match first {
+            Some(first) => first.await.ok(),
+            None => holder,
+        };
+        Ok(Looked::Watched { previous, own, holder })
+    };
+    Some(Looking { previous: previous.to_owned(), losses: node.session.losses(), answer: Box::pin(answer) })
+}
+
+fn place_deleted() -> Failure {
+    Failure::new(ErrorKind::Lost, "somebody deleted its place in line")
 }
 
 impl Claim for ZooKeeperClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.sent.get_or_insert(Clock::system().now());
-        let answer = self.try_once().await;
-        match &answer {
-            Ok(Attempt::Granted(_)) => {}
-            Err(failure) if failure.kind() == ErrorKind::Unknown => {}
-            _ => self.sent = None,
-        }
-        answer
+        self.try_once().await
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        match &mut self.watch {
-            // The end of the session is an event too; the next attempt tells which.
-            Some(watch) => {
-                watch.event.as_mut().await;
-            }
-            None => std::future::pending().await,
+        if std::mem::take(&mut self.again) {
+            return Ok(());
         }
-        self.watch = None;
+        match (&mut self.wait, &mut self.node) {
+            // The end of the session is an event too; the next attempt tells which.
+            (Some(wait), _) => {
+                tokio::select! {
+                    _ = wait.event.told() => {}
+                    _ = wait.own.told() => {}
+                }
+            }
+            (None, Some(node)) if node.turn.is_waiting() => node.turn.come().await,
+            _ => std::future::pending().await,
+        }
         Ok(())
     }
 
     fn granted(&mut self, signal: Signal) {
-        let (Some(place), Some(sent)) = (&self.place, self.sent) else {
+        let (Some(node), Some(proof)) = (&self.node, self.proof) else {
             return signal.lost("it was withdrawn");
         };
-        match place.node() {
-            Some(node) => {
-                self.entry = Some(place.session.enter(signal, Arc::clone(&node.path), node.czxid, sent));
+        match node.node() {
+            Some(own) => {
+                self.entry = Some(node.session.enter(signal, Arc::clone(&own.path), own.czxid, proof));
             }
             None => signal.lost("somebody deleted its node"),
         }
@@ -177,32 +363,18 @@ impl Claim for ZooKeeperClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        (self.watch, self.entry) = (None, None);
-        match &mut self.place {
-            Some(place) => place.leave().await,
+        (self.entry, self.again) = (None, false);
+        let withdrawal = match &mut self.node {
+            Some(node) => node.leave().await,
             None => Ok(Withdrawal::ABSENT),
-        }
+        };
+        // The watch on the own node has been told of its end by now, and needs not be removed.
+        (self.wait, self.looking) = (None, None);
+        withdrawal
     }
 
     fn is_clean(&self) -> bool {
-        self.place.as_ref().is_none_or(Place::is_empty)
-    }
-}
-
-impl Drop for ZooKeeperClaim {
-    /// The session goes on for the other locks, so that no lease would ever end what is left here.
-    fn drop(&mut self) {
-        let Some(mut place) = self.place.take() else { return };
-        if place.is_empty() {
-            return;
-        }
-        if let Ok(runtime) = keeper::runtime() {
-            runtime.spawn(async move {
-                while place.leave().await.is_err_and(|failure| failure.is_transient()) {
-                    tokio::time::sleep(AGAIN).await;
-                }
-            });
-        }
+        self.node.as_ref().is_none_or(QueueNode::is_empty)
     }
 }
 

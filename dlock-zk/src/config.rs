@@ -1,20 +1,31 @@
 //! Settings of a connection.
 
+mod certificates;
+mod url;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Failure, Result};
-use zookeeper::{Acl, Acls, Client};
+use zookeeper::{Acl, Acls, Client, CreateMode};
 
+use self::certificates::{Certificates, Tls};
+use self::url::Target;
 use crate::backend::{ZooKeeper, configure};
 use crate::names::Base;
-use crate::url::{self, Target};
+use crate::session::Refusal;
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(600);
 const BASE: &str = "/dlock";
+/// What servers have unless they are configured otherwise: by their example of a configuration, which all packages follow.
+const TICK: Duration = Duration::from_secs(2);
+const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+/// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which each
+/// server stands several times, it hardly gets there before the session ends, and pauses a second or so at the most.
+const ADDRESSES: usize = 24;
 /// A connection without a sign of life counts as broken after this share of the session timeout, which leaves time to
 /// find another server before the locks are lost.
 const SILENCE: u32 = 4;
@@ -26,34 +37,26 @@ const SILENCE: u32 = 4;
 /// | base | `/dlock` | the path below which the locks are; the path of the URL, the chroot, stands before it |
 /// | session timeout | 10 s | after which the servers give the locks of a dead client to others |
 /// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
+/// | tick time | 2 s | the servers' own `tickTime`, of which a session timeout has to have two |
+/// | chroot | has to exist | `with_chroot_created` makes it |
 /// | parent ACL | as the ACL | the same for the nodes above, where they have to be made |
 ///
-/// Base and session timeout can also stand in the URL, `zk://host/?base=/locks&session_timeout=10s`, and for TLS the path of
-/// the root certificate: `zk+tls://host/?root_certificate=/etc/ssl/zk.pem`.
+/// They can also stand in the URL, but for the ACLs: `zk://host/app?base=/locks&session_timeout=10s&tick_time=2s&create_chroot=true`,
+/// for SASL `sasl=digest-md5`, and for TLS the path of the root certificate, unless the system's are meant:
+/// `zk+tls://host/?root_certificate=/etc/ssl/zk.pem`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
 pub struct ZooKeeperBuilder {
     url: String,
     base: Option<String>,
     session_timeout: Option<Duration>,
+    tick: Option<Duration>,
+    creates_chroot: bool,
+    sasl: bool,
     acl: Option<Vec<Acl>>,
     parent_acl: Option<Vec<Acl>>,
     certificates: Certificates,
 }
-
-/// Certificates in PEM form. Never shown.
-#[derive(Clone, Default)]
-struct Certificates {
-    #[cfg(feature = "tls")]
-    root: Option<String>,
-    #[cfg(feature = "tls")]
-    client: Option<(String, String)>,
-}
-
-#[cfg(feature = "tls")]
-type Tls = zookeeper::TlsOptions;
-#[cfg(not(feature = "tls"))]
-type Tls = std::convert::Infallible;
 
 /// Checked settings.
 pub(crate) struct Config {
@@ -64,8 +67,15 @@ pub(crate) struct Config {
     pub(crate) base: Base,
     pub(crate) acl: Arc<[Acl]>,
     pub(crate) parent_acl: Arc<[Acl]>,
+    /// Of the node that a session proves its life by.
+    pub(crate) proof_acl: Arc<[Acl]>,
     session_timeout: Duration,
-    credentials: Option<String>,
+    tick: Duration,
+    creates_chroot: bool,
+    /// User and password.
+    credentials: Option<(String, String)>,
+    #[cfg(feature = "sasl")]
+    sasl: bool,
     tls: Option<Tls>,
 }
 
@@ -75,6 +85,9 @@ impl ZooKeeperBuilder {
             url: url.to_owned(),
             base: None,
             session_timeout: None,
+            tick: None,
+            creates_chroot: false,
+            sasl: false,
             acl: None,
             parent_acl: None,
             certificates: Certificates::default(),
@@ -96,6 +109,29 @@ impl ZooKeeperBuilder {
         self
     }
 
+    /// The servers' `tickTime`, when it is not 2 s. 1 ms to 60 s.
+    ///
+    /// A leader learns what the other servers hear of a session by half a tick late. A session timeout that the servers grant
+    /// although it has less than two ticks would leave no time for that, and is refused.
+    pub const fn with_tick_time(mut self, tick: Duration) -> Self {
+        self.tick = Some(tick);
+        self
+    }
+
+    /// Makes the chroot, the path of the URL, if it is missing. Without this a missing one is an error, since a misspelt path
+    /// would be a world of locks of its own.
+    pub const fn with_chroot_created(mut self) -> Self {
+        self.creates_chroot = true;
+        self
+    }
+
+    /// Logs in with SASL's DIGEST-MD5, instead of ZooKeeper's own `digest`, as the user of the URL.
+    #[cfg(feature = "sasl")]
+    pub const fn with_sasl_digest_md5(mut self) -> Self {
+        self.sasl = true;
+        self
+    }
+
     /// Who may do what with a place in a queue. Default: everything for the creator and nothing for others if the URL has a
     /// user, and else everything for everybody.
     ///
@@ -113,8 +149,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The root certificates, in PEM form, that sign the servers' certificates. Needed for `zk+tls://`, unless the URL names a
-    /// file.
+    /// The root certificates, in PEM form, that sign the servers' certificates. Default: the file that the URL names, else those
+    /// that the operating system trusts.
     #[cfg(feature = "tls")]
     pub fn with_root_certificate(mut self, pem: impl Into<String>) -> Self {
         self.certificates.root = Some(pem.into());
@@ -156,20 +192,27 @@ impl ZooKeeperBuilder {
 
     fn check(self) -> Result<Config, Failure> {
         let target = url::parse(&self.url)?;
-        let Target { servers, tls, credentials, chroot, base, session_timeout, root_certificate } = target;
+        let Target { servers, tls, credentials, chroot, base, session_timeout, tick, .. } = target;
+        let (creates_chroot, sasl) = (self.creates_chroot || target.creates_chroot, self.sasl || target.sasl);
         let session_timeout = self.session_timeout.or(session_timeout).unwrap_or(SESSION_TIMEOUT);
         if !(SHORTEST..=LONGEST).contains(&session_timeout) {
             let what = format!("the session timeout is {session_timeout:?}; use {SHORTEST:?} to {LONGEST:?}");
             return Err(Failure::invalid_config(what));
         }
+        let tick = self.tick.or(tick).unwrap_or(TICK);
+        if !TICKS.contains(&tick) {
+            let what = format!("the tick time is {tick:?}; use {:?} to {:?}", TICKS.start(), TICKS.end());
+            return Err(Failure::invalid_config(what));
+        }
+        if sasl && credentials.is_none() {
+            return Err(Failure::invalid_config("SASL needs a user and a password in the URL"));
+        }
         let chroot = chroot.unwrap_or_default();
         let base = self.base.or(base).unwrap_or_else(|| BASE.to_owned());
         let parts = [chroot.as_str(), base.as_str()];
         let base = Base::new(if chroot.is_empty() { &parts[1..] } else { &parts })?;
-        let acl = self.acl.unwrap_or_else(|| {
-            let usual = if credentials.is_some() { Acls::creator_all() } else { Acls::anyone_all() };
-            usual.to_vec()
-        });
+        let usual = if credentials.is_some() { Acls::creator_all() } else { Acls::anyone_all() }.to_vec();
+        let acl = self.acl.unwrap_or_else(|| usual.clone());
         let parent_acl = self.parent_acl.unwrap_or_else(|| acl.clone());
         if acl.is_empty() || parent_acl.is_empty() {
             return Err(Failure::invalid_config("an ACL is empty, so that nobody could use the locks"));
@@ -180,55 +223,64 @@ impl ZooKeeperBuilder {
             base,
             acl: acl.into(),
             parent_acl: parent_acl.into(),
+            proof_acl: usual.into(),
             session_timeout,
+            tick,
+            creates_chroot,
             credentials,
-            tls: if tls { Some(self.certificates.options(root_certificate)?) } else { None },
+            #[cfg(feature = "sasl")]
+            sasl,
+            tls: if tls { Some(self.certificates.options(target.root_certificate)?) } else { None },
         })
-    }
-}
-
-impl Certificates {
-    #[cfg(not(feature = "tls"))]
-    fn options(self, _file: Option<String>) -> Result<Tls, Failure> {
-        Err(Failure::invalid_config("TLS is not compiled in"))
-    }
-
-    #[cfg(feature = "tls")]
-    fn options(self, file: Option<String>) -> Result<Tls, Failure> {
-        let wrong = |error: zookeeper::Error| {
-            Failure::invalid_config(format!("a certificate or its key cannot be read as PEM ({error})"))
-        };
-        let root = match (self.root, file) {
-            (Some(pem), _) => pem,
-            (None, Some(path)) => std::fs::read_to_string(&path)
-                .map_err(|error| Failure::invalid_config(format!("{path:?} cannot be read ({error})")))?,
-            (None, None) => {
-                return Err(Failure::invalid_config(
-                    "TLS needs the certificate that the servers are known by: give it with with_root_certificate or \
-                     root_certificate=/path.pem in the URL",
-                ));
-            }
-        };
-        let mut options = Tls::new().with_pem_ca(&root).map_err(wrong)?;
-        if let Some((certificate, key)) = self.client {
-            options = options.with_pem_identity(&certificate, &key).map_err(wrong)?;
-        }
-        Ok(options)
     }
 }
 
 impl Config {
     /// Opens a session. Called on the runtime that is to drive it.
-    pub(crate) async fn open(&self) -> std::result::Result<Client, zookeeper::Error> {
+    pub(crate) async fn open(&self) -> std::result::Result<Client, Refusal> {
         let silence = self.session_timeout / SILENCE;
-        let client = self.open_with(silence).await?;
-        let granted = client.session_timeout() / SILENCE;
-        if granted <= silence {
-            return Ok(client);
+        let mut client = self.open_with(silence).await?;
+        let granted = client.session_timeout();
+        if granted < self.tick * 2 {
+            return Err(Refusal::Settings(format!(
+                "the servers grant a session timeout of {granted:?}, which is less than two ticks of {:?}: a leader could \
+                 give a lock away that its holder still believes in; use a longer one, or say with with_tick_time or \
+                 tick_time= that the servers' tickTime is shorter",
+                self.tick
+            )));
         }
-        // The server insists on a longer session: connections need not be given up as early as was asked for.
-        drop(client);
-        self.open_with(granted).await
+        if granted != self.session_timeout {
+            let asked = self.session_timeout;
+            tracing::warn!(target: "dlock", backend = "zk", ?asked, ?granted, "the servers grant another session timeout");
+        }
+        if granted / SILENCE > silence {
+            // The server insists on a longer session: connections need not be given up as early as was asked for.
+            drop(client);
+            client = self.open_with(granted / SILENCE).await?;
+        }
+        self.find_chroot(&client).await?;
+        Ok(client)
+    }
+
+    async fn find_chroot(&self, client: &Client) -> std::result::Result<(), Refusal> {
+        let chroot = &self.chroot;
+        if chroot.is_empty() || client.check_stat(chroot).await?.is_some() {
+            return Ok(());
+        }
+        if !self.creates_chroot {
+            return Err(Refusal::Settings(format!(
+                "the path {chroot:?} of the URL does not exist: correct it, or have it made with create_chroot=true"
+            )));
+        }
+        // Not a container, which would be gone again when it is empty.
+        let options = CreateMode::Persistent.with_acls(Acls::new(&self.parent_acl));
+        Ok(client.mkdir(chroot, &options).await?)
+    }
+
+    /// The servers, each as often as makes a long list.
+    fn addresses(&self) -> String {
+        let count = self.servers.split(',').count();
+        vec![self.servers.as_str(); ADDRESSES.div_ceil(count)].join(",")
     }
 
     async fn open_with(&self, silence: Duration) -> std::result::Result<Client, zookeeper::Error> {
@@ -236,13 +288,22 @@ impl Config {
             .with_session_timeout(self.session_timeout)
             .with_connection_timeout(silence)
             .with_fail_eagerly();
-        if let Some(credentials) = &self.credentials {
-            connector = connector.with_auth("digest", credentials.as_bytes());
+        match &self.credentials {
+            #[cfg(feature = "sasl")]
+            Some((user, password)) if self.sasl => {
+                let options = zookeeper::SaslOptions::digest_md5(user.clone(), password.clone());
+                connector = connector.with_sasl(options);
+            }
+            Some((user, password)) => {
+                connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+            }
+            None => {}
         }
+        let servers = self.addresses();
         match &self.tls {
-            None => connector.connect(&self.servers).await,
+            None => connector.connect(&servers).await,
             #[cfg(feature = "tls")]
-            Some(tls) => connector.with_tls(tls.clone()).secure_connect(&self.servers).await,
+            Some(tls) => connector.with_tls(tls.clone()).secure_connect(&servers).await,
             #[cfg(not(feature = "tls"))]
             Some(never) => match *never {},
         }

@@ -3,6 +3,8 @@
 use dlock_core::{ErrorKind, Failure};
 use zookeeper::Error;
 
+use crate::session::Refusal;
+
 /// Whether the server refused the request, so that it certainly changed nothing. Any other error of a request that was
 /// sent leaves open whether it was carried out.
 pub(crate) fn is_refusal(error: &Error) -> bool {
@@ -72,7 +74,11 @@ fn refusal(error: &Error, path: &str) -> Failure {
 }
 
 /// Why no session could be opened. Nothing was sent that changes anything.
-pub(crate) fn not_opened(error: &Error, servers: &str) -> Failure {
+pub(crate) fn not_opened(refusal: &Refusal, servers: &str) -> Failure {
+    let error = match refusal {
+        Refusal::Settings(what) => return Failure::invalid_config(format!("{servers}: {what}")),
+        Refusal::Client(error) => error,
+    };
     match error {
         Error::AuthFailed => {
             Failure::denied(format!("{servers}: the server refused the user or the password"))
@@ -112,9 +118,9 @@ mod tests {
 
     #[test]
     fn servers_that_do_not_answer_are_unavailable_and_named() {
-        let failure = not_opened(&Error::NoHosts, "a:1,b:2");
+        let failure = not_opened(&Error::NoHosts.into(), "a:1,b:2");
         assert_eq!(failure.kind(), ErrorKind::Unavailable);
         assert!(failure.message().contains("a:1,b:2"), "{failure}");
-        assert_eq!(not_opened(&Error::AuthFailed, "a:1").kind(), ErrorKind::Denied);
+        assert_eq!(not_opened(&Error::AuthFailed.into(), "a:1").kind(), ErrorKind::Denied);
     }
 }

@@ -8,7 +8,7 @@ use zookeeper::{Acls, CheckWriteError, CheckWriter, CreateMode, Error as ZkError
 
 use crate::backend::in_time;
 use crate::error::of_write;
-use crate::sessions::Sessions;
+use crate::session::Sessions;
 
 /// A change of nodes in one step, carried out only while a lock is held. Made by
 /// [`ZooKeeper::fenced_write`](crate::ZooKeeper::fenced_write).

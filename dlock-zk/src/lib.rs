@@ -12,10 +12,9 @@ mod config;
 mod error;
 mod fenced;
 mod names;
-mod place;
+mod queue;
+mod queue_node;
 mod session;
-mod sessions;
-mod url;
 
 pub use backend::ZooKeeper;
 pub use claim::ZooKeeperClaim;

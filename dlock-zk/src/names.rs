@@ -3,7 +3,8 @@
 //! | what | path |
 //! |---|---|
 //! | lock | `<base>/<key>` |
-//! | place in its queue | `<base>/<key>/_c_<uuid>-lock-<sequence>` |
+//! | node in its queue | `<base>/<key>/_c_<uuid>-lock-<sequence>` |
+//! | proof that a session lives | `<base>/%sessions/<session>` |
 //!
 //! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper refuses
 //! in names percent-escaped; so is one that begins with `%`. So no two keys share a name, and plain keys stay plain.
@@ -15,10 +16,13 @@ use dlock_core::{Failure, Key, Token};
 const MARK: char = '%';
 const PROTECTED: &str = "_c_";
 const LOCK: &str = "-lock-";
-/// A UUID in text.
-const UUID: usize = 36;
-/// The least number of digits of a sequence.
+/// What stands before the number in the nodes of all clients whose locks exclude each other: of Curator and of
+/// go-zookeeper, and of kazoo.
+const LOCKS: [&str; 2] = [LOCK, "__lock__"];
+/// The least number of digits of a sequence, a sign among them.
 const DIGITS: usize = 10;
+/// Where the sessions prove that they live. No key is stored under this name: one that begins so is encoded otherwise.
+const SESSIONS: &str = "%sessions";
 const MAX_BASE: usize = 512;
 
 /// Where all locks are.
@@ -78,6 +82,11 @@ impl Base {
         if self.path.is_empty() { "/" } else { &self.path }
     }
 
+    /// The directory in which sessions have their nodes.
+    pub(crate) fn sessions(&self) -> String {
+        format!("{}/{SESSIONS}", self.path)
+    }
+
     /// The key whose directory has this name below the base; `None` when no lock's has.
     pub(crate) fn key_of(&self, name: &str) -> Option<Key> {
         let key = Key::new(decode(name)?).ok()?;
@@ -123,18 +132,20 @@ pub(crate) fn prefix(token: &Token) -> Arc<str> {
     [PROTECTED, &uuid, LOCK].concat().into()
 }
 
-/// The sequence number of a place in a queue, if `name` is one. What else lies in the directory is not ours to mind.
+/// The sequence number of a node in a queue, whichever client made it.
 fn sequence(name: &str) -> Option<i64> {
-    let rest = name.strip_prefix(PROTECTED)?;
-    let uuid = rest.get(..UUID)?;
-    let well_formed = uuid.bytes().enumerate().all(|(at, byte)| match at {
-        8 | 13 | 18 | 23 => byte == b'-',
-        _ => byte.is_ascii_hexdigit(),
-    });
-    let text = rest[UUID..].strip_prefix(LOCK)?;
+    let text = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?.1;
     let digits = text.strip_prefix('-').unwrap_or(text);
     let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if well_formed && numeric { text.parse().ok() } else { None }
+    if numeric { text.parse().ok() } else { None }
+}
+
+/// Whether the server numbered a node that is in no queue known here: that of a recipe of another kind. Whether it has a lock
+/// cannot be told.
+fn is_foreign(name: &str) -> bool {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');
+    digits + usize::from(signed) >= DIGITS && digits >= DIGITS - 1 && sequence(name).is_none()
 }
 
 /// How far `sequence` stands behind `reference`; negative when it stands before.
@@ -147,19 +158,19 @@ fn behind(sequence: i64, reference: i64) -> i64 {
     }
 }
 
-/// The places of a queue, the first one first.
-pub(crate) fn in_order(children: Vec<String>) -> Vec<String> {
-    let mut places: Vec<(i64, String)> =
-        children.into_iter().filter_map(|name| Some((sequence(&name)?, name))).collect();
+/// The nodes of a queue, the first one first.
+pub(crate) fn in_order<'a>(children: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    let numbered = |name: &'a String| Some((sequence(name)?, name.as_str()));
+    let mut nodes: Vec<(i64, &str)> = children.into_iter().filter_map(numbered).collect();
     // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
-    let Some(reference) = places.first().map(|(number, _)| *number) else { return Vec::new() };
-    places.sort_by_key(|(number, _)| behind(*number, reference));
-    places.into_iter().map(|(_, name)| name).collect()
+    let Some(reference) = nodes.first().map(|(number, _)| *number) else { return Vec::new() };
+    nodes.sort_by_key(|(number, _)| behind(*number, reference));
+    nodes.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Where a place stands in its queue.
+/// Where a node stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Position {
     /// In front: the lock is ours.
     First,
     /// Others stand before.
@@ -171,30 +182,39 @@ pub(crate) enum Standing {
     },
     /// It is gone.
     Missing,
+    /// Nobody can tell: this child was numbered for a recipe that is not known here.
+    Unclear(String),
 }
 
-/// Where the place `own` stands among `children`, in one pass.
-pub(crate) fn standing(children: Vec<String>, own: &str) -> Standing {
-    let Some(reference) = sequence(own) else { return Standing::Missing };
-    let (mut first, mut previous) = (None::<(i64, String)>, None::<(i64, String)>);
+/// Where the node `own` stands among `children`, in one pass.
+pub(crate) fn position(children: &[String], own: &str) -> Position {
+    let Some(reference) = sequence(own) else { return Position::Missing };
+    let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
     let mut found = false;
     for name in children {
+        let Some(distance) = sequence(name).map(|number| behind(number, reference)) else {
+            if is_foreign(name) {
+                return Position::Unclear(name.clone());
+            }
+            continue;
+        };
         found |= name == own;
-        let Some(distance) = sequence(&name).map(|number| behind(number, reference)) else { continue };
         if distance >= 0 {
             continue;
         }
-        if first.as_ref().is_none_or(|(lowest, _)| distance < *lowest) {
-            first = Some((distance, name.clone()));
+        if first.is_none_or(|(lowest, _)| distance < lowest) {
+            first = Some((distance, name));
         }
-        if previous.as_ref().is_none_or(|(highest, _)| distance > *highest) {
+        if previous.is_none_or(|(highest, _)| distance > highest) {
             previous = Some((distance, name));
         }
     }
     match (found, first, previous) {
-        (false, ..) => Standing::Missing,
-        (true, Some((_, first)), Some((_, previous))) => Standing::Behind { first, previous },
-        (true, ..) => Standing::First,
+        (false, ..) => Position::Missing,
+        (true, Some((_, first)), Some((_, previous))) => {
+            Position::Behind { first: first.clone(), previous: previous.clone() }
+        }
+        (true, ..) => Position::First,
     }
 }
 
@@ -313,42 +333,57 @@ mod tests {
     }
 
     #[test]
-    fn only_places_of_locks_count() {
-        let places =
-            [at(A, 0), at(A, i32::MAX), at(A, i32::MIN), at(A, -1), format!("{A}0000000002147483648")];
-        for name in places {
+    fn the_nodes_of_all_locks_count_and_what_is_numbered_for_others_is_known() {
+        let nodes = [
+            at(A, 0),
+            at(A, i32::MAX),
+            at(A, i32::MIN),
+            at(A, -1),
+            format!("{A}0000000002147483648"),
+            "_c_0123456789abcdef0123456789abcdef-lock-0000000001".to_owned(),
+            "0123456789abcdef0123456789abcdef__lock__0000000001".to_owned(),
+            "x-lock--000000005".to_owned(),
+        ];
+        for name in nodes {
             assert!(sequence(&name).is_some(), "{name}");
         }
-        let foreign = [
+        let others = [
             "",
             "x",
-            "lock-0000000001",
             "_c_00000000-0000-0000-0000-00000000000a-lock-",
             "_c_00000000-0000-0000-0000-00000000000a-lock-12",
             "_c_00000000-0000-0000-0000-00000000000a-lock-000000000x",
+            "room_7",
+            "20261122",
+        ];
+        for name in others {
+            assert_eq!((sequence(name), is_foreign(name)), (None, false), "{name}");
+        }
+        let foreign = [
+            "lock-0000000001",
             "_c_00000000-0000-0000-0000-00000000000a-latch-0000000001",
             "_c_00000000-0000-0000-0000-00000000000a-__WRIT__0000000001",
-            "_c_0000000000-000-0000-0000-00000000000a-lock-0000000001",
-            "_c_0000000g-0000-0000-0000-00000000000a-lock-0000000001",
-            "0123456789abcdef0123456789abcdef__lock__0000000001",
-            "_c_ééééééééééééééééééé-lock-0000000001",
-            "x_c_00000000-0000-0000-0000-00000000000a-lock-0000000001",
+            "0123456789abcdef0123456789abcdef__rlock__0000000001",
+            "latch--000000001",
+            "é-2147483648",
         ];
         for name in foreign {
-            assert_eq!(sequence(name), None, "{name}");
+            assert_eq!((sequence(name), is_foreign(name)), (None, true), "{name}");
+            let position = position(&[at(A, 1), name.to_owned()], &at(A, 1));
+            assert_eq!(position, Position::Unclear(name.to_owned()));
         }
     }
 
     #[test]
     fn who_stands_first_has_the_lock_and_the_others_watch_the_one_before() {
-        let queue = || vec![at(C, 12), "foreign-0000000001".to_owned(), at(A, 3), at(B, 7)];
-        let behind = |previous: String| Standing::Behind { first: at(A, 3), previous };
-        assert_eq!(standing(queue(), &at(A, 3)), Standing::First);
-        assert_eq!(standing(queue(), &at(B, 7)), behind(at(A, 3)));
-        assert_eq!(standing(queue(), &at(C, 12)), behind(at(B, 7)));
-        assert_eq!(standing(queue(), &at(A, 13)), Standing::Missing);
-        assert_eq!(standing(Vec::new(), &at(A, 13)), Standing::Missing);
-        assert_eq!(in_order(queue()), [at(A, 3), at(B, 7), at(C, 12)]);
+        let queue = || vec![at(C, 12), "other".to_owned(), at(A, 3), at(B, 7)];
+        let behind = |previous: String| Position::Behind { first: at(A, 3), previous };
+        assert_eq!(position(&queue(), &at(A, 3)), Position::First);
+        assert_eq!(position(&queue(), &at(B, 7)), behind(at(A, 3)));
+        assert_eq!(position(&queue(), &at(C, 12)), behind(at(B, 7)));
+        assert_eq!(position(&queue(), &at(A, 13)), Position::Missing);
+        assert_eq!(position(&[], &at(A, 13)), Position::Missing);
+        assert_eq!(in_order(&queue()), [&at(A, 3), &at(B, 7), &at(C, 12)]);
     }
 
     #[test]
@@ -372,13 +407,13 @@ mod tests {
             let names = [at(A, run[0]), at(B, run[1]), at(C, run[2])];
             for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
                 let queue = || order.iter().map(|at| names[*at].clone()).collect::<Vec<_>>();
-                assert_eq!(in_order(queue()), names, "{run:?}");
-                assert_eq!(standing(queue(), &names[0]), Standing::First, "{run:?}");
+                assert_eq!(in_order(&queue()), names, "{run:?}");
+                assert_eq!(position(&queue(), &names[0]), Position::First, "{run:?}");
                 for place in [1, 2] {
                     let (first, previous) = (names[0].clone(), names[place - 1].clone());
                     assert_eq!(
-                        standing(queue(), &names[place]),
-                        Standing::Behind { first, previous },
+                        position(&queue(), &names[place]),
+                        Position::Behind { first, previous },
                         "{run:?}"
                     );
                 }

@@ -1,36 +1,53 @@
 //! One session with the servers, and what it keeps.
 //!
 //! A session is driven on dlock's own thread, so that a blocked or finished runtime of the user's does not let it expire. The
-//! local deadline of a lock counts from the last *proof of life*: the send of a request that went through the leader. A
-//! reply to a ping or to a read proves less, since a server that is cut off from the leader gives those too, while the
-//! leader lets the session expire.
+//! local deadline of a lock counts from the last [proof of life](proof): the send of a write that a majority has.
+
+mod attend;
+mod current;
+mod proof;
+mod requests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dlock_core::backend::Signal;
 use dlock_core::{Clock, Failure, Timestamp};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
-use zookeeper::{Client, Error, SessionState, StateWatcher};
+use zookeeper::{Client, Error, SessionState};
 
-use crate::error::of_read;
+pub(crate) use self::current::{Refusal, Sessions};
+use self::proof::ProofNode;
+pub(crate) use self::proof::make_directory;
+use self::requests::Requests;
+use crate::config::Config;
+use crate::error::{of_read, of_write};
+use crate::queue::lock;
 
 /// A share of the session timeout, for what has to happen several times within it.
 const BEATS: u32 = 10;
 /// Locks are looked at on the server this often within a session timeout.
 const LOOKS: u32 = 3;
+/// A lock that is held for longer than this is watched, so that a deletion of its node is known at once. Most are not, and
+/// need no watch.
+const WATCHED_AFTER: Duration = Duration::from_millis(20);
+
+/// An answer that is waited for by whoever has it, and not by the step that asked.
+pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A session that was opened. It is closed when the last share of it is dropped.
 pub(crate) struct Session {
     pub(crate) client: Client,
     /// What the server calls it.
     pub(crate) id: i64,
+    pub(crate) clock: Clock,
+    pub(crate) requests: Requests,
     timeout: Duration,
-    clock: Clock,
+    proof: ProofNode,
     kept: Mutex<Kept>,
     /// Held while signals are given, so that they are given in the order of their causes.
     telling: Mutex<()>,
@@ -40,18 +57,24 @@ pub(crate) struct Session {
 }
 
 /// The locks that the session keeps.
-#[derive(Default)]
 struct Kept {
     state: Connection,
     /// How often the connection was lost.
     losses: u64,
     locks: HashMap<u64, KeptLock>,
     next: u64,
+    /// How many wait for a lock.
+    waiting: usize,
+    /// The send of the last write that a majority has.
+    proof: Timestamp,
+    /// When the next proof is due.
+    beat_at: Timestamp,
+    /// When the session will be looked after next.
+    look_at: Timestamp,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
-    #[default]
     Up,
     Down,
     /// The session is over, for this reason.
@@ -63,6 +86,9 @@ struct KeptLock {
     signal: Signal,
     path: Arc<str>,
     czxid: i64,
+    entered: Timestamp,
+    /// Its node has a watch.
+    watched: bool,
     /// When it was last seen on the server.
     seen: Timestamp,
     /// The last proof of life that counted for it.
@@ -85,16 +111,37 @@ impl Drop for Entry {
     }
 }
 
+/// Keeps the session proving that it lives while somebody waits.
+pub(crate) struct Waiting(Arc<Session>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.kept().waiting -= 1;
+    }
+}
+
 impl Session {
-    /// Takes the client over and attends to it. Called on dlock's own runtime.
-    pub(crate) fn new(client: Client) -> Arc<Self> {
+    /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own runtime.
+    pub(crate) fn new(client: Client, opened: Timestamp, config: &Config) -> Arc<Self> {
         let (attended, over) = oneshot::channel();
         let wake = Arc::new(Notify::new());
+        let id = client.session_id().0;
         let session = Arc::new(Self {
-            id: client.session_id().0,
+            id,
             timeout: client.session_timeout(),
             clock: Clock::system(),
-            kept: Mutex::default(),
+            requests: Requests::new(),
+            proof: ProofNode::new(config, id),
+            kept: Mutex::new(Kept {
+                state: Connection::Up,
+                losses: 0,
+                locks: HashMap::new(),
+                next: 0,
+                waiting: 0,
+                proof: opened,
+                beat_at: Timestamp::NEVER,
+                look_at: Timestamp::NEVER,
+            }),
             telling: Mutex::default(),
             wake: Arc::clone(&wake),
             _attended: attended,
@@ -102,20 +149,21 @@ impl Session {
         });
         let states = session.client.state_watcher();
         session.note(session.client.state());
-        tokio::spawn(attend(Arc::downgrade(&session), states, wake, over));
+        tokio::spawn(attend::attend(Arc::downgrade(&session), states, wake, over));
         session
     }
 
     /// How long a lock counts as held after a proof of life.
     ///
-    /// The leader hears of a session from the server it is connected to, up to half a tick late; a session is at least two ticks
-    /// long. So the leader may count from up to a quarter of the timeout before the proof.
+    /// The servers let the session live for its whole timeout after they last heard of it. The third between is for what a
+    /// leader hears late of a session on another server, which is half a tick, a quarter of the timeout at the most, and for
+    /// clocks that run at unlike rates.
     pub(crate) fn trusted_for(&self) -> Duration {
         self.timeout * 2 / 3
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Why the session is over, if it is.
@@ -124,6 +172,12 @@ impl Session {
             return Some(cause);
         }
         cause_of_end(self.client.state())
+    }
+
+    /// How often the connection was lost; `None` while it is.
+    pub(crate) fn losses(&self) -> Option<u64> {
+        let kept = self.kept();
+        (kept.state == Connection::Up).then_some(kept.losses)
     }
 
     /// Waits until a request would be sent at once. The client library queues requests while it has no connection, and
@@ -148,6 +202,45 @@ impl Session {
         }
     }
 
+    /// Makes sure that proofs of life can be written, before a lock depends on them.
+    pub(crate) async fn provable(&self, until: Instant) -> Result<(), Failure> {
+        if self.proof.exists() {
+            return Ok(());
+        }
+        self.prove_life(until).await
+    }
+
+    /// The last proof of life, a new one when that is old already.
+    pub(crate) async fn fresh_proof(&self, until: Instant) -> Result<Timestamp, Failure> {
+        if self.clock.now().since(self.kept().proof) >= self.timeout / 4 {
+            self.prove_life(until).await?;
+        }
+        Ok(self.kept().proof)
+    }
+
+    async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
+        let sent = self.clock.now();
+        let path = self.proof.path();
+        match tokio::time::timeout_at(until, self.proof.write(&self.client)).await {
+            Ok(Ok(())) => {
+                self.note_proof(sent);
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                self.heed(&error);
+                // No lock depends on it yet, so that an unknown outcome is none.
+                Err(of_read(error, path))
+            }
+            Err(_) => Err(Failure::unavailable(format!("no answer in time to a write to {path:?}"))),
+        }
+    }
+
+    /// Notes that a write which was sent at `sent` was confirmed.
+    pub(crate) fn note_proof(&self, sent: Timestamp) {
+        let mut kept = self.kept();
+        kept.proof = kept.proof.max(sent);
+    }
+
     /// The names in `directory`, by way of the leader, so that they are no older than the call. `None` when it is missing.
     pub(crate) async fn list(&self, directory: &str, until: Instant) -> Result<Option<Vec<String>>, Failure> {
         // Sent together; the session keeps their order.
@@ -164,8 +257,28 @@ impl Session {
         .await
     }
 
-    /// Enters a lock that was granted, to be told of trouble.
-    /// Its first request was sent at `proof`.
+    /// Deletes a node that may be there.
+    pub(crate) async fn delete(&self, path: &Arc<str>, until: Instant) -> Result<(), Failure> {
+        match tokio::time::timeout_at(until, self.requests.delete(&self.client, path)).await {
+            Ok(Ok(()) | Err(Error::NoNode)) => Ok(()),
+            Ok(Err(error)) => Err(of_write(error, path)),
+            Err(_) => Err(Failure::unavailable(format!("no answer in time to the deletion of {path:?}"))),
+        }
+    }
+
+    /// Enters somebody who waits.
+    pub(crate) fn wait(self: &Arc<Self>) -> Waiting {
+        let mut kept = self.kept();
+        kept.waiting += 1;
+        let wakes = self.look_by(&mut kept, self.timeout / BEATS);
+        drop(kept);
+        if wakes {
+            self.wake.notify_one();
+        }
+        Waiting(Arc::clone(self))
+    }
+
+    /// Enters a lock that was granted, to be told of trouble. The last proof of life was `proof`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         signal: Signal,
@@ -173,20 +286,23 @@ impl Session {
         czxid: i64,
         proof: Timestamp,
     ) -> Entry {
-        let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let telling = lock(&self.telling);
+        let now = self.clock.now();
         let mut kept = self.kept();
         let (number, state) = (kept.next, kept.state);
         kept.next += 1;
-        let alone = kept.locks.is_empty();
         let lock = KeptLock {
             signal: signal.clone(),
             path,
             czxid,
-            seen: self.clock.now(),
+            entered: now,
+            watched: false,
+            seen: now,
             proof,
             suspect: state == Connection::Down,
         };
         kept.locks.insert(number, lock);
+        let wakes = self.look_by(&mut kept, WATCHED_AFTER);
         drop(kept);
         match state {
             Connection::Up => {}
@@ -194,10 +310,22 @@ impl Session {
             Connection::Ended(cause) => signal.lost(cause),
         }
         drop(telling);
-        if alone {
+        if wakes {
             self.wake.notify_one();
         }
         Entry { session: Arc::clone(self), number }
+    }
+
+    /// Has the session looked after within this time; whether it has to be woken for that.
+    fn look_by(&self, kept: &mut Kept, within: Duration) -> bool {
+        let now = self.clock.now();
+        if kept.beat_at == Timestamp::NEVER {
+            kept.beat_at = now + self.timeout / BEATS;
+        }
+        let at = now + within;
+        let wakes = kept.look_at > at;
+        kept.look_at = kept.look_at.min(at);
+        wakes
     }
 
     /// The node of the lock that has this fence.
@@ -215,7 +343,7 @@ impl Session {
     }
 
     fn change_to(&self, now: Connection) {
-        let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let telling = lock(&self.telling);
         let mut kept = self.kept();
         if matches!(kept.state, Connection::Ended(_)) {
             return;
@@ -239,93 +367,18 @@ impl Session {
         drop(telling);
     }
 
-    /// Asks the servers for a sign of life, and for the locks that were not seen for a while.
-    async fn beat(self: Arc<Self>) {
-        self.give_up().await;
-        let sent = self.clock.now();
-        let (losses, to_see) = {
-            let kept = self.kept();
-            let limit = self.timeout / LOOKS;
-            let due = |lock: &KeptLock| lock.suspect || sent.since(lock.seen) >= limit;
-            let to_see = kept.locks.iter().filter(|(_, lock)| due(lock));
-            (kept.losses, to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
-        };
-        // All are sent before the first answer is waited for.
-        let synced = self.client.sync("/");
-        let looks: Vec<_> = to_see
-            .into_iter()
-            .map(|(number, lock)| (self.client.check_stat(&lock.path), number, lock))
-            .collect();
-        if let Err(error) = synced.await {
-            return self.heed(&error);
-        }
-        self.prove(sent, losses, None);
-        for (look, number, lock) in looks {
-            match look.await {
-                Ok(stat) if stat.is_some_and(|stat| stat.czxid == lock.czxid) => {
-                    self.prove(sent, losses, Some(number));
-                }
-                Ok(_) => self.lose(number, "somebody deleted its node"),
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// A request sent at `sent` went through the leader: the locks are good for a while longer. One that is suspect is
-    /// not, unless it was `seen` itself.
-    fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
-        let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept = self.kept();
-        if kept.losses != losses || kept.state != Connection::Up {
-            return;
-        }
-        let mut signals = Vec::new();
-        match seen {
-            Some(number) => {
-                if let Some(lock) = kept.locks.get_mut(&number) {
-                    (lock.seen, lock.proof, lock.suspect) = (sent, sent, false);
-                    signals.push(lock.signal.clone());
-                }
-            }
-            None => {
-                for lock in kept.locks.values_mut().filter(|lock| !lock.suspect) {
-                    lock.proof = sent;
-                    signals.push(lock.signal.clone());
-                }
-            }
-        }
-        drop(kept);
-        for signal in signals {
-            signal.trust(sent);
-        }
-        drop(telling);
-    }
-
-    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are not
-    /// dropped yet: the session may well have survived.
-    async fn give_up(&self) {
-        let now = self.clock.now();
-        // A little before the engine's own limit, so that no lock is in between.
-        let limit = self.trusted_for() - (self.trusted_for() / 50).max(Duration::from_millis(3));
-        let late: Vec<_> = {
-            let kept = self.kept();
-            let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proof) >= limit);
-            late.map(|(number, lock)| (*number, Arc::clone(&lock.path))).collect()
-        };
-        for (number, path) in late {
-            self.lose(number, "no server confirmed it in time");
-            match self.client.delete(&path, None).await {
-                Ok(()) | Err(Error::NoNode) => drop(self.kept().locks.remove(&number)),
-                // The next beat tries again.
-                Err(error) => self.heed(&error),
-            }
-        }
-    }
-
     /// Ends the session when the client library has failed: nothing that is asked of it would be answered.
     pub(crate) fn heed(&self, error: &Error) {
         if let Error::UnexpectedError(_) = error {
             self.change_to(Connection::Ended("the client library failed"));
+        }
+    }
+
+    /// Somebody wants the lock.
+    fn release_requested(&self, number: u64) {
+        let signal = self.kept().locks.get(&number).map(|lock| lock.signal.clone());
+        if let Some(signal) = signal {
+            signal.release_requested();
         }
     }
 
@@ -334,10 +387,6 @@ impl Session {
         if let Some(signal) = signal {
             signal.lost(cause);
         }
-    }
-
-    fn keeps_nothing(&self) -> bool {
-        self.kept().locks.is_empty()
     }
 }
 
@@ -367,42 +416,5 @@ fn cause_of_end(state: SessionState) -> Option<&'static str> {
         SessionState::AuthFailed => Some("ZooKeeper refused the user or the password, and ended the session"),
         SessionState::Closed => Some("the session with ZooKeeper was closed"),
         _ => None,
-    }
-}
-
-enum Event {
-    State(SessionState),
-    Beat,
-}
-
-/// Follows the state of a session and keeps proving that it lives while it keeps a lock.
-async fn attend(
-    session: Weak<Session>,
-    mut states: StateWatcher,
-    wake: Arc<Notify>,
-    over: oneshot::Receiver<()>,
-) {
-    let mut over = pin!(over);
-    loop {
-        let Some(pause) = session.upgrade().map(|s| (!s.keeps_nothing()).then_some(s.timeout / BEATS)) else {
-            return;
-        };
-        let event = tokio::select! {
-            _ = &mut over => return,
-            state = states.changed() => Event::State(state),
-            () = tokio::time::sleep(pause.unwrap_or_default()), if pause.is_some() => Event::Beat,
-            () = wake.notified(), if pause.is_none() => continue,
-        };
-        let Some(session) = session.upgrade() else { return };
-        if let Event::State(state) = event {
-            session.note(state);
-        }
-        if session.ended().is_some() {
-            return;
-        }
-        // Without a connection the request would only queue up.
-        if session.client.state() == SessionState::SyncConnected && !session.keeps_nothing() {
-            tokio::spawn(session.beat());
-        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::fate::Fate;
-use super::{Controls, Direction, Flow, Loss, Message, Protocol, reset};
+use super::{Controls, Direction, Ending, Flow, Loss, Message, Protocol, reset};
 
 /// What travels in one direction.
 enum Piece {
@@ -57,7 +57,7 @@ pub(super) async fn run(
     let (back, arrive_back) = mpsc::unbounded_channel();
     let requests = Requests { protocol: protocol.clone(), pairing: &pairing, controls: &controls };
     let replies = Replies { protocol, pairing: &pairing, controls: &controls, silent: false };
-    let cut_short = {
+    let ending = {
         let passing = async {
             tokio::try_join!(
                 async {
@@ -73,15 +73,22 @@ pub(super) async fn run(
             )
         };
         tokio::select! {
-            ended = passing => ended.is_err(),
-            _ = cut.changed() => *controls.reset.borrow(),
+            ended = passing => if ended.is_err() { Ending::Reset } else { Ending::Close },
+            _ = cut.changed() => *controls.ending.borrow(),
         }
     };
-    if cut_short {
-        for side in [to_client, to_server] {
-            reset(side.as_ref());
-            // Dropping it would announce an orderly end first.
-            side.forget();
+    let reset = |side: OwnedWriteHalf| {
+        reset(side.as_ref());
+        // Dropping it would announce an orderly end first.
+        side.forget();
+    };
+    match ending {
+        Ending::Close => {}
+        Ending::Reset => [to_client, to_server].into_iter().for_each(reset),
+        Ending::Strand => {
+            reset(to_client);
+            drop(cut.changed().await);
+            reset(to_server);
         }
     }
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use dlock_core::ErrorKind;
 use dlock_testkit::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
 
-use crate::support::{error_of, fence, locks, places, soon, wait_for};
+use crate::support::{error_of, fence, locks, places, soon, until, wait_for};
 
-/// Long enough that a half of it is not the machine's noise.
-const SESSION: Duration = Duration::from_secs(4);
+/// Long enough that a quarter of it is not the machine's noise.
+const SESSION: Duration = Duration::from_secs(20);
 
 /// Takes the lock, lets somebody tamper with its node, and waits for the holder to notice.
 async fn is_noticed(tamper: impl Fn(Administrator, &str)) -> ZooKeeperServer {
@@ -18,8 +18,8 @@ async fn is_noticed(tamper: impl Fn(Administrator, &str)) -> ZooKeeperServer {
     tamper(server.admin(), &format!("/dlock/room/{}", places(server.admin(), "room")[0]));
     let started = Instant::now();
     soon("the loss", guard.lost()).await;
-    // By a look, and not by the end of the session.
-    assert!(started.elapsed() < SESSION * 6 / 10, "noticed after {:?}", started.elapsed());
+    // By the watch, and not by a look now and then.
+    assert!(started.elapsed() < SESSION / 4, "noticed after {:?}", started.elapsed());
     error_of(guard.check(), ErrorKind::Lost);
     error_of(guard.release().await, ErrorKind::NotHeld);
     server
@@ -39,7 +39,6 @@ async fn a_lock_whose_directory_is_deleted_with_it_is_lost_and_can_be_taken_agai
     let server = is_noticed(|admin, node| {
         admin.delete(node);
         admin.delete("/dlock/room");
-        admin.delete("/dlock");
     })
     .await;
     let locks = locks(&server, SESSION).await;
@@ -58,6 +57,25 @@ async fn a_node_whose_content_is_changed_stays_a_lock() {
         assert_eq!(holder.fence.map(|it| it.get()), Some(fence(&guard)));
         guard.check().unwrap();
     }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_holder_hears_of_curators_revoker() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, SESSION).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let node = format!("/dlock/room/{}", places(server.admin(), "room")[0]);
+    let held = guard.held();
+    // Every one of them, however it is mixed with others.
+    until("the watch", || server.admin().watches() == 1).await;
+    server.admin().set_data(&node, b"something else");
+    until("the next watch", || server.admin().watches() == 1).await;
+    assert!(!held.is_release_requested());
+    server.admin().set_data(&node, b"__REVOKE__");
+    soon("the request", held.release_requested()).await;
+    assert!(held.is_release_requested());
+    guard.check().unwrap();
     guard.release().await.unwrap();
 }
 

@@ -5,12 +5,11 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Wait};
 use dlock_testkit::proxy::{Arrivals, Direction, Flow};
 use dlock_testkit::servers::zookeeper::ZooKeeperServer;
-use dlock_zk::ZooKeeper;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, SHORT, error_of, fence, locks, locks_at, over, places, soon, until, until_clean,
-    until_in_line, wait_for,
+    LONG, Proxied, SHORT, builder, error_of, fence, lock_nodes, locks, locks_at, over, places, soon, until,
+    until_clean, until_in_line, wait_for,
 };
 
 #[tokio::test]
@@ -146,7 +145,7 @@ async fn acquires_that_gave_up_or_were_dropped_on_a_frozen_server_leave_nothing_
     server.resume();
     until("the clean-up", || locks.stats().background == 0).await;
     // By its own count: of all locks at once.
-    until("the nodes to go", || server.admin().figure("zk_ephemerals_count") == 0).await;
+    until("the nodes to go", || lock_nodes(server.admin()) == 0).await;
     locks.lock("dropped_7").acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -191,8 +190,7 @@ async fn another_server_of_the_list_is_used_when_one_does_not_answer() {
 async fn a_server_that_never_answers_is_unavailable() {
     let on = Proxied::start();
     on.proxy.black_hole();
-    let builder = ZooKeeper::builder(&format!("zk://{}", on.proxy.address())).with_session_timeout(SHORT);
-    let locks = over(builder.build().unwrap());
+    let locks = over(builder(&format!("zk://{}", on.proxy.address()), SHORT).build().unwrap());
     let error = error_of(locks.lock("room").with_wait(Wait::No).acquire().await, ErrorKind::Unavailable);
     assert!(error.is_retryable());
     on.proxy.mend();

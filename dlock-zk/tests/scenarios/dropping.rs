@@ -6,7 +6,7 @@ use dlock_core::{ErrorKind, Guard, Locks};
 use dlock_testkit::servers::zookeeper::ZooKeeperServer;
 use tokio::runtime::Runtime;
 
-use crate::support::{LONG, SHORT, error_of, locks, places, soon, until};
+use crate::support::{LONG, SHORT, error_of, lock_nodes, locks, places, soon, until};
 
 /// Locks and a guard that were made on a runtime which is still there.
 fn on_a_runtime(server: &ZooKeeperServer, session: Duration) -> (Runtime, Locks, Guard) {
@@ -70,9 +70,7 @@ fn an_acquire_whose_runtime_goes_away_leaves_nothing() {
     }
     runtime.shutdown_background();
     drop(guard);
-    wait_until("the clean-up", || {
-        locks.stats().held == 0 && server.admin().figure("zk_ephemerals_count") == 0
-    });
+    wait_until("the clean-up", || locks.stats().held == 0 && lock_nodes(server.admin()) == 0);
 }
 
 #[tokio::test]
@@ -97,9 +95,9 @@ async fn a_shutdown_gives_back_every_lock_and_closes_the_session() {
     for number in 0..100 {
         guards.push(locks.lock(format!("room_{number}")).acquire().await.unwrap());
     }
-    assert_eq!(server.admin().figure("zk_ephemerals_count"), 100);
+    assert_eq!(lock_nodes(server.admin()), 100);
     locks.shutdown(Duration::from_secs(10)).await.unwrap();
-    assert_eq!(server.admin().figure("zk_ephemerals_count"), 0);
+    assert_eq!(lock_nodes(server.admin()), 0);
     error_of(locks.lock("room").acquire().await, ErrorKind::Closed);
     drop(guards);
     until("the session to close", || server.admin().sessions().is_empty()).await;

@@ -1,10 +1,14 @@
 //! An ensemble that loses members.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use dlock_core::ErrorKind;
-use dlock_testkit::servers::zookeeper::ZooKeeperEnsemble;
+use dlock_testkit::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
+use dlock_zk::ZooKeeper;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, SHORT, before, error_of, fence, locks_at, places, soon, until, wait_for};
+use crate::support::{LONG, SHORT, before, error_of, fence, locks_at, over, places, soon, until, wait_for};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_leader_costs_neither_a_lock_nor_a_place_in_line() {
@@ -34,6 +38,27 @@ async fn a_killed_leader_costs_neither_a_lock_nor_a_place_in_line() {
         holder.release().await.unwrap();
         ensemble.server_mut(leader).restart().unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_deposed_and_still_answers_proves_nothing() {
+    // The least session that is allowed, and a leader that believes in its followers for ten times as long.
+    const TICK: Duration = Duration::from_millis(500);
+    let ensemble = ZooKeeperEnsemble::start_over_proxies(&ZooKeeperServer::options().tick(TICK)).unwrap();
+    let leader = ensemble.leader().unwrap();
+    let at = |address: SocketAddr| ZooKeeper::builder(&format!("zk://{address}"));
+    let ours = at(ensemble.addresses()[leader]).with_session_timeout(2 * TICK).with_tick_time(TICK);
+    let ours = over(ours.connect().await.unwrap());
+    let theirs = locks_at(&[ensemble.addresses()[(leader + 1) % 3]], LONG).await;
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    until("the waiter", || places(ensemble.admin(), "room").len() == 2).await;
+    guard.check().unwrap();
+    assert_eq!(ensemble.strand_leader(), leader);
+    let next = soon("the next holder", waiter).await.unwrap().unwrap();
+    error_of(guard.check(), ErrorKind::Lost);
+    next.check().unwrap();
+    next.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ mod support;
 mod administrators;
 mod cancelling;
 mod connections;
+mod crowds;
 mod dropping;
 mod ensemble;
 mod outcomes;

@@ -42,6 +42,7 @@ async fn a_node_whose_creation_was_not_confirmed_is_adopted() {
 async fn a_waiter_whose_creation_was_not_confirmed_keeps_its_place() {
     let on = Proxied::start();
     let (ours, theirs) = (on.locks(LONG).await, locks(&on.server, LONG).await);
+    ours.lock("room").acquire().await.unwrap().release().await.unwrap();
     let guard = theirs.lock("room").acquire().await.unwrap();
     on.proxy.lose_reply(1, "CREATE", Loss::Cut);
     let early = wait_for(&ours, "room");

@@ -1,38 +1,46 @@
 //! Long lines, and lines that change in unexpected ways.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use dlock_core::Guard;
+use dlock_core::{ErrorKind, Guard};
 use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, fence, locks, places, soon, until, until_in_line, wait_for};
+use crate::support::{LONG, error_of, fence, locks, places, soon, until, until_in_line, wait_for};
 
 /// A place of another library's client.
 const FOREIGN: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
 
 #[tokio::test]
-async fn a_release_wakes_one_waiter_of_two_hundred_and_each_watches_one_other() {
-    const WAITERS: usize = 200;
+async fn a_release_wakes_one_waiter_of_two_hundred_and_each_watches_one_other_and_itself() {
+    const CLIENTS: usize = 13;
+    const WAITERS: usize = CLIENTS * 16;
     let server = ZooKeeperServer::start().unwrap();
-    let locks = locks(&server, LONG).await;
-    let mut holder = locks.lock("room").acquire().await.unwrap();
+    let mut holder = locks(&server, LONG).await.lock("room").acquire().await.unwrap();
     let (tell, mut told) = mpsc::unbounded_channel::<Guard>();
-    for _ in 0..WAITERS {
-        let (lock, tell) = (locks.lock("room").with_wait(LONG), tell.clone());
-        tokio::spawn(async move { tell.send(lock.acquire().await.unwrap()) });
+    for _ in 0..CLIENTS {
+        let locks = locks(&server, LONG).await;
+        for _ in 0..16 {
+            let (lock, tell) = (locks.lock("room").with_wait(LONG), tell.clone());
+            tokio::spawn(async move { tell.send(lock.acquire().await.unwrap()) });
+        }
     }
     until_in_line(server.admin(), "room", WAITERS + 1).await;
     let line = places(server.admin(), "room");
-    for (turn, place) in line.iter().enumerate().skip(1) {
-        let node = server.admin().node(&format!("/dlock/room/{place}")).unwrap();
+    let nodes: Vec<_> =
+        line.iter().map(|place| server.admin().node(&format!("/dlock/room/{place}")).unwrap()).collect();
+    for (turn, node) in nodes.iter().enumerate().skip(1) {
         holder.release().await.unwrap();
         holder = soon("the next holder", told.recv()).await.unwrap();
         assert_eq!(Ok(fence(&holder)), u64::try_from(node.czxid), "turn {turn}");
         assert!(told.is_empty(), "one at a time");
-        let left = (WAITERS - turn) as u64;
-        assert_eq!(server.admin().watches(), left, "nobody else was woken, and nobody watches two");
+        // Each watches its own node and the one before it, and the holder its own after a while.
+        let watched: HashSet<_> =
+            (turn + 1..=WAITERS).flat_map(|n| [(nodes[n].session, n), (nodes[n].session, n - 1)]).collect();
+        let others = server.admin().watches() - watched.len() as u64;
+        assert!(others <= 1, "nobody else was woken, and nobody watches more");
     }
     holder.release().await.unwrap();
 }
@@ -45,7 +53,7 @@ async fn the_end_of_a_place_in_the_middle_grants_nothing() {
     for _ in 0..5 {
         let before = server.admin().create(FOREIGN, b"", NodeKind::PersistentSequential);
         let waiter = wait_for(&locks, "room");
-        until("the waiter's watch", || server.admin().watches() == 1).await;
+        until("the waiter's watches and the holder's", || server.admin().watches() == 3).await;
         server.admin().delete(&before);
         // It looks again, and watches the holder from now on.
         until_in_line(server.admin(), "room", 2).await;
@@ -73,6 +81,37 @@ async fn a_foreign_client_in_front_is_waited_for_and_behind_is_not() {
 }
 
 #[tokio::test]
+async fn the_nodes_of_other_libraries_are_waited_for() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    // As go-zookeeper and kazoo name theirs.
+    for name in ["_c_0123456789abcdef0123456789abcdef-lock-", "0123456789abcdef0123456789abcdef__lock__"] {
+        let front =
+            server.admin().create(&format!("/dlock/room/{name}"), b"", NodeKind::PersistentSequential);
+        assert!(locks.lock("room").try_acquire().await.unwrap().is_none(), "{name} has it");
+        let waiter = wait_for(&locks, "room");
+        until_in_line(server.admin(), "room", 2).await;
+        server.admin().delete(&front);
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_numbered_node_of_an_unknown_recipe_grants_nothing_and_is_named() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    let name = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__";
+    let writer = server.admin().create(name, b"", NodeKind::PersistentSequential);
+    let error = error_of(locks.lock("room").acquire().await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains(writer.rsplit('/').next().unwrap()), "{error}");
+    until("our node to go", || places(server.admin(), "room").len() == 1).await;
+    server.admin().delete(&writer);
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
 async fn directories_that_vanish_all_the_time_fail_no_acquire() {
     let server = ZooKeeperServer::options().container_check(Duration::from_millis(1)).start().unwrap();
     let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
@@ -95,7 +134,7 @@ async fn directories_that_vanish_all_the_time_fail_no_acquire() {
         }
     })
     .await;
-    until("the end of the directories", || server.admin().children("/dlock").is_empty()).await;
+    until("the end of the directories", || server.admin().children("/dlock") == ["%sessions"]).await;
 }
 
 #[tokio::test]
@@ -104,7 +143,8 @@ async fn waiters_of_one_key_do_not_delay_those_of_another() {
     let locks = locks(&server, LONG).await;
     let guard = locks.lock("busy").acquire().await.unwrap();
     let mut waiters: Vec<_> = (0..50).map(|_| wait_for(&locks, "busy")).collect();
-    until_in_line(server.admin(), "busy", 51).await;
+    // The holder's is one of them.
+    until_in_line(server.admin(), "busy", 16).await;
     for _ in 0..50 {
         locks.lock("idle").acquire().await.unwrap().release().await.unwrap();
     }

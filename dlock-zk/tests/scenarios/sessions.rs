@@ -43,24 +43,51 @@ async fn after_its_session_ended_a_client_opens_another_and_its_fences_grow() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_session_ends_fails_at_once_and_the_next_one_goes_on() {
+async fn a_waiter_whose_session_ends_goes_on_waiting_at_the_end_of_the_line() {
     let server = ZooKeeperServer::start().unwrap();
     let (first, second, third) =
         (locks(&server, LONG).await, locks(&server, LONG).await, locks(&server, LONG).await);
     let guard = first.lock("room").acquire().await.unwrap();
-    let dying = wait_for(&second, "room");
+    let early = wait_for(&second, "room");
     until_in_line(server.admin(), "room", 2).await;
-    let living = wait_for(&third, "room");
+    let late = wait_for(&third, "room");
     until_in_line(server.admin(), "room", 3).await;
-    let place = &places(server.admin(), "room")[1];
+    let place = places(server.admin(), "room")[1].clone();
     let session = server.admin().node(&format!("/dlock/room/{place}")).unwrap().session.unwrap();
     server.admin().expire(session);
-    // Not when the holder leaves, which it does not.
-    error_of(soon("the error", dying).await.unwrap(), ErrorKind::Lost);
+    until("the new place", || {
+        let line = places(server.admin(), "room");
+        line.len() == 3 && !line.contains(&place)
+    })
+    .await;
     guard.check().unwrap();
-    assert!(!living.is_finished());
     guard.release().await.unwrap();
-    soon("the lock", living).await.unwrap().unwrap().release().await.unwrap();
+    let guard = soon("the lock", late).await.unwrap().unwrap();
+    assert!(!early.is_finished(), "out of turn");
+    guard.release().await.unwrap();
+    soon("the lock", early).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_outlasts_servers_that_are_away_for_longer_than_its_session() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, SHORT).await, locks(&server, LONG).await);
+    let guard = theirs.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&ours, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    let place = places(server.admin(), "room")[1].clone();
+    server.kill();
+    // The session ends by the client's own clock.
+    tokio::time::sleep(SHORT * 2).await;
+    assert!(!waiter.is_finished());
+    server.restart().unwrap();
+    until("the new place", || {
+        let line = places(server.admin(), "room");
+        line.len() == 2 && !line.contains(&place)
+    })
+    .await;
+    drop(guard);
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

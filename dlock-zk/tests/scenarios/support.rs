@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock_core::{Error, ErrorKind, Guard, Locks, Wait};
 use dlock_testkit::proxy::{Jute, Proxy};
 use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
-use dlock_zk::ZooKeeper;
+use dlock_zk::{ZooKeeper, ZooKeeperBuilder};
 use tokio::task::JoinHandle;
 
 /// A session that no test waits for the end of.
@@ -22,8 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) async fn locks_at(addresses: &[SocketAddr], session: Duration) -> Locks {
     let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
     let url = format!("zk://{}", addresses.join(","));
-    let zookeeper = ZooKeeper::builder(&url).with_session_timeout(session).connect().await.unwrap();
-    over(zookeeper)
+    over(builder(&url, session).connect().await.unwrap())
+}
+
+/// For servers with the ticks of this test kit.
+pub(crate) fn builder(url: &str, session: Duration) -> ZooKeeperBuilder {
+    ZooKeeper::builder(url).with_session_timeout(session).with_tick_time(Duration::from_millis(100))
 }
 
 /// Locks that give up a request soon, so that what is made to fail fails soon.
@@ -75,9 +79,16 @@ pub(crate) fn places(admin: Administrator, key: &str) -> Vec<String> {
     places
 }
 
-/// Waits until so many stand in line for `key`, and each one but the first watches another.
+/// How many nodes of locks there are, of all keys, by the server's own count.
+pub(crate) fn lock_nodes(admin: Administrator) -> u64 {
+    let proofs = admin.children("/dlock/%sessions").len() as u64;
+    admin.figure("zk_ephemerals_count").saturating_sub(proofs)
+}
+
+/// Waits until so many stand in line for `key`, and each one but the first watches another and its own node. The server
+/// counts what two of one session watch once.
 pub(crate) async fn until_in_line(admin: Administrator, key: &str, count: usize) {
-    let all_watch = || places(admin, key).len() == count && admin.watches() == count as u64 - 1;
+    let all_watch = || places(admin, key).len() == count && (count == 1 || admin.watches() >= count as u64);
     until(&format!("a line of {count}"), all_watch).await;
 }
 

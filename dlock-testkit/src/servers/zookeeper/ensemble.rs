@@ -1,7 +1,9 @@
 //! Three servers of which one leads.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
+
+use crate::proxy::{Arrivals, Proxy};
 
 use super::{Administrator, EARLY_ANSWER, Ports, START, ServerError, ZooKeeperOptions, ZooKeeperServer};
 
@@ -11,6 +13,8 @@ const MEMBERS: u8 = 3;
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     servers: Vec<ZooKeeperServer>,
+    /// Before the ports that each member has for the others: as a leader, and for elections.
+    links: Vec<[Proxy; 2]>,
 }
 
 impl ZooKeeperEnsemble {
@@ -29,18 +33,61 @@ impl ZooKeeperEnsemble {
     ///
     /// When ZooKeeper is missing or does not start.
     pub fn start_with(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
-        let members: Vec<_> = (1..=MEMBERS)
-            .map(|id| (format!("server.{id}"), format!("127.0.0.1:{}:{}", Ports::free(), Ports::free())))
-            .collect();
+        Self::start_over(options, false)
+    }
+
+    /// With proxies between the members, so that [`strand_leader`](Self::strand_leader) works.
+    ///
+    /// # Errors
+    ///
+    /// When ZooKeeper is missing or does not start.
+    pub fn start_over_proxies(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
+        Self::start_over(options, true)
+    }
+
+    fn start_over(options: &ZooKeeperOptions, proxies: bool) -> Result<Self, ServerError> {
+        let ports: Vec<[u16; 2]> = (1..=MEMBERS).map(|_| [Ports::free(), Ports::free()]).collect();
+        let mut links = Vec::new();
+        for own in ports.iter().filter(|_| proxies) {
+            let link = |port| {
+                let started = Proxy::start((Ipv4Addr::LOCALHOST, port).into());
+                started.map_err(|error| ServerError::because("a proxy between members", &error))
+            };
+            links.push([link(own[0])?, link(own[1])?]);
+        }
         // In ticks: generous, since a loaded machine is no failure.
         let options = options.clone().setting("initLimit", "200").setting("syncLimit", "20");
-        let options = members.iter().fold(options, |options, (name, value)| options.setting(name, value));
-        let started = (1..=MEMBERS).map(|id| ZooKeeperServer::start_at_once(options.clone().member(id)));
-        let mut servers = started.collect::<Result<Vec<_>, _>>()?;
+        let mut servers = Vec::new();
+        for id in 1..=MEMBERS {
+            let members = (1..=MEMBERS).zip(&ports).fold(options.clone(), |options, (other, own)| {
+                let link = links.get(usize::from(other) - 1).filter(|_| other != id);
+                let [lead, elect] =
+                    link.map_or(*own, |link| [link[0].address().port(), link[1].address().port()]);
+                options.setting(&format!("server.{other}"), &format!("127.0.0.1:{lead}:{elect}"))
+            });
+            servers.push(ZooKeeperServer::start_at_once(members.member(id))?);
+        }
         for server in &mut servers {
             server.wait_until_ready(START)?;
         }
-        Ok(Self { servers })
+        Ok(Self { servers, links })
+    }
+
+    /// Parts the leader from the others, who learn of it at once and elect another one, while it believes in its followers for
+    /// twenty ticks and goes on answering what needs no majority. Returns which one it was.
+    ///
+    /// # Panics
+    ///
+    /// When nobody leads, or the ensemble was not started with [`start_over_proxies`](Self::start_over_proxies).
+    pub fn strand_leader(&self) -> usize {
+        let leader = self.leader().expect("a leader");
+        let [lead, elect] = &self.links[leader];
+        for link in [lead, elect] {
+            link.set_arrivals(Arrivals::Reset);
+        }
+        elect.cut();
+        lead.strand();
+        leader
     }
 
     /// The members.

@@ -1,23 +1,22 @@
-//! What a claim has on the server: its node in the queue, or what may become one.
+//! What a claim has on the servers: its node in the queue, or what may become one.
 //!
 //! Requests whose answers matter live in here and not in the future of a step, so that a step that is dropped midway loses
 //! nothing: the next one waits for the same answer.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Failure;
 use dlock_core::backend::Withdrawal;
+use dlock_core::{Failure, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
-use crate::names::{self, Standing};
-use crate::session::{Session, read};
+use crate::names::{self, Position};
+use crate::queue::{Queue, Turn};
+use crate::session::{Answer, Session, make_directory, read};
 
-type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Created = (Result<(Stat, CreateSequence), Error>, Result<Vec<String>, Error>);
 
 /// How often the directory is made anew when it vanishes between its making and the making of a node in it.
@@ -26,15 +25,15 @@ const DIRECTORIES: u32 = 8;
 /// For requests that others bound.
 const FOREVER: Duration = Duration::from_secs(3_600);
 
-/// A claim's place in a queue.
-pub(crate) struct Place {
+/// A claim's node in a queue.
+pub(crate) struct QueueNode {
     pub(crate) session: Arc<Session>,
-    directory: Arc<str>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) turn: Turn,
     /// What the node's name begins with.
     prefix: Arc<str>,
     node: Option<Node>,
-    /// A creation and a listing that were sent together.
-    creation: Option<Answer<Created>>,
+    creation: Option<Creation>,
     /// A node may exist whose name was never learned.
     in_doubt: bool,
     deletion: Option<Answer<Result<(), Error>>>,
@@ -42,18 +41,25 @@ pub(crate) struct Place {
     deleted_unseen: bool,
 }
 
+/// A creation and a listing that were sent together.
+struct Creation {
+    sent: Timestamp,
+    answer: Answer<Created>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) path: Arc<str>,
     pub(crate) czxid: i64,
-    name: String,
+    pub(crate) name: String,
 }
 
-impl Place {
-    pub(crate) fn new(session: Arc<Session>, directory: Arc<str>, prefix: Arc<str>) -> Self {
+impl QueueNode {
+    pub(crate) fn new(session: Arc<Session>, queue: Arc<Queue>, prefix: Arc<str>) -> Self {
         Self {
             session,
-            directory,
+            queue,
+            turn: Turn::default(),
             prefix,
             node: None,
             creation: None,
@@ -63,24 +69,27 @@ impl Place {
         }
     }
 
-    /// Goes over to another session. A node of the old one may still be there.
-    pub(crate) fn move_to(&mut self, session: Arc<Session>) {
+    /// Goes over to another session. A node of the old one may still be there. Whether there was one.
+    pub(crate) fn move_to(&mut self, session: Arc<Session>) -> bool {
+        let had_node = self.node.is_some();
         let in_doubt = self.in_doubt || self.creation.is_some();
+        let turn = std::mem::take(&mut self.turn);
         *self =
-            Self { in_doubt, ..Self::new(session, Arc::clone(&self.directory), Arc::clone(&self.prefix)) };
+            Self { in_doubt, turn, ..Self::new(session, Arc::clone(&self.queue), Arc::clone(&self.prefix)) };
+        had_node
     }
 
     pub(crate) fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// Whether the server certainly has nothing of it.
+    /// Whether the servers certainly have nothing of it.
     pub(crate) fn is_empty(&self) -> bool {
         self.node.is_none() && self.creation.is_none() && !self.in_doubt && self.deletion.is_none()
     }
 
     pub(crate) fn path_of(&self, name: &str) -> String {
-        format!("{}/{name}", self.directory)
+        format!("{}/{name}", self.queue.directory)
     }
 
     fn set_node(&mut self, name: String, stat: &Stat) {
@@ -88,13 +97,13 @@ impl Place {
         self.in_doubt = false;
     }
 
-    /// Takes a place if there is none yet, and says where it stands.
-    pub(crate) async fn stand(
+    /// Makes the node if there is none yet, and says where it stands.
+    pub(crate) async fn enqueue(
         &mut self,
         config: &Config,
         describe: impl Fn() -> String + Send,
         until: Instant,
-    ) -> Result<Standing, Failure> {
+    ) -> Result<Position, Failure> {
         if self.deletion.is_some() {
             // An earlier step left the queue already.
             self.deleted().await?;
@@ -106,30 +115,33 @@ impl Place {
             self.find(until).await?;
         }
         if self.node.is_none() {
-            let children = self.take(config, describe, until).await?;
-            let twins = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
-            if twins == 1 {
-                return Ok(self.among(children));
+            let children = self.create(config, describe, until).await?;
+            let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
+            if duplicates == 1 {
+                return Ok(self.position(&children));
             }
             // An earlier request under the same token was carried out too, or somebody deleted the node already.
             self.in_doubt = true;
             self.find(until).await?;
         }
-        let children = self.session.list(&self.directory, until).await?;
-        Ok(self.among(children.unwrap_or_default()))
+        let children = self.queue.list(&self.session, until).await?;
+        Ok(self.position(children.as_deref().unwrap_or_default()))
     }
 
-    fn among(&mut self, children: Vec<String>) -> Standing {
-        let Some(node) = &self.node else { return Standing::Missing };
-        let standing = names::standing(children, &node.name);
-        if standing == Standing::Missing {
-            self.node = None;
+    fn position(&mut self, children: &[String]) -> Position {
+        let Some(node) = &self.node else { return Position::Missing };
+        let position = names::position(children, &node.name);
+        match &position {
+            Position::Missing => self.node = None,
+            Position::First => self.queue.note_head(&node.name),
+            Position::Behind { first, .. } => self.queue.note_head(first),
+            Position::Unclear(_) => {}
         }
-        standing
+        position
     }
 
     /// Creates the node; returns what the directory contains then.
-    async fn take(
+    async fn create(
         &mut self,
         config: &Config,
         describe: impl Fn() -> String + Send,
@@ -141,45 +153,54 @@ impl Place {
                 none => {
                     // The first time the directory is taken to be there, then most likely only the last part is missing.
                     let with_directory = turn % 2 == 1;
-                    let (directory, prefix) = (&self.directory, &self.prefix);
-                    none.insert(send(&self.session, directory, prefix, config, describe(), with_directory))
+                    let (directory, prefix) = (&self.queue.directory, &self.prefix);
+                    let sent = self.session.clock.now();
+                    let answer = send(&self.session, directory, prefix, config, describe(), with_directory);
+                    none.insert(Creation { sent, answer })
                 }
             };
-            let (created, listed) = creation.await;
+            let ((created, listed), sent) = ((&mut creation.answer).await, creation.sent);
             self.creation = None;
             match created {
                 Ok((stat, sequence)) => {
+                    self.session.note_proof(sent);
                     self.set_node(format!("{}{sequence}", self.prefix), &stat);
-                    return read(&self.directory, until, async { listed })
+                    return read(&self.queue.directory, until, async { listed })
                         .await
                         .map(Option::unwrap_or_default);
                 }
                 Err(Error::NoNode) if turn % 2 == 0 => {}
-                Err(Error::NoNode) => make_directory(&self.session, &self.directory, config, until).await?,
+                Err(Error::NoNode) => {
+                    let directory = &self.queue.directory;
+                    let made = make_directory(&self.session.client, directory, &config.parent_acl);
+                    let made = tokio::time::timeout_at(until, made).await.unwrap_or(Err(Error::Timeout));
+                    // No lock is in an empty directory, so that an unknown outcome is none.
+                    made.map_err(|error| of_read(error, directory))?;
+                }
                 Err(error) => {
                     self.session.heed(&error);
                     self.in_doubt = !is_refusal(&error);
-                    return Err(of_write(error, &self.directory));
+                    return Err(of_write(error, &self.queue.directory));
                 }
             }
         }
-        Err(of_write(Error::NoNode, &self.directory))
+        Err(of_write(Error::NoNode, &self.queue.directory))
     }
 
     /// Finds out what became of a creation whose answer did not come. Adopts the oldest node that this session has, and
-    /// deletes the others: those of a session that ended go away when the server pleases.
+    /// deletes the others: those of a session that ended go when the server pleases.
     async fn find(&mut self, until: Instant) -> Result<(), Failure> {
-        let children = self.session.list(&self.directory, until).await?.unwrap_or_default();
-        let own = names::in_order(children).into_iter().filter(|name| name.starts_with(&*self.prefix));
+        let children = self.session.list(&self.queue.directory, until).await?.unwrap_or_default();
+        let own = names::in_order(&children).into_iter().filter(|name| name.starts_with(&*self.prefix));
         let mut adopted = None;
-        for name in own.collect::<Vec<_>>() {
-            let path = self.path_of(&name);
+        for name in own.map(str::to_owned).collect::<Vec<_>>() {
+            let path: Arc<str> = self.path_of(&name).into();
             let look = read(&path, until, self.session.client.check_stat(&path)).await?.flatten();
             let Some(stat) = look else { continue };
             if adopted.is_none() && stat.ephemeral_owner == self.session.id {
                 adopted = Some((name, stat));
             } else {
-                delete(&self.session, &path, until).await?;
+                self.session.delete(&path, until).await?;
             }
         }
         self.node = None;
@@ -193,31 +214,34 @@ impl Place {
     /// Sends the deletion of the node, ahead of whatever this session sends next.
     pub(crate) fn send_deletion(&mut self) {
         if let (Some(node), None) = (&self.node, &self.deletion) {
-            self.deletion = Some(Box::pin(self.session.client.delete(&node.path, None)));
+            self.deletion = Some(self.session.requests.delete(&self.session.client, &node.path));
         }
     }
 
     /// Leaves the queue.
     pub(crate) async fn leave(&mut self) -> Result<Withdrawal, Failure> {
+        let mut withdrawal = Withdrawal::ABSENT;
         if self.session.ended().is_some() {
-            // The server takes the nodes away.
+            // The servers take the nodes away.
             (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
-            return Ok(Withdrawal::ABSENT);
+            self.turn.left();
+            return Ok(withdrawal);
         }
-        let mut withdrawn = Withdrawal::ABSENT;
         loop {
             self.learn().await?;
             self.send_deletion();
             if self.deletion.is_none() {
-                return Ok(withdrawn);
+                break;
             }
             if self.deleted().await? {
-                withdrawn = Withdrawal::REMOVED;
+                withdrawal = Withdrawal::REMOVED;
             }
             if !self.in_doubt {
-                return Ok(withdrawn);
+                break;
             }
         }
+        self.turn.left();
+        Ok(withdrawal)
     }
 
     /// The outcome of the deletion: whether there was a node.
@@ -231,7 +255,7 @@ impl Place {
             Err(error) => {
                 self.session.heed(&error);
                 self.deleted_unseen |= !is_refusal(&error);
-                return Err(of_write(error, &self.directory));
+                return Err(of_write(error, &self.queue.directory));
             }
         };
         (self.node, self.deleted_unseen) = (None, false);
@@ -241,7 +265,7 @@ impl Place {
     /// Finds out the name of the node, if there is one.
     async fn learn(&mut self) -> Result<(), Failure> {
         if let Some(creation) = &mut self.creation {
-            let (created, _) = creation.await;
+            let (created, _) = (&mut creation.answer).await;
             self.creation = None;
             match created {
                 Ok((stat, sequence)) => self.set_node(format!("{}{sequence}", self.prefix), &stat),
@@ -259,14 +283,14 @@ impl Place {
 /// Sends a creation and a listing together; the session keeps their order. `with_directory`, that is created first.
 fn send(
     session: &Session,
-    directory: &str,
+    directory: &Arc<str>,
     prefix: &str,
     config: &Config,
     data: String,
     with_directory: bool,
 ) -> Answer<Created> {
     let client = session.client.clone();
-    let (directory, path) = (directory.to_owned(), format!("{directory}/{prefix}"));
+    let (directory, path) = (Arc::clone(directory), format!("{directory}/{prefix}"));
     let (acl, parent_acl) = (Arc::clone(&config.acl), Arc::clone(&config.parent_acl));
     Box::pin(async move {
         let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
@@ -277,33 +301,4 @@ fn send(
         let listed = client.list_children(&directory);
         (created.await, listed.await)
     })
-}
-
-async fn make_directory(
-    session: &Session,
-    directory: &str,
-    config: &Config,
-    until: Instant,
-) -> Result<(), Failure> {
-    let make = async |mode: CreateMode| {
-        let options = mode.with_acls(Acls::new(&config.parent_acl));
-        match tokio::time::timeout_at(until, session.client.mkdir(directory, &options)).await {
-            Ok(made) => made,
-            Err(_) => Err(Error::Timeout),
-        }
-    };
-    let made = match make(CreateMode::Container).await {
-        Err(Error::Unimplemented) => make(CreateMode::Persistent).await,
-        made => made,
-    };
-    // No lock is in an empty directory, so that an unknown outcome is none.
-    made.map_err(|error| of_read(error, directory))
-}
-
-async fn delete(session: &Session, path: &str, until: Instant) -> Result<(), Failure> {
-    match tokio::time::timeout_at(until, session.client.delete(path, None)).await {
-        Ok(Ok(()) | Err(Error::NoNode)) => Ok(()),
-        Ok(Err(error)) => Err(of_write(error, path)),
-        Err(_) => Err(Failure::unavailable(format!("no answer in time to the deletion of {path:?}"))),
-    }
 }

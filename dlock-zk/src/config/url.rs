@@ -16,11 +16,14 @@ pub(crate) struct Target {
     /// Addresses with their ports, separated by commas.
     pub(crate) servers: String,
     pub(crate) tls: bool,
-    /// User and password, separated by a colon.
-    pub(crate) credentials: Option<String>,
+    /// User and password.
+    pub(crate) credentials: Option<(String, String)>,
+    pub(crate) sasl: bool,
     pub(crate) chroot: Option<String>,
     pub(crate) base: Option<String>,
     pub(crate) session_timeout: Option<Duration>,
+    pub(crate) tick: Option<Duration>,
+    pub(crate) creates_chroot: bool,
     /// The path of a file.
     pub(crate) root_certificate: Option<String>,
 }
@@ -57,9 +60,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         None => (None, authority),
     };
     let credentials = match credentials.map(|text| text.split_once(':')) {
-        Some(Some((user, password))) if !user.is_empty() => {
-            Some(format!("{}:{}", decode(user)?, decode(password)?))
-        }
+        Some(Some((user, password))) if !user.is_empty() => Some((decode(user)?, decode(password)?)),
         Some(_) => return Err(invalid("before the @ stands a user and a password, separated by a colon")),
         None => None,
     };
@@ -73,25 +74,34 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         servers: servers.join(","),
         tls,
         credentials,
+        sasl: false,
         chroot,
         base: None,
         session_timeout: None,
+        tick: None,
+        creates_chroot: false,
         root_certificate: None,
     };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match name {
             "base" => target.base = Some(decode(value)?),
-            "session_timeout" => {
-                let length = duration(value).ok_or_else(|| {
-                    invalid("session_timeout is not a whole number of s or ms, such as 10s")
-                })?;
-                target.session_timeout = Some(length);
+            "session_timeout" => target.session_timeout = Some(duration(value)?),
+            "tick_time" => target.tick = Some(duration(value)?),
+            "create_chroot" if value == "true" => target.creates_chroot = true,
+            "create_chroot" => return Err(invalid("create_chroot is true, or left out")),
+            "sasl" if value != "digest-md5" => return Err(invalid("sasl is digest-md5, or left out")),
+            "sasl" if !cfg!(feature = "sasl") => {
+                return Err(Failure::invalid_config(
+                    "SASL needs the `sasl` feature of dlock-zk (`zk-sasl` of dlock), which is not compiled in",
+                ));
             }
+            "sasl" => target.sasl = true,
             "root_certificate" => target.root_certificate = Some(decode(value)?),
             _ => {
                 return Err(invalid(
-                    "the URL has an unknown parameter; known are base, session_timeout and root_certificate",
+                    "the URL has an unknown parameter; known are base, session_timeout, tick_time, create_chroot, sasl and \
+                     root_certificate",
                 ));
             }
         }
@@ -114,11 +124,12 @@ fn address(text: &str) -> Option<String> {
     (!host.is_empty() && host != "[]" && host.chars().all(fits)).then(|| format!("{host}:{port}"))
 }
 
-fn duration(text: &str) -> Option<Duration> {
-    match text.strip_suffix("ms") {
+fn duration(text: &str) -> Result<Duration, Failure> {
+    let length = match text.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),
-        None => text.strip_suffix('s')?.parse().ok().map(Duration::from_secs),
-    }
+        None => text.strip_suffix('s').and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
+    };
+    length.ok_or_else(|| invalid("a length of time is not a whole number of s or ms, such as 10s"))
 }
 
 fn decode(text: &str) -> Result<String, Failure> {
@@ -142,12 +153,15 @@ mod tests {
             parse("zk://shop:p%40s:s@a:2182,b,[::1]:7,[::2]/app/x?base=/locks&session_timeout=1500ms")
                 .unwrap();
         assert_eq!(target.servers, "a:2182,b:2181,[::1]:7,[::2]:2181");
-        assert_eq!(target.credentials.as_deref(), Some("shop:p@s:s"));
+        assert_eq!(target.credentials, Some(("shop".to_owned(), "p@s:s".to_owned())));
         assert_eq!(target.chroot.as_deref(), Some("/app/x"));
         assert_eq!(target.base.as_deref(), Some("/locks"));
         assert_eq!(target.session_timeout, Some(Duration::from_millis(1500)));
         let plain = parse("zk://h/").unwrap();
         assert_eq!((plain.servers.as_str(), plain.credentials, plain.chroot), ("h:2181", None, None));
+        let more = parse("zk://h/x?create_chroot=true&tick_time=100ms").unwrap();
+        assert_eq!((more.creates_chroot, more.tick), (true, Some(Duration::from_millis(100))));
+        assert!(!plain.creates_chroot);
         assert_eq!(parse("zk://h?session_timeout=4s").unwrap().session_timeout, Some(Duration::from_secs(4)));
     }
 
@@ -168,6 +182,9 @@ mod tests {
             "zk://[]:1",
             "zk://u:hunter2@h/?pasword=hunter2",
             "zk://u:hunter2@h/?session_timeout=10",
+            "zk://u:hunter2@h/?tick_time=1",
+            "zk://u:hunter2@h/x?create_chroot=yes",
+            "zk://u:hunter2@h/?sasl=gssapi",
             "zk://u:hunter2@h/#x",
             "zk://u:%ff@h",
         ] {

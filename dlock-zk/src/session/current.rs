@@ -1,22 +1,43 @@
 //! The current session of a backend: opened when it is needed, and again when it has ended.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use dlock_core::{ErrorKind, Failure, keeper};
+use dlock_core::{Clock, ErrorKind, Failure, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Session;
 use crate::config::Config;
 use crate::error::not_opened;
-use crate::session::Session;
+use crate::queue::{Queues, lock};
 
-type Opened = Option<Result<Arc<Session>, zookeeper::Error>>;
+/// How long a failure to open a session stands for all who ask.
+const FAILURE_STANDS: Duration = Duration::from_millis(100);
+
+/// Why no session was opened.
+#[derive(Clone, Debug)]
+pub(crate) enum Refusal {
+    Client(zookeeper::Error),
+    /// What was found does not fit the settings.
+    Settings(String),
+}
+
+impl From<zookeeper::Error> for Refusal {
+    fn from(error: zookeeper::Error) -> Self {
+        Self::Client(error)
+    }
+}
+
+type Opened = Option<Result<Arc<Session>, Refusal>>;
 
 /// The sessions of one backend, of which at most one is current.
 pub(crate) struct Sessions {
     config: Config,
     slot: Mutex<Slot>,
+    /// They outlive the sessions, so that nobody who waits in this process loses his place there.
+    pub(crate) queues: Queues,
 }
 
 enum Slot {
@@ -24,12 +45,14 @@ enum Slot {
     /// One is being opened; all who need it wait for the same.
     Opening(watch::Receiver<Opened>),
     Open(Arc<Session>),
+    /// None could be opened, at this time.
+    Failed(Refusal, Instant),
     Closed,
 }
 
 impl Sessions {
     pub(crate) fn new(config: Config) -> Arc<Self> {
-        Arc::new(Self { config, slot: Mutex::new(Slot::None) })
+        Arc::new(Self { config, slot: Mutex::new(Slot::None), queues: Queues::default() })
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -37,7 +60,7 @@ impl Sessions {
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slot)
     }
 
     /// The session, if one is open.
@@ -59,7 +82,7 @@ impl Sessions {
         match opened {
             Ok(Ok(opened)) => match opened.as_ref() {
                 Some(Ok(session)) => Ok(Arc::clone(session)),
-                Some(Err(error)) => Err(not_opened(error, servers)),
+                Some(Err(refusal)) => Err(not_opened(refusal, servers)),
                 None => Err(Failure::unavailable("no session was opened")),
             },
             Ok(Err(_)) => Err(Failure::unavailable(format!("{servers}: the session was not opened"))),
@@ -74,15 +97,24 @@ impl Sessions {
             Slot::Open(session) if session.ended().is_none() => return Ok(Ok(Arc::clone(session))),
             Slot::Opening(opening) => return Ok(Err(opening.clone())),
             Slot::Closed => return Err(Failure::new(ErrorKind::Closed, "the connection was closed")),
-            Slot::Open(_) | Slot::None => {}
+            // Many may ask, each again and again.
+            Slot::Failed(refusal, when) if when.elapsed() < FAILURE_STANDS => {
+                return Err(not_opened(refusal, &self.config.servers));
+            }
+            Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
         }
         let (tell, opening) = watch::channel(None);
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {
-            let opened = sessions.config.open().await.map(Session::new);
+            let sent = Clock::system().now();
+            let opened = sessions.config.open().await;
+            let opened = opened.map(|client| Session::new(client, sent, &sessions.config));
             let mut slot = sessions.slot();
             if !matches!(*slot, Slot::Closed) {
-                *slot = opened.as_ref().map_or(Slot::None, |session| Slot::Open(Arc::clone(session)));
+                *slot = match &opened {
+                    Ok(session) => Slot::Open(Arc::clone(session)),
+                    Err(refusal) => Slot::Failed(refusal.clone(), Instant::now()),
+                };
             }
             drop(slot);
             tell.send_replace(Some(opened));

@@ -1,0 +1,209 @@
+//! What this process knows of the queue of one key, shared by all its claims on it.
+//!
+//! At most [`NODES`] claims have a node on the servers at a time; the others wait in here, first come, first served. So a
+//! crowd of waiters in one process costs the servers no more than a few, and takes turns with other processes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Waker};
+
+use dlock_core::Failure;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use zookeeper::Error;
+
+use crate::session::{Answer, Session, read};
+
+/// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
+pub(crate) const NODES: usize = 16;
+
+/// How many keys are remembered before those that nobody needs any more are looked for.
+const FEW: usize = 64;
+
+/// The children of a directory; `None` when it is missing.
+pub(crate) type Children = Option<Arc<[String]>>;
+
+/// The queue of one key.
+pub(crate) struct Queue {
+    pub(crate) directory: Arc<str>,
+    slots: Arc<Semaphore>,
+    /// A node before which there is none, and never will be one.
+    head: Mutex<Option<Arc<str>>>,
+    /// How many listings were asked for so far.
+    asked: Mutex<u64>,
+    listing: tokio::sync::Mutex<Listing>,
+}
+
+#[derive(Default)]
+struct Listing {
+    /// It was sent after so many had asked.
+    covers: u64,
+    children: Children,
+    under_way: Option<(u64, Answer<Result<Vec<String>, Error>>)>,
+}
+
+impl Queue {
+    fn new(directory: Arc<str>) -> Self {
+        Self {
+            directory,
+            slots: Arc::new(Semaphore::new(NODES)),
+            head: Mutex::default(),
+            asked: Mutex::default(),
+            listing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Notes that no node stands before this one.
+    pub(crate) fn note_head(&self, name: &str) {
+        let mut head = lock(&self.head);
+        if head.as_deref() != Some(name) {
+            *head = Some(name.into());
+        }
+    }
+
+    /// Whether certainly no node stands before this one.
+    pub(crate) fn is_head(&self, name: &str) -> bool {
+        lock(&self.head).as_deref() == Some(name)
+    }
+
+    /// Lists the directory as it is after this call, by one request for all who ask at the same time. The answer may lack
+    /// what other sessions did; it has all that stood before a node of this session when that was made.
+    pub(crate) async fn list(&self, session: &Session, until: Instant) -> Result<Children, Failure> {
+        let mine = {
+            let mut asked = lock(&self.asked);
+            *asked += 1;
+            *asked
+        };
+        let list = async {
+            let mut listing = self.listing.lock().await;
+            while listing.covers < mine {
+                let Listing { under_way, .. } = &mut *listing;
+                // Whoever dropped it midway left it here, so that it is not asked twice.
+                let (covers, answer) = under_way.get_or_insert_with(|| {
+                    let answer = session.client.get_children(&self.directory);
+                    (*lock(&self.asked), Box::pin(async { answer.await.map(|(children, _)| children) }))
+                });
+                let (covers, answer) = (*covers, answer.await);
+                listing.under_way = None;
+                listing.children = match answer {
+                    Ok(children) => Some(children.into()),
+                    Err(Error::NoNode) => None,
+                    // The connection may have been lost before we asked.
+                    Err(_) if covers < mine => continue,
+                    Err(error) => return Err(error),
+                };
+                listing.covers = covers;
+            }
+            Ok(listing.children.clone())
+        };
+        read(&self.directory, until, list).await.map(Option::flatten)
+    }
+}
+
+/// The queues that somebody of this process is in.
+#[derive(Default)]
+pub(crate) struct Queues(Mutex<(HashMap<Arc<str>, Weak<Queue>>, usize)>);
+
+impl Queues {
+    pub(crate) fn of(&self, directory: Arc<str>) -> Arc<Queue> {
+        let mut guard = lock(&self.0);
+        let (queues, limit) = &mut *guard;
+        if let Some(queue) = queues.get(&directory).and_then(Weak::upgrade) {
+            return queue;
+        }
+        if queues.len() >= (*limit).max(FEW) {
+            queues.retain(|_, queue| queue.strong_count() > 0);
+            *limit = queues.len() * 2;
+        }
+        let queue = Arc::new(Queue::new(Arc::clone(&directory)));
+        queues.insert(directory, Arc::downgrade(&queue));
+        queue
+    }
+}
+
+/// The turn of a claim: to have a node, and to ask something of the servers.
+#[derive(Default)]
+pub(crate) struct Turn {
+    slot: Option<OwnedSemaphorePermit>,
+    request: Option<OwnedSemaphorePermit>,
+    waiting: Option<Answer<Taken>>,
+}
+
+struct Taken {
+    slot: Option<OwnedSemaphorePermit>,
+    request: Option<OwnedSemaphorePermit>,
+}
+
+impl Turn {
+    /// Takes the turn if it has come. The place among the others is taken by the first call, and is kept.
+    pub(crate) fn take(&mut self, queue: &Queue, session: &Session, needs_slot: bool) -> bool {
+        let has_slot = self.slot.is_some() || !needs_slot;
+        if has_slot && self.request.is_some() {
+            return true;
+        }
+        if let Some(waiting) = &mut self.waiting {
+            let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            return match polled {
+                std::task::Poll::Ready(taken) => self.has(taken),
+                std::task::Poll::Pending => false,
+            };
+        }
+        let requests = Arc::clone(&session.requests.ordinary);
+        let slot = match self.slot.take() {
+            None if needs_slot => match Arc::clone(&queue.slots).try_acquire_owned() {
+                Ok(slot) => Some(slot),
+                Err(_) => {
+                    let slots = Arc::clone(&queue.slots);
+                    self.waiting = Some(Box::pin(async move {
+                        let slot = slots.acquire_owned().await.ok();
+                        Taken { slot, request: requests.acquire_owned().await.ok() }
+                    }));
+                    // Joins the queue of those who wait.
+                    return self.take(queue, session, needs_slot);
+                }
+            },
+            slot => slot,
+        };
+        match Arc::clone(&requests).try_acquire_owned() {
+            Ok(request) => self.has(Taken { slot, request: Some(request) }),
+            Err(_) => {
+                self.waiting =
+                    Some(Box::pin(
+                        async move { Taken { slot, request: requests.acquire_owned().await.ok() } },
+                    ));
+                self.take(queue, session, needs_slot)
+            }
+        }
+    }
+
+    fn has(&mut self, taken: Taken) -> bool {
+        (self.slot, self.request, self.waiting) = (taken.slot, taken.request, None);
+        true
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Waits until the turn has come. Dropping it loses nothing.
+    pub(crate) async fn come(&mut self) {
+        if let Some(waiting) = &mut self.waiting {
+            let taken = waiting.await;
+            self.has(taken);
+        }
+    }
+
+    /// The claim asks for nothing more at the moment.
+    pub(crate) fn asked(&mut self) {
+        self.request = None;
+    }
+
+    /// The claim has no node any more.
+    pub(crate) fn left(&mut self) {
+        *self = Self::default();
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,230 @@
+//! What a session does while it keeps a lock or waits for one: it proves that it lives, and watches its nodes.
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dlock_core::Timestamp;
+use tokio::sync::{Notify, oneshot};
+use zookeeper::{Error, EventType, SessionState, StateWatcher};
+
+use super::{BEATS, Connection, KeptLock, LOOKS, Session, WATCHED_AFTER};
+use crate::queue::lock;
+
+/// What Curator's `Revoker` writes into the node of a lock that it wants.
+const REVOKE: &[u8] = b"__REVOKE__";
+
+/// Follows the state of a session and looks after it while it keeps a lock.
+pub(super) async fn attend(
+    session: Weak<Session>,
+    mut states: StateWatcher,
+    wake: Arc<Notify>,
+    over: oneshot::Receiver<()>,
+) {
+    let mut over = pin!(over);
+    loop {
+        let Some(pause) = session.upgrade().map(|session| session.next_look()) else { return };
+        let look = async {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = &mut over => return,
+            state = states.changed() => {
+                let Some(session) = session.upgrade() else { return };
+                session.note(state);
+                session.beat_soon();
+            }
+            () = look => {}
+            () = wake.notified() => continue,
+        }
+        let Some(session) = session.upgrade() else { return };
+        if session.ended().is_some() {
+            return;
+        }
+        session.watch_nodes();
+        // Without a connection the request would only queue up.
+        if session.takes_beat() && session.client.state() == SessionState::SyncConnected {
+            tokio::spawn(session.beat());
+        }
+    }
+}
+
+impl Session {
+    /// How long it needs no look. `None` while there is nothing to look after.
+    fn next_look(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let mut kept = self.kept();
+        if kept.locks.is_empty() && kept.waiting == 0 {
+            (kept.beat_at, kept.look_at) = (Timestamp::NEVER, Timestamp::NEVER);
+            return None;
+        }
+        let unwatched =
+            kept.locks.values().filter(|lock| !lock.watched).map(|lock| lock.entered + WATCHED_AFTER);
+        kept.look_at = unwatched.min().unwrap_or(Timestamp::NEVER).min(kept.beat_at);
+        Some(kept.look_at.since(now))
+    }
+
+    fn beat_soon(&self) {
+        self.kept().beat_at = self.clock.now();
+    }
+
+    /// Whether a proof of life is due; if so it is the caller's to give.
+    fn takes_beat(&self) -> bool {
+        let now = self.clock.now();
+        let mut kept = self.kept();
+        let due = kept.beat_at <= now && !(kept.locks.is_empty() && kept.waiting == 0);
+        if due {
+            kept.beat_at = now + self.timeout / BEATS;
+        }
+        due
+    }
+
+    /// Watches the nodes of locks that are held for a while already.
+    fn watch_nodes(self: &Arc<Self>) {
+        let now = self.clock.now();
+        let mut kept = self.kept();
+        if kept.state != Connection::Up {
+            // What is not watched yet is looked at first once the connection is back.
+            for lock in kept.locks.values_mut().filter(|lock| !lock.watched) {
+                lock.entered = now;
+            }
+            return;
+        }
+        for (number, lock) in &mut kept.locks {
+            if !lock.watched && now.since(lock.entered) >= WATCHED_AFTER {
+                lock.watched = true;
+                tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone()));
+            }
+        }
+    }
+
+    /// Proves that the session lives, and looks for the locks that were not seen for a while.
+    async fn beat(self: Arc<Self>) {
+        self.give_up().await;
+        let sent = self.clock.now();
+        let (losses, to_see) = {
+            let kept = self.kept();
+            let limit = self.timeout / LOOKS;
+            let due = |lock: &KeptLock| lock.suspect || sent.since(lock.seen) >= limit;
+            let to_see = kept.locks.iter().filter(|(_, lock)| due(lock));
+            (kept.losses, to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
+        };
+        if let Err(error) = self.proof.write(&self.client).await {
+            return self.heed(&error);
+        }
+        self.note_proof(sent);
+        self.prove(sent, losses, None);
+        // What the server says now is no older than the write. All are sent before the first answer is waited for.
+        let looks: Vec<_> = to_see
+            .into_iter()
+            .map(|(number, lock)| (self.client.check_stat(&lock.path), number, lock))
+            .collect();
+        for (look, number, lock) in looks {
+            match look.await {
+                Ok(stat) if stat.is_some_and(|stat| stat.czxid == lock.czxid) => {
+                    self.prove(sent, losses, Some(number));
+                }
+                Ok(_) => self.lose(number, DELETED),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// A write that was sent at `sent` is confirmed: the locks are good for a while longer. One that is suspect is not, unless
+    /// it was `seen` itself.
+    fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
+        let telling = lock(&self.telling);
+        let mut kept = self.kept();
+        if kept.losses != losses || kept.state != Connection::Up {
+            return;
+        }
+        let mut signals = Vec::new();
+        match seen {
+            Some(number) => {
+                if let Some(lock) = kept.locks.get_mut(&number) {
+                    (lock.seen, lock.proof, lock.suspect) = (sent, sent, false);
+                    signals.push(lock.signal.clone());
+                }
+            }
+            None => {
+                for lock in kept.locks.values_mut().filter(|lock| !lock.suspect) {
+                    lock.proof = lock.proof.max(sent);
+                    signals.push(lock.signal.clone());
+                }
+            }
+        }
+        drop(kept);
+        for signal in signals {
+            signal.trust(sent);
+        }
+        drop(telling);
+    }
+
+    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are not
+    /// dropped yet: the session may well have survived.
+    async fn give_up(&self) {
+        let now = self.clock.now();
+        // A little before the engine's own limit, so that no lock is in between.
+        let limit = self.trusted_for() - (self.trusted_for() / 50).max(Duration::from_millis(3));
+        let late: Vec<_> = {
+            let kept = self.kept();
+            let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proof) >= limit);
+            late.map(|(number, lock)| (*number, Arc::clone(&lock.path))).collect()
+        };
+        for (number, path) in late {
+            self.lose(number, "no server confirmed it in time");
+            match self.client.delete(&path, None).await {
+                Ok(()) | Err(Error::NoNode) => drop(self.kept().locks.remove(&number)),
+                // The next beat tries again.
+                Err(error) => self.heed(&error),
+            }
+        }
+    }
+}
+
+const DELETED: &str = "somebody deleted its node";
+
+/// Follows the node of a lock, until it or the session is gone.
+async fn watch(session: Weak<Session>, number: u64, lock: KeptLock) {
+    loop {
+        // A watch does not keep the session open.
+        let watched = {
+            let Some(session) = session.upgrade() else { return };
+            session.client.check_and_watch_stat(&lock.path).await
+        };
+        let watcher = match watched {
+            Ok((Some(stat), watcher)) if stat.czxid == lock.czxid => watcher,
+            Ok(_) => {
+                if let Some(session) = session.upgrade() {
+                    session.lose(number, DELETED);
+                }
+                return;
+            }
+            // The next look sets another.
+            Err(_) => {
+                let Some(session) = session.upgrade() else { return };
+                let now = session.clock.now();
+                if let Some(lock) = session.kept().locks.get_mut(&number) {
+                    (lock.watched, lock.entered) = (false, now);
+                }
+                return;
+            }
+        };
+        let event = watcher.changed().await;
+        let Some(session) = session.upgrade() else { return };
+        match event.event_type {
+            EventType::NodeDeleted => return session.lose(number, DELETED),
+            EventType::NodeDataChanged => {
+                let asked = session.client.get_data(&lock.path).await.is_ok_and(|(data, _)| data == REVOKE);
+                if asked {
+                    session.release_requested(number);
+                }
+            }
+            EventType::Session => return,
+            _ => {}
+        }
+    }
+}

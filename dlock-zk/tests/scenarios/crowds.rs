@@ -1,0 +1,96 @@
+//! Many at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dlock_core::Wait;
+use tokio::task::JoinSet;
+
+use crate::support::{LONG, Proxied, lock_nodes, places, soon, until, until_in_line, wait_for};
+
+/// How many nodes a process has in one queue at the most.
+const NODES: usize = 16;
+
+#[tokio::test]
+async fn a_crowd_of_one_process_has_few_nodes_and_gets_its_turn_in_order() {
+    const WAITERS: usize = 300;
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let other = locks.lock("other").acquire().await.unwrap();
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let served = Arc::new(AtomicUsize::new(0));
+    let mut waiters = JoinSet::new();
+    for number in 0..WAITERS {
+        let (lock, served) = (locks.lock("room").with_wait(Wait::Forever), Arc::clone(&served));
+        let mut acquire = Box::pin(async move { lock.acquire().await });
+        // In line from here on, in this order.
+        assert!(poll_once(&mut acquire).is_none());
+        waiters.spawn(async move {
+            let guard = acquire.await.unwrap();
+            let turn = served.fetch_add(1, Ordering::SeqCst);
+            guard.release().await.unwrap();
+            (number, turn)
+        });
+    }
+    until_in_line(on.server.admin(), "room", NODES).await;
+    guard.release().await.unwrap();
+    let turns = soon("everybody's turn", waiters.join_all()).await;
+    for (number, turn) in turns {
+        // Those who have nodes come in the order in which the servers made them, which is that of the requests.
+        assert_eq!(number, turn);
+    }
+    assert!(on.proxy.requests()["CREATE"] < 2 * WAITERS as u64);
+    other.check().unwrap();
+    assert_eq!(locks.stats().lost, 0);
+    until("the end of the line", || places(on.server.admin(), "room").is_empty()).await;
+}
+
+/// Polls once.
+fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::Pin::new(future).poll(&mut context) {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
+async fn acquires_that_are_dropped_before_their_turn_are_never_sent() {
+    const DROPPED: usize = 2_000;
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let other = locks.lock("other").acquire().await.unwrap();
+    let before = on.proxy.requests()["CREATE"];
+    let mut acquires = Vec::new();
+    for number in 0..DROPPED {
+        let lock = locks.lock(format!("room_{}", number % 500));
+        let mut acquire = Box::pin(async move { lock.acquire().await });
+        assert!(poll_once(&mut acquire).is_none());
+        acquires.push(acquire);
+    }
+    drop(acquires);
+    soon("a free lock", locks.lock("free").acquire()).await.unwrap().release().await.unwrap();
+    until("the clean-up", || locks.stats().background == 0).await;
+    until("the nodes to go", || lock_nodes(on.server.admin()) == 1).await;
+    // Each of those that were sent found its directory missing: a creation of that, and twice of the node.
+    let sent = on.proxy.requests()["CREATE"] - before;
+    assert!(sent < 500, "{sent} creations");
+    other.check().unwrap();
+}
+
+#[tokio::test]
+async fn waiters_at_rest_never_list_the_queue() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let waiters: Vec<_> = (0..100).map(|_| wait_for(&locks, "room")).collect();
+    until_in_line(on.server.admin(), "room", NODES).await;
+    let count = |name: &str| on.proxy.requests().get(name).copied().unwrap_or_default();
+    let (lists, looks) = (count("GETCHILDREN"), count("EXISTS"));
+    until("their own looks", || count("EXISTS") >= looks + NODES as u64).await;
+    assert_eq!(count("GETCHILDREN"), lists);
+    for waiter in waiters {
+        waiter.abort();
+    }
+    guard.release().await.unwrap();
+}
