@@ -42,6 +42,7 @@
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
 //! | `zk` | no | fair locks on ZooKeeper, in one line with Curator |
 //! | `zk-tls` | no | the same over TLS |
+//! | `zk-sasl` | no | logging in at ZooKeeper with SASL's DIGEST-MD5 |
 
 #![forbid(unsafe_code)]
 

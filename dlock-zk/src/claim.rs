@@ -170,7 +170,7 @@ impl ZooKeeperClaim {
                         return Ok(Attempt::Busy(busy));
                     }
                 }
-                Position::Missing => return Err(place_deleted()),
+                Position::Missing => return Err(self.deleted(until).await),
                 Position::Unclear(name) => {
                     let directory = &node.queue.directory;
                     return Err(Failure::invalid_config(format!(
@@ -203,7 +203,7 @@ impl ZooKeeperClaim {
         let (Some(wait), Some(node)) = (&mut self.wait, &self.node) else { return Ok(None) };
         match wait.own.now() {
             None => {}
-            Some(EventType::NodeDeleted) => return Err(place_deleted()),
+            Some(EventType::NodeDeleted) => return Err(self.deleted(until).await),
             // Somebody wrote to it: it is not watched any more.
             Some(_) => return Ok(None),
         }
@@ -226,6 +226,18 @@ impl ZooKeeperClaim {
                 let there = read(&path, until, look).await?.flatten();
                 Ok(there.map(|_| Attempt::Busy(Busy::default())))
             }
+        }
+    }
+
+    /// What it means that our own node is gone. Servers tell of that before they tell that the session has ended, which is no
+    /// reason to give up.
+    async fn deleted(&mut self, until: Instant) -> Failure {
+        let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else {
+            return place_deleted();
+        };
+        match session.prove_life(until).await {
+            Ok(()) => place_deleted(),
+            Err(failure) => failure,
         }
     }
 
@@ -281,7 +293,7 @@ impl ZooKeeperClaim {
                 busy.holder = who.map(|(data, stat)| Box::new(holder(&data, &stat)));
                 Ok(Some(busy))
             }
-            Looked::OwnGone => Err(place_deleted()),
+            Looked::OwnGone => Err(self.deleted(until).await),
             Looked::Gone => Ok(None),
         }
     }

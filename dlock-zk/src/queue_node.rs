@@ -132,10 +132,9 @@ impl QueueNode {
         let Some(node) = &self.node else { return Position::Missing };
         let position = names::position(children, &node.name);
         match &position {
-            Position::Missing => self.node = None,
             Position::First => self.queue.note_head(&node.name),
             Position::Behind { first, .. } => self.queue.note_head(first),
-            Position::Unclear(_) => {}
+            Position::Missing | Position::Unclear(_) => {}
         }
         position
     }

@@ -218,7 +218,8 @@ impl Session {
         Ok(self.kept().proof)
     }
 
-    async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
+    /// Writes. An error of the kind `Unavailable` when that was not confirmed, be it that the session is over.
+    pub(crate) async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
         let sent = self.clock.now();
         let path = self.proof.path();
         match tokio::time::timeout_at(until, self.proof.write(&self.client)).await {

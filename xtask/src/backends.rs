@@ -18,7 +18,7 @@ const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
 /// Features that are no backend.
 const OTHER_FEATURES: &[&str] =
-    &["default", "macros", "mysql-tls", "otel", "postgres-tls", "redis-tls", "zk-tls"];
+    &["default", "macros", "mysql-tls", "otel", "postgres-tls", "redis-tls", "zk-sasl", "zk-tls"];
 
 /// The backends that `dlock` has now.
 pub(crate) fn features() -> Result<Vec<String>> {

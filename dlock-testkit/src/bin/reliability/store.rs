@@ -96,7 +96,9 @@ impl Server {
     fn url_through(&self, address: SocketAddr, lease: Duration) -> String {
         match self {
             Self::Redis(server) => server.url_through(address),
-            Self::ZooKeeper(_) => format!("zk://{address}?session_timeout={}ms", lease.as_millis()),
+            Self::ZooKeeper(_) => {
+                format!("zk://{address}?tick_time=100ms&session_timeout={}ms", lease.as_millis())
+            }
             Self::Postgres(server) => format!("{}&migrate=true", server.url_through(address)),
             Self::Mysql(server) => format!("{}?migrate=true", server.url_through(address)),
         }

@@ -22,7 +22,9 @@ const COUNTERS: &str = "/counters";
 pub async fn locks(url: &str, lease: Duration) -> Result<(Locks, Locks)> {
     let wait = Duration::from_secs(120);
     if is_zookeeper(url) {
-        let backend = ZooKeeper::builder(url).with_session_timeout(lease).connect().await?;
+        // The ticks of the test kit's servers.
+        let backend = ZooKeeper::builder(url).with_tick_time(Duration::from_millis(100));
+        let backend = backend.with_session_timeout(lease).connect().await?;
         let locks = Locks::builder(backend).with_wait(wait).build()?;
         return Ok((locks.clone(), locks));
     }
