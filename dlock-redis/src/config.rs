@@ -17,9 +17,10 @@ use crate::url::{self, Topology};
 /// | min replicas | 0 | how many replicas have to acknowledge every grant and renewal |
 /// | replica timeout | 500 ms | how long to wait for them |
 /// | connect timeout | 1 s | how long one connection may take to open |
+/// | Redisson | where the prefix is empty | store locks as Redisson's `RLock`, under their names as they are |
 /// | Redisson fences | no | draw fences from Redisson's `redisson_lock_token:{key}`, to share locks with `RFencedLock` |
 ///
-/// Prefix and min replicas can also stand in the URL: `redis://host/?prefix=shop:&min_replicas=1`.
+/// Prefix, min replicas and Redisson can also stand in the URL: `redis://host/?prefix=shop:&min_replicas=1&redisson=true`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
 pub struct RedisBuilder {
@@ -28,6 +29,7 @@ pub struct RedisBuilder {
     min_replicas: Option<u32>,
     replica_timeout: Duration,
     connect_timeout: Duration,
+    redisson: Option<bool>,
     redisson_fences: bool,
     certificates: Certificates,
 }
@@ -40,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
     pub(crate) counters: Counters,
+    /// Locks are stored as Redisson stores them.
+    pub(crate) redisson: bool,
     pub(crate) cluster: bool,
     pub(crate) certificates: Certificates,
 }
@@ -74,6 +78,7 @@ impl RedisBuilder {
             min_replicas: None,
             replica_timeout: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(1),
+            redisson: None,
             redisson_fences: false,
             certificates: Certificates::default(),
         }
@@ -108,8 +113,17 @@ impl RedisBuilder {
         self
     }
 
+    /// Whether locks are stored in the form of Redisson's `RLock`, under their names as they are, so that services in Java
+    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own costs both
+    /// sides less. All clients of a lock need the same.
+    pub const fn with_redisson(mut self, on: bool) -> Self {
+        self.redisson = Some(on);
+        self
+    }
+
     /// Whether fences come from Redisson's own counters, one for each lock that ever was, which are never deleted.
-    /// Default no. For locks that are shared with Java services that use `RFencedLock`.
+    /// Default no. For locks that are shared with Java services that use `RFencedLock`; implies
+    /// [`with_redisson`](Self::with_redisson). Tokens of Java go on from the clock in microseconds then, at 1.8e15.
     pub const fn with_redisson_fences(mut self, on: bool) -> Self {
         self.redisson_fences = on;
         self
@@ -172,8 +186,18 @@ impl RedisBuilder {
         within("the connect timeout", self.connect_timeout, Duration::from_secs(60))?;
         let cluster = matches!(target.topology, Topology::Cluster(_));
         let count = self.min_replicas.or(target.min_replicas).unwrap_or(0);
+        let prefix = self.prefix.or_else(|| target.prefix.clone()).unwrap_or_else(|| "dlock:".to_owned());
+        let redisson = match self.redisson.or(target.redisson) {
+            Some(false) if self.redisson_fences => {
+                let message = "Redisson's fences need the form of its locks; leave out redisson=false";
+                return Err(Failure::invalid_config(message));
+            }
+            Some(redisson) => redisson,
+            None => prefix.is_empty() || self.redisson_fences,
+        };
         Ok(Config {
-            prefix: self.prefix.or_else(|| target.prefix.clone()).unwrap_or_else(|| "dlock:".to_owned()),
+            prefix,
+            redisson,
             replicas: (count > 0).then_some(Replicas { count, timeout: self.replica_timeout }),
             connect_timeout: self.connect_timeout,
             counters: match (self.redisson_fences, cluster) {

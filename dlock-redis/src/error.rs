@@ -46,6 +46,7 @@ const CODES: &[&str] = &[
     "ASK",
     "NOSCRIPT",
     "NOPROTO",
+    "FENCES",
 ];
 
 impl Fault {
@@ -126,6 +127,20 @@ pub(crate) fn refusal(text: &str) -> Failure {
             (ErrorKind::InvalidConfig, "the key holds data and no lock; use another key or prefix")
         }
         Some("OOM") => (ErrorKind::InvalidConfig, "the server's memory is used up; raise maxmemory"),
+        Some("FENCES") => (
+            ErrorKind::InvalidConfig,
+            "the counter of fences is years ahead of the server's clock; set it to the highest fence that was ever \
+             granted, or delete it",
+        ),
+        _ if text.contains("not an integer") || text.contains("would overflow") => (
+            ErrorKind::InvalidConfig,
+            "the counter of fences holds no number that can be counted on from; set it to the highest fence that was \
+             ever granted, or delete it",
+        ),
+        _ if text.contains("non deterministic commands") => (
+            ErrorKind::InvalidConfig,
+            "the server replicates scripts by their text; set lua-replicate-commands to yes, its default",
+        ),
         Some("CROSSSLOT") => (
             ErrorKind::InvalidConfig,
             "lock and fence lie in two hash slots; use redis+cluster:// for a cluster",
@@ -214,6 +229,12 @@ mod tests {
             "MOVED 12182 127.0.0.1:7002",
             "ASK 12182 127.0.0.1:7002",
             "ERR DB index is out of range",
+            "FENCES dlock:fence:{0}",
+            "ERR value is not an integer or out of range",
+            "ERR increment or decrement would overflow",
+            "ERR Error running script (call to f_1): @user_script:52: @user_script: 52: Write commands not allowed after \
+             non deterministic commands. Call redis.replicate_commands() at the start of your script in order to switch \
+             to single commands replication mode.",
         ] {
             assert_eq!(kind(text), ErrorKind::InvalidConfig, "{text}");
         }

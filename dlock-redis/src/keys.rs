@@ -4,12 +4,14 @@
 //! |---|---|
 //! | lock | prefix, then the key |
 //! | counter of fences | prefix, then `fence:{tag}`; one for a server, one for each hash slot of a cluster |
-//! | channel | `redisson_lock__channel:{lock}` |
+//! | channel | the name of the lock; `redisson_lock__channel:{lock}` where locks are shared with Redisson |
 //!
-//! A key with a brace could choose its hash slot and tear lock and channel apart. Such a key, and one that begins with
-//! the mark of encoded keys, is stored as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no
-//! two keys share a name, and only a prefix can name a slot.
+//! A key with a brace could choose its hash slot. Such a key, and one that begins with the mark of encoded keys, is stored
+//! as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no two keys share a name, and only a
+//! prefix can name a slot. Where locks are shared with Redisson, keys are stored as they are, and their braces mean what
+//! they mean to Redis.
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
 use dlock_core::{Failure, Key};
@@ -21,13 +23,16 @@ const MAX_PREFIX: usize = 128;
 /// The names of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    pub(crate) lock: String,
+    pub(crate) lock: Arc<str>,
     pub(crate) counter: Arc<str>,
     /// Whether the counter is this lock's alone.
     pub(crate) own_counter: bool,
-    pub(crate) channel: String,
     /// The hash slot, where the servers form a cluster.
     pub(crate) slot: u16,
+    /// Differs for most names.
+    pub(crate) hash: u16,
+    /// Lock and counter would lie in two slots, and so would what Redisson adds to the name.
+    pub(crate) torn: bool,
 }
 
 /// Which counter a fence comes from.
@@ -47,12 +52,14 @@ pub(crate) struct Namer {
     prefix: String,
     counters: Counters,
     cluster: bool,
+    /// Keys are stored as they are.
+    raw: bool,
     server_counter: Arc<str>,
 }
 
 impl Namer {
     /// Checks the prefix.
-    pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool) -> Result<Self, Failure> {
+    pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool, raw: bool) -> Result<Self, Failure> {
         let refuse = |what: &str| Err(Failure::invalid_config(format!("the prefix {prefix:?} {what}")));
         if prefix.len() > MAX_PREFIX {
             return refuse("is longer than 128 bytes");
@@ -73,14 +80,19 @@ impl Namer {
             prefix: prefix.to_owned(),
             counters,
             cluster,
+            raw,
             server_counter: format!("{}fence:{{0}}", counter_prefix(prefix)).into(),
         })
     }
 
     /// The key of a lock with this name; `None` when no lock is called so.
     pub(crate) fn key_of(&self, lock: &str) -> Option<Key> {
-        let key = Key::new(decode(lock.strip_prefix(&self.prefix)?)?).ok()?;
-        (lock == [&self.prefix, &*encode(key.as_str())].concat()).then_some(key)
+        let stored = lock.strip_prefix(&self.prefix)?;
+        if self.raw {
+            return Key::new(stored).ok();
+        }
+        let key = Key::new(decode(stored)?).ok()?;
+        (stored == encode(key.as_str())).then_some(key)
     }
 
     /// The pattern of `SCAN` that all names of locks match.
@@ -97,9 +109,14 @@ impl Namer {
     }
 
     pub(crate) fn names(&self, key: &Key) -> Names {
-        let lock = format!("{}{}", self.prefix, encode(key.as_str()));
-        let channel = suffixed("redisson_lock__channel", &lock);
-        let slot = if self.cluster { slot_of(&lock) } else { 0 };
+        let key = if self.raw { Cow::Borrowed(key.as_str()) } else { encode(key.as_str()) };
+        let none = self.prefix.is_empty();
+        self.named(if none { (*key).into() } else { [&self.prefix, &*key].concat().into() })
+    }
+
+    fn named(&self, lock: Arc<str>) -> Names {
+        let hash = slot_of(&lock);
+        let slot = if self.cluster { hash } else { 0 };
         let counter = match self.counters {
             Counters::Server => Arc::clone(&self.server_counter),
             Counters::Slot => {
@@ -107,7 +124,14 @@ impl Namer {
             }
             Counters::Lock => suffixed("redisson_lock_token", &lock).into(),
         };
-        Names { lock, counter, own_counter: self.counters == Counters::Lock, channel, slot }
+        let torn = self.cluster && self.raw && slot_of(&suffixed("redisson_lock__channel", &lock)) != slot;
+        Names { lock, counter, own_counter: self.counters == Counters::Lock, slot, hash, torn }
+    }
+
+    /// The names of a lock that nobody can ask for, to try rights with.
+    pub(crate) fn probe(&self) -> Names {
+        // Encoded for no reason, so that no key of ours is stored like this.
+        self.named([&self.prefix, "%probe"].concat().into())
     }
 }
 
@@ -120,7 +144,7 @@ fn counter_prefix(prefix: &str) -> String {
 }
 
 /// Redisson's rule for the names that belong to a lock.
-fn suffixed(kind: &str, lock: &str) -> String {
+pub(crate) fn suffixed(kind: &str, lock: &str) -> String {
     if lock.contains('{') { format!("{kind}:{lock}") } else { format!("{kind}:{{{lock}}}") }
 }
 
@@ -129,7 +153,7 @@ pub(crate) fn suffixed_with(name: &str, kind: &str) -> String {
     if name.contains('{') { format!("{name}:{kind}") } else { format!("{{{name}}}:{kind}") }
 }
 
-fn encode(key: &str) -> std::borrow::Cow<'_, str> {
+fn encode(key: &str) -> Cow<'_, str> {
     if !key.starts_with(MARK) && !key.contains(['{', '}']) {
         return key.into();
     }
@@ -146,7 +170,7 @@ fn encode(key: &str) -> std::borrow::Cow<'_, str> {
     encoded.into()
 }
 
-fn decode(stored: &str) -> Option<std::borrow::Cow<'_, str>> {
+fn decode(stored: &str) -> Option<Cow<'_, str>> {
     let Some(encoded) = stored.strip_prefix(MARK) else { return Some(stored.into()) };
     let mut key = String::with_capacity(encoded.len());
     let mut parts = encoded.split(MARK);
@@ -176,12 +200,25 @@ pub(crate) fn slot_of(name: &str) -> u16 {
 
 /// CRC-16/XMODEM.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
-        })
-    })
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRC[usize::from((crc >> 8) as u8 ^ byte)])
 }
+
+/// The remainders of all bytes.
+const CRC: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
 
 /// For each slot the least number whose text lies in it: the same in every client.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
@@ -207,7 +244,7 @@ mod tests {
     use super::*;
 
     fn names(prefix: &str, counters: Counters, key: &str) -> Names {
-        Namer::new(prefix, counters, true).unwrap().names(&Key::new(key).unwrap())
+        Namer::new(prefix, counters, true, false).unwrap().names(&Key::new(key).unwrap())
     }
 
     #[test]
@@ -221,7 +258,7 @@ mod tests {
     #[test]
     fn the_key_of_a_name_is_found_again_and_nothing_else_is_one() {
         for prefix in ["", "dlock:", "{locks}:"] {
-            let namer = Namer::new(prefix, Counters::Slot, true).unwrap();
+            let namer = Namer::new(prefix, Counters::Slot, true, false).unwrap();
             for text in ["room_7", "a{b}c", "%", "%%", "%7B", "{", "}%25{", "Zürich 🔒", " "] {
                 let key = Key::new(text).unwrap();
                 assert_eq!(namer.key_of(&namer.names(&key).lock), Some(key), "{prefix:?} {text:?}");
@@ -231,12 +268,12 @@ mod tests {
                 assert_eq!(namer.key_of(&format!("{prefix}{text}")), None, "{prefix:?} {text:?}");
             }
         }
-        assert_eq!(Namer::new("dlock:", Counters::Server, false).unwrap().key_of("other:a"), None);
+        assert_eq!(Namer::new("dlock:", Counters::Server, false, false).unwrap().key_of("other:a"), None);
     }
 
     #[test]
     fn the_pattern_takes_the_prefix_by_the_letter() {
-        let pattern = |prefix| Namer::new(prefix, Counters::Server, false).unwrap().pattern();
+        let pattern = |prefix| Namer::new(prefix, Counters::Server, false, false).unwrap().pattern();
         assert_eq!(pattern("dlock:"), "dlock:*");
         assert_eq!(pattern(""), "*");
         assert_eq!(pattern("a*b?[c]^\\:"), "a\\*b\\?\\[c\\]\\^\\\\:*");
@@ -245,8 +282,8 @@ mod tests {
     #[test]
     fn plain_keys_are_stored_as_they_are() {
         let names = names("", Counters::Server, "room_7");
-        assert_eq!(names.lock, "room_7");
-        assert_eq!(names.channel, "redisson_lock__channel:{room_7}");
+        assert_eq!(&*names.lock, "room_7");
+        assert_eq!(suffixed("redisson_lock__channel", &names.lock), "redisson_lock__channel:{room_7}");
         assert_eq!(&*names.counter, "dlock:fence:{0}");
     }
 
@@ -273,7 +310,7 @@ mod tests {
         ];
         for counters in [Counters::Server, Counters::Slot, Counters::Lock] {
             let all: Vec<Names> = keys.iter().map(|key| names("dlock:", counters, key)).collect();
-            let locks: HashSet<&str> = all.iter().map(|names| names.lock.as_str()).collect();
+            let locks: HashSet<&str> = all.iter().map(|names| &*names.lock).collect();
             assert_eq!(locks.len(), keys.len());
             assert!(all.iter().all(|names| !locks.contains(&*names.counter)));
         }
@@ -287,7 +324,7 @@ mod tests {
                     let names = names(prefix, counters, key);
                     assert_eq!(slot_of(&names.lock), names.slot, "{prefix} {key}");
                     assert_eq!(slot_of(&names.counter), names.slot, "{prefix} {key} {}", names.counter);
-                    assert_eq!(slot_of(&names.channel), names.slot, "{prefix} {key} {}", names.channel);
+                    assert!(!names.torn);
                 }
             }
         }
@@ -296,6 +333,30 @@ mod tests {
             names("", Counters::Slot, "{x}b").slot,
             "a tag in the key would have put both into one slot"
         );
+    }
+
+    #[test]
+    fn names_that_are_shared_with_redisson_are_as_they_are_and_torn_where_its_own_would_be() {
+        let namer = Namer::new("", Counters::Slot, true, true).unwrap();
+        let names = |key: &str| namer.names(&Key::new(key).unwrap());
+        for key in ["order:{42}", "%7B", "%", "room_7"] {
+            let names = names(key);
+            assert_eq!((&*names.lock, names.torn), (key, false));
+            assert_eq!(slot_of(&names.counter), slot_of(key));
+            assert_eq!(namer.key_of(key), Some(Key::new(key).unwrap()));
+        }
+        assert_eq!(names("order:{42}").slot, names("item:{42}").slot, "a hash tag names the slot");
+        assert!(names("a}b{").torn && names("{}x").torn);
+        let alone = Namer::new("", Counters::Server, false, true).unwrap();
+        assert!(!alone.names(&Key::new("a}b{").unwrap()).torn, "one server has no slots");
+    }
+
+    #[test]
+    fn no_key_has_the_name_of_the_probe() {
+        let namer = Namer::new("dlock:", Counters::Slot, true, false).unwrap();
+        let probe = namer.probe();
+        assert_eq!(namer.key_of(&probe.lock), None);
+        assert_eq!(slot_of(&probe.counter), probe.slot);
     }
 
     #[test]
@@ -309,8 +370,8 @@ mod tests {
     #[test]
     fn odd_prefixes_are_refused() {
         for prefix in ["{", "}", "{}", "a{b", "}{", "{a}{b}", "{{a}}", "a\n", "a\0"] {
-            assert!(Namer::new(prefix, Counters::Slot, true).is_err(), "{prefix:?}");
+            assert!(Namer::new(prefix, Counters::Slot, true, false).is_err(), "{prefix:?}");
         }
-        assert!(Namer::new(&"x".repeat(129), Counters::Server, false).is_err());
+        assert!(Namer::new(&"x".repeat(129), Counters::Server, false, false).is_err());
     }
 }

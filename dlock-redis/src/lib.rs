@@ -1,19 +1,21 @@
 //! Redis as a backend of dlock.
 //!
-//! [`Redis`] keeps each lock as a hash with a time to live, in the form of Redisson's `RLock`, so that services in Java
-//! and in Rust can exclude and wake each other. See `docs/backends/redis.md` for what it guarantees, and when not.
+//! [`Redis`] keeps each lock as one key with a time to live: in a form of its own, or in that of Redisson's `RLock`, so that
+//! services in Java and in Rust exclude and wake each other. See `docs/backends/redis.md` for what it guarantees, and when not.
 
 #![forbid(unsafe_code)]
 
 mod administration;
 mod backend;
 mod claim;
+mod client;
 mod config;
-mod connection;
 mod error;
 mod fenced;
+mod format;
 mod keys;
-mod scripts;
+mod request;
+mod servers;
 mod subscription;
 mod url;
 

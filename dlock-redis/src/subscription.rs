@@ -4,6 +4,7 @@
 //! it breaks. Waiters are told of each message, and of whatever may have hidden one: when their channel was subscribed
 //! (the lock may have been released just before), and when the connection broke.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +18,8 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::connection::{Opened, Servers};
 use crate::error::{Fault, refusal};
+use crate::servers::{Opened, Servers};
 
 /// A channel is left this long after its last waiter went: on a lock that is wanted all the time the next comes soon.
 const LINGER: Duration = Duration::from_millis(50);
@@ -70,8 +71,12 @@ impl Hub {
     pub(crate) fn new(servers: &Arc<Servers>) -> Self {
         let channels = Arc::new(Channels::default());
         let (orders, inbox) = mpsc::unbounded_channel();
-        let session =
-            Session { servers: Arc::clone(servers), channels: Arc::clone(&channels), orders: inbox };
+        let session = Session {
+            servers: Arc::clone(servers),
+            channels: Arc::clone(&channels),
+            orders: inbox,
+            said: false,
+        };
         Self { channels, orders, start: Mutex::new(Some(session)) }
     }
 
@@ -97,12 +102,12 @@ impl Hub {
     }
 
     /// Listens to a channel that is listened to already. Who does so before it asks for the lock misses no release.
-    pub(crate) fn join(&self, channel: &str) -> Option<Listener> {
+    pub(crate) fn join<'a>(&self, channel: impl FnOnce() -> Cow<'a, str>) -> Option<Listener> {
         if !self.channels.any.load(Ordering::Acquire) {
             return None;
         }
         let by_name = lock(&self.channels.by_name);
-        let (name, news) = by_name.get_key_value(channel)?;
+        let (name, news) = by_name.get_key_value(&*channel())?;
         Some(Listener { channel: Arc::clone(name), news: news.subscribe(), orders: self.orders.clone() })
     }
 
@@ -131,7 +136,8 @@ impl Listener {
             std::future::pending::<()>().await;
         }
         match &self.news.borrow().denied {
-            Some(text) => Err(refusal(text)),
+            // Whoever may not listen asks from time to time.
+            Some(text) => Err(Failure::unavailable(refusal(text).message().to_owned())),
             None => Ok(()),
         }
     }
@@ -189,6 +195,8 @@ struct Session {
     servers: Arc<Servers>,
     channels: Arc<Channels>,
     orders: mpsc::UnboundedReceiver<Order>,
+    /// Whether it was said that the user may not listen.
+    said: bool,
 }
 
 /// What a command on the connection was for.
@@ -280,7 +288,13 @@ impl Session {
                 }
                 Some(done) = commands.next(), if !commands.is_empty() => match done {
                     Done::Subscribed(names, Err(fault)) => match fault {
-                        Fault::Refused(text) if !refusal(&text).is_transient() => self.channels.deny(&names, &text),
+                        Fault::Refused(text) if !refusal(&text).is_transient() => {
+                            if !std::mem::replace(&mut self.said, true) {
+                                let failure = refusal(&text);
+                                tracing::warn!(%failure, "releases are not notified, and waiters have to ask for them");
+                            }
+                            self.channels.deny(&names, &text);
+                        }
                         _ => return Some(()),
                     },
                     Done::Other(Err(Fault::Cut(_))) => return Some(()),

@@ -53,6 +53,7 @@ pub(crate) struct Target {
     pub(crate) db: i64,
     pub(crate) prefix: Option<String>,
     pub(crate) min_replicas: Option<u32>,
+    pub(crate) redisson: Option<bool>,
 }
 
 impl Target {
@@ -123,6 +124,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         db: 0,
         prefix: None,
         min_replicas: None,
+        redisson: None,
     };
     target.read_query(query)?;
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -181,10 +183,15 @@ impl Target {
                     self.min_replicas =
                         Some(number.map_err(|_| invalid("min_replicas is not a whole number".into()))?);
                 }
+                "redisson" => {
+                    let yes = value.parse();
+                    self.redisson =
+                        Some(yes.map_err(|_| invalid("redisson is neither true nor false".into()))?);
+                }
                 other => {
                     return Err(invalid(format!(
                         "nothing is known of the parameter {other:?}; known are db, user, pass, sentinel_user, \
-                         sentinel_pass, prefix and min_replicas"
+                         sentinel_pass, prefix, min_replicas and redisson"
                     )));
                 }
             }

@@ -23,7 +23,8 @@ async fn next_fence(locks: &Locks) -> u64 {
 #[tokio::test]
 async fn a_lock_is_stored_as_redisson_stores_it() {
     let server = RedisServer::start().unwrap();
-    let locks = locks(&server).await;
+    let redis = Redis::connect(&format!("{}?redisson=true", server.url())).await.unwrap();
+    let locks = Locks::new(redis);
     let guard = locks.lock("room").with_lease(Duration::from_secs(20)).acquire().await.unwrap();
     let fields: BTreeMap<String, String> = server.command(&["HGETALL", "dlock:room"]);
     let owner = fields.keys().find(|field| field.contains(':')).expect("a field of the owner");
@@ -40,6 +41,50 @@ async fn a_lock_is_stored_as_redisson_stores_it() {
 }
 
 #[tokio::test]
+async fn a_lock_of_our_own_is_one_short_text() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    let guard = locks.lock("room").with_lease(Duration::from_secs(20)).acquire().await.unwrap();
+    let value: String = server.command(&["GET", "dlock:room"]);
+    let (token, rest) = value.split_once(' ').unwrap();
+    assert_eq!(token.len(), 32, "{value}");
+    assert!(rest.starts_with(&format!("{}+0 host=", guard.fence().unwrap())), "{value}");
+    let holder = locks.inspect("room").await.unwrap().expect("we have it");
+    assert_eq!((holder.pid, holder.fence), (Some(std::process::id()), guard.fence()));
+    assert!(holder.since.is_some() && holder.expires_in.is_some(), "{holder:?}");
+    // Somebody waits: what is stored says so, for as long as it takes.
+    let waiting = locks.lock("room").with_wait(Duration::from_secs(30));
+    let waiting = tokio::spawn(async move { waiting.acquire().await });
+    while !server.command::<String>(&["GET", "dlock:room"]).ends_with(" !") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(locks.inspect("room").await.unwrap().unwrap().pid, Some(std::process::id()));
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(server.keys(), [COUNTER], "only the counter stays");
+    // A held lock with its name and its expiry, and the table's share of it: what Redisson needs, and who holds it.
+    let _guard = locks.lock("room").acquire().await.unwrap();
+    let used: u64 = server.command(&["MEMORY", "USAGE", "dlock:room"]);
+    assert!(used <= 200, "{used} bytes");
+}
+
+#[tokio::test]
+async fn a_release_is_published_only_to_who_listens() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    for _ in 0..3 {
+        locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    }
+    let guard = locks.lock("room").acquire().await.unwrap();
+    assert!(
+        locks.lock("room").try_acquire().await.unwrap().is_none(),
+        "who does not wait listens to nothing"
+    );
+    guard.release().await.unwrap();
+    assert_eq!(server.command_calls().get("publish"), None);
+}
+
+#[tokio::test]
 async fn a_lock_of_redisson_is_respected_and_shown() {
     let server = RedisServer::start().unwrap();
     let locks = Locks::new(Redis::builder(&server.url()).with_prefix("").connect().await.unwrap());
@@ -51,6 +96,22 @@ async fn a_lock_of_redisson_is_respected_and_shown() {
     assert_eq!((holder.label.as_deref(), holder.fence), (Some(java), None));
     server.command::<i64>(&["DEL", "room"]);
     locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn names_that_are_shared_with_redisson_are_stored_as_they_are() {
+    let server = RedisServer::start().unwrap();
+    let locks = Locks::new(Redis::builder(&server.url()).with_prefix("").connect().await.unwrap());
+    let java = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
+    for name in ["order:{42}", "%", "%7B", "a}b{", "{}"] {
+        server.command::<i64>(&["HSET", name, java, "1"]);
+        assert!(locks.lock(name).try_acquire().await.unwrap().is_none(), "{name} was granted twice");
+        server.command::<i64>(&["DEL", name]);
+        let guard = locks.lock(name).acquire().await.unwrap();
+        assert_eq!(server.command::<u64>(&["EXISTS", name]), 1, "{name} is stored under another name");
+        assert_eq!(locks.holders().await.unwrap()[0].0.as_str(), name);
+        guard.release().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -75,6 +136,32 @@ async fn fences_grow_when_the_counter_is_lost_behind_or_ahead_of_the_clock() {
     server.command::<()>(&["SET", COUNTER, &ahead.to_string()]);
     assert_eq!(grows("with the clock behind").await, ahead + 1);
     assert_eq!(grows("and again").await, ahead + 2);
+}
+
+#[tokio::test]
+async fn fences_never_repeat_whatever_stands_in_the_counter() {
+    let server = RedisServer::start().unwrap();
+    let exact = (1_u64 << 53) - 1;
+    let odd = [exact, exact + 1, 1 << 62, i64::MAX as u64 - 3, i64::MAX as u64].map(|odd| odd.to_string());
+    for parameters in ["", "?redisson=true"] {
+        let locks = Locks::new(Redis::connect(&format!("{}{parameters}", server.url())).await.unwrap());
+        for odd in odd.iter().map(String::as_str).chain(["9007199254740993.5", "text", "1e300", ""]) {
+            server.command::<()>(&["SET", COUNTER, odd]);
+            for _ in 0..3 {
+                let error = locks.lock("room").acquire().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{odd}: {error}");
+                assert!(error.to_string().contains("counter of fences"), "{odd}: {error}");
+            }
+            let error = locks.lock_all(["room", "hall"]).acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{odd}: {error}");
+            assert_eq!(server.keys(), [COUNTER], "{odd}: nothing was taken");
+            assert_eq!(server.command::<String>(&["GET", COUNTER]), odd, "the counter is left as it was");
+        }
+        server.command::<()>(&["DEL", COUNTER]);
+        assert!(next_fence(&locks).await < next_fence(&locks).await);
+        server.command::<()>(&["SET", COUNTER, "-9223372036854775808"]);
+        assert!(next_fence(&locks).await > 1_000_000_000_000_000, "below the clock the clock counts");
+    }
 }
 
 #[tokio::test]
@@ -118,7 +205,7 @@ async fn many_tasks_share_calls_of_the_script() {
     let calls = server.command_calls();
     let of = |name: &str| calls.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
     assert!(of("evalsha") <= 16, "{} calls for 64 locks", of("evalsha"));
-    assert_eq!(of("hset"), 64);
+    assert!((64..=96).contains(&of("set")), "{} writes", of("set"));
     let fences: std::collections::HashSet<_> = guards.iter().map(|guard| guard.fence()).collect();
     assert_eq!(fences.len(), 64);
     for guard in guards {

@@ -95,9 +95,10 @@ fn parts(word: &[u8], token: &[u8]) -> Vec<Part> {
     if word.is_empty() { Vec::new() } else { vec![Part::Text(word.to_vec())] }
 }
 
-/// 32 hexadecimal digits after a colon: what marks one claim.
+/// 32 hexadecimal digits, by themselves or after a colon: what marks one claim.
 fn token_in(word: &[u8]) -> Option<Vec<u8>> {
-    let (_, token) = std::str::from_utf8(word).ok()?.rsplit_once(':')?;
+    let word = std::str::from_utf8(word).ok()?;
+    let token = word.rsplit_once(':').map_or(word, |(_, token)| token);
     (token.len() == 32 && token.bytes().all(|b| b.is_ascii_hexdigit())).then(|| token.as_bytes().to_vec())
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use dlock_core::Failure;
 use dlock_core::backend::{BatchAttempt, Busy, Claim, Grant, Term};
 
-use super::{RedisClaim, Unanswered, senseless};
-use crate::backend::{Shared, holder};
-use crate::connection::{Link, Path, Track};
-use crate::scripts::{Answer, Request, RequestAll, Step, TakenAll};
+use super::{InFlightAttempts, RedisClaim, senseless};
+use crate::client::Client;
+use crate::error::Fault;
+use crate::request::{Answer, Request, RequestAll, Step, TakenAll, Who};
+use crate::servers::{Connection, Route, Track};
 use dlock_core::Fence;
 
 /// So many at the most, so that no call keeps the server from others for long.
@@ -16,7 +17,7 @@ const MOST: usize = 256;
 
 /// Takes the locks of all these claims, or none.
 pub(crate) async fn attempt_all(
-    shared: &Arc<Shared>,
+    client: &Arc<Client>,
     claims: &mut [&mut RedisClaim],
 ) -> Result<BatchAttempt, Failure> {
     let Some(first) = claims.first() else { return Ok(BatchAttempt::Granted(Vec::new())) };
@@ -27,16 +28,16 @@ pub(crate) async fn attempt_all(
     let patience = claims.iter().map(|claim| claim.patience()).min().unwrap_or(patience);
     let mut requests = Vec::with_capacity(claims.len());
     for claim in claims.iter_mut() {
-        requests.push(claim.asking());
+        requests.push(claim.asking()?);
     }
     let request = RequestAll(requests);
     let mut tracks = Tracks(claims.iter_mut().map(|claim| &mut claim.unanswered).collect());
-    let reply = shared.servers.carry_out(&request, patience, &mut tracks).await?;
+    let reply = client.servers.carry_out(&request, patience, &mut tracks).await?;
     match &reply.answer {
-        TakenAll::Busy(place, Answer::Busy { left, who, fence }) => {
+        TakenAll::Busy(place, Answer::Busy { left, holder }) => {
             let mut busy = Busy::default();
             busy.retry_after = *left;
-            busy.holder = Some(Box::new(holder(who.as_deref(), *fence, *left)));
+            busy.holder = Some(holder.clone());
             Ok(BatchAttempt::Busy { place: *place, busy })
         }
         TakenAll::Taken(answers) => {
@@ -47,6 +48,7 @@ pub(crate) async fn attempt_all(
             let grants = claims.iter_mut().zip(answers).map(|(claim, answer)| claim.grant(answer));
             Ok(BatchAttempt::Granted(grants.collect::<Result<_, _>>()?))
         }
+        TakenAll::Busy(_, Answer::Refused(text)) => Err(Fault::Refused(text.clone()).into_failure()),
         TakenAll::Busy(..) => Err(senseless()),
     }
 }
@@ -64,13 +66,18 @@ async fn give_back(claims: &mut [&mut RedisClaim], failure: Failure) -> Failure 
 
 impl RedisClaim {
     /// What to ask for, from now on with an ear on the channel where somebody of this client listens already.
-    pub(super) fn asking(&mut self) -> Request {
+    pub(super) fn asking(&mut self) -> Result<Request, Failure> {
+        if self.names.torn {
+            return Err(Failure::invalid_config(
+                "on a cluster Redisson cannot lock a name whose braces are no hash tag; use another name",
+            ));
+        }
         match &mut self.listener {
             Some(listener) => listener.forget(),
-            none => *none = self.shared.hub.join(&self.names.channel),
+            none => *none = self.client.hub.join(|| self.client.format.channel(&self.names)),
         }
-        let who = self.request.describe().into();
-        self.step(Step::Acquire { lease: self.lease(), who })
+        let (listens, who) = (self.listener.is_some(), Who::of(&self.request));
+        Ok(self.step(Step::Acquire { lease: self.lease(), listens, who }))
     }
 
     fn grant(&mut self, answer: &Answer) -> Result<Grant, Failure> {
@@ -89,22 +96,22 @@ impl RedisClaim {
 }
 
 /// The accounts of all claims at once.
-struct Tracks<'a>(Vec<&'a mut Unanswered>);
+struct Tracks<'a>(Vec<&'a mut InFlightAttempts>);
 
 impl Track for Tracks<'_> {
-    fn awaits(&self, link: &Arc<Link>) -> bool {
-        self.0.iter().any(|track| track.awaits(link))
+    fn awaits(&self, connection: &Arc<Connection>) -> bool {
+        self.0.iter().any(|track| track.awaits(connection))
     }
 
-    fn before(&mut self, path: &Path) {
-        self.0.iter_mut().for_each(|track| track.before(path));
+    fn before(&mut self, route: &Route) {
+        self.0.iter_mut().for_each(|track| track.before(route));
     }
 
-    fn unsent(&mut self, path: &Path) {
-        self.0.iter_mut().for_each(|track| track.unsent(path));
+    fn unsent(&mut self, route: &Route) {
+        self.0.iter_mut().for_each(|track| track.unsent(route));
     }
 
-    fn after(&mut self, path: &Path) {
-        self.0.iter_mut().for_each(|track| track.after(path));
+    fn after(&mut self, route: &Route) {
+        self.0.iter_mut().for_each(|track| track.after(route));
     }
 }

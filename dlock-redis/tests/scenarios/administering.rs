@@ -48,6 +48,50 @@ async fn data_is_neither_listed_nor_deleted() {
 }
 
 #[tokio::test]
+async fn what_is_in_the_way_of_a_lock_is_listed_as_foreign_and_removed_by_force() {
+    let server = RedisServer::start().unwrap();
+    let ours = locks(&server.url(), LONG).await;
+    server.command::<()>(&["SET", "dlock:broken", "no lock that anybody knows"]);
+    server.command::<u64>(&["HSET", "dlock:hash", "name", "value"]);
+    let held = ours.holders().await.unwrap();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!((held[0].0.as_str(), held[0].1.label.as_deref()), ("broken", Some("not a lock of dlock")));
+    error_of(ours.lock("broken").acquire().await, ErrorKind::InvalidConfig);
+    assert!(ours.force_release("broken").await.unwrap());
+    ours.lock("broken").acquire().await.unwrap().release().await.unwrap();
+    error_of(ours.force_release("hash").await, ErrorKind::InvalidConfig);
+
+    // An owner that no library writes, in bytes that are no text, and without an end.
+    let redisson = Redis::connect(&format!("{}?redisson=true", server.url())).await.unwrap();
+    let shared = over(redisson, LONG);
+    let script = "return redis.call('HSET', KEYS[1], '\\255\\254', '1')";
+    server.command::<u64>(&["EVAL", script, "1", "dlock:java"]);
+    assert!(shared.lock("java").try_acquire().await.unwrap().is_none());
+    let held = shared.holders().await.unwrap();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!(held[0].0.as_str(), "java");
+    assert!(shared.force_release("java").await.unwrap());
+    shared.lock("java").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_request_reads_all_of_what_is_not_ours() {
+    let server = RedisServer::start().unwrap();
+    let fill = "for n = 1, 20000 do redis.call('HSET', KEYS[1], 'field' .. n, 'value') end";
+    server.command::<()>(&["EVAL", fill, "1", "big"]);
+    let redis = Redis::builder(&server.url()).with_prefix("").connect().await.unwrap();
+    let locks = over(redis, LONG);
+    server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    assert!(locks.lock("big").try_acquire().await.unwrap().is_none());
+    assert!(locks.holders().await.unwrap().is_empty());
+    let batch = locks.lock_all(["big", "room"]).with_wait(dlock_core::Wait::No).acquire().await;
+    error_of(batch, ErrorKind::Busy);
+    error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
+    error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
+    assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
+}
+
+#[tokio::test]
 async fn only_locks_with_the_own_prefix_are_listed() {
     let server = RedisServer::start().unwrap();
     let with = async |prefix: &str| {
@@ -78,12 +122,12 @@ async fn the_locks_of_all_servers_of_a_cluster_are_listed() {
 
 #[tokio::test]
 async fn a_user_without_the_rights_is_denied_and_told_so() {
-    let rights =
-        ["~dlock:*", "&redisson_lock__channel:*", "+eval", "+evalsha", "+pttl", "+hgetall", "+publish"];
+    let rights = ["~dlock:*", "&dlock:*", "+eval", "+evalsha", "+pttl", "+getrange", "+publish"];
     for (besides, lists, forces) in [("+ping", false, false), ("+scan", true, false), ("+del", false, true)] {
         let rights: Vec<&str> = rights.iter().copied().chain([besides]).collect();
         let server = RedisServer::options().user("operator", "pw", &rights).start().unwrap();
-        lock_as_redisson(&server, "dlock:room_7");
+        let value = format!("{:032x} 1700000000000000+0 host=a pid=5", 7);
+        server.command::<()>(&["SET", "dlock:room_7", &value]);
         let redis = Redis::builder(&server.url_as("operator", "pw")).build().unwrap();
         let locks = over(redis, LONG);
         let denied = |lacks| if lacks { ErrorKind::Denied } else { ErrorKind::Unknown };

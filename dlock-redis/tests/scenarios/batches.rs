@@ -87,7 +87,9 @@ async fn a_batch_whose_reply_was_lost_is_adopted_as_a_whole() {
         on.proxy.lose_reply(1, "EVALSHA", loss);
         let guard = locks.lock_all(keys(10)).acquire().await.unwrap();
         assert_eq!(on.proxy.lost(), 1);
-        assert_eq!(on.server.command_calls().get("hset"), Some(&10), "granted once and then adopted");
+        let sets = on.server.command_calls().get("set").copied().unwrap_or(0);
+        // One more where the counter had to catch up with the clock.
+        assert!((10..=11).contains(&sets), "granted once and then adopted: {sets}");
         guard.check().unwrap();
         guard.release().await.unwrap();
         until("the release", || held(&on.server).is_empty()).await;

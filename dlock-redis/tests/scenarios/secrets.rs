@@ -127,6 +127,15 @@ async fn every_documented_right_is_needed() {
             guard.release().await
         };
         drop(works.await);
+        let connected = Redis::connect(&server.url_as("locks", "pw")).await;
+        match left_out.trim_start_matches('+') {
+            // Who may not listen asks instead.
+            "subscribe" | "unsubscribe" => drop(connected.unwrap()),
+            right => {
+                let error = error_of(connected, ErrorKind::Denied).to_string().to_lowercase();
+                assert!(error.contains(right), "{right}: {error}");
+            }
+        }
         until(&format!("a denial for want of {left_out}"), || server.denials() > 0).await;
     }
 }

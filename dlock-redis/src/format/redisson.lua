@@ -6,12 +6,10 @@
 --   a  owner field, lease in ms, who it is     take the lock, or adopt it when the owner has it already
 --   f  the same                                the same with a counter of its own
 --   r  owner field, lease in ms, -             extend the lease, if the owner has the lock
---   w  owner field, channel, -                 give the lock back and wake who waits, if the owner has it
---   i  -, -, -                                 look who has it
+--   w  owner field, channel, 1 on a cluster    give the lock back and wake who waits, if the owner has it
 -- Replies, one for each operation:
 --   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field, value}
 --   r, w  1 | 0
---   i  0 | {remaining lease in ms, owner field, value}
 --   any of them: the text of an error
 local call, try, format = redis.call, redis.pcall, string.format
 local replies, key, last = {}, 1, nil
@@ -47,12 +45,18 @@ for i = 2, #ARGV, 4 do
           local now = time[1] * 1000000 + time[2]
           if fence < now - 1000 then
             fence = now + count
-            call('SET', counter, fence)
+            call('SET', counter, format('%.0f', fence))
           end
-          fence = fence - count
+          -- Numbers have 53 bits here. What is far beyond the clock is none of ours.
+          if fence < now + 315360000000000 then
+            fence = fence - count
+          else
+            call('DECRBY', counter, count)
+            reply = 'FENCES ' .. counter
+          end
         end
         fence = fence + 1
-        reply = try('HSET', name, owner, format('%.0f %s', fence, ARGV[i + 3]))
+        reply = reply or try('HSET', name, owner, format('%.0f %s', fence, ARGV[i + 3]))
         if reply == 1 then
           reply = try('PEXPIRE', name, ARGV[i + 2])
           if reply == 1 then
@@ -61,7 +65,7 @@ for i = 2, #ARGV, 4 do
             try('HDEL', name, owner)
           end
         end
-        if what == 'a' then
+        if what == 'a' and type(reply) == 'number' then
           last = fence
         end
       end
@@ -72,26 +76,16 @@ for i = 2, #ARGV, 4 do
       if type(reply) == 'string' then
         reply = try('PEXPIRE', name, ARGV[i + 2]) == 1 and { reply } or 'ERR the lease was not extended'
       elseif not reply then
-        reply = try('HGETALL', name)
-        if not reply.err then
-          reply = { left, reply[1], reply[2] }
+        -- Not all of what may be somebody's data.
+        reply = try('HLEN', name)
+        if type(reply) == 'number' then
+          local held = reply < 9 and call('HGETALL', name) or {}
+          reply = { left, held[1] or '', held[2] or '' }
         end
       end
     end
     if what == 'f' then
       key = key + 1
-    end
-  elseif what == 'i' then
-    local left = try('PTTL', name)
-    if left == -2 then
-      reply = 0
-    elseif type(left) == 'table' then
-      reply = left
-    else
-      reply = try('HGETALL', name)
-      if not reply.err then
-        reply = { left, reply[1], reply[2] }
-      end
     end
   else
     if what == 'r' then
@@ -103,6 +97,10 @@ for i = 2, #ARGV, 4 do
       -- Without its only field the hash is gone.
       reply = try('HDEL', name, owner)
       if reply == 1 then
+        -- Redisson listens to messages of a shard where a cluster has them, unless it is told not to.
+        if ARGV[i + 3] == '1' then
+          try('SPUBLISH', ARGV[i + 2], '0')
+        end
         try('PUBLISH', ARGV[i + 2], '0')
       end
     end

@@ -1,14 +1,12 @@
 //! One connection with the requests on it.
 //!
-//! Requests are carried out in the order in which they are given to a link, which is what makes it safe to withdraw
-//! what an unanswered request may have taken. A request on an idle link is sent at once by who makes it. While others
-//! are under way, requests are collected for as long as the executor is busy with who makes them, and go out together,
-//! as one call of the script: that costs no round trip and saves most of the work at both ends. A request whose maker
-//! goes away before it is sent, is not sent.
+//! Requests are carried out in the order in which they are given to a connection, which is what makes it safe to withdraw
+//! what an unanswered request may have taken. A request on an idle connection is sent at once by who makes it. While
+//! others are under way, requests are collected for as long as the executor is busy with who makes them, and go out
+//! together, as one call of the script: that costs no round trip and saves most of the work at both ends.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -16,19 +14,19 @@ use futures_util::stream::FuturesUnordered;
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
 
 use super::open::Opened;
+use super::queue::{Call, Queue};
 use crate::config::Replicas;
 use crate::error::Fault;
-use crate::scripts::{self, Answer, By, Request, RequestAll, TakenAll};
+use crate::format::Format;
+use crate::request::{Answer, By, Request, RequestAll, TakenAll};
 
-/// How many requests share one call at the most, so that no call keeps the server from others for long.
-const MOST_IN_A_CALL: usize = 32;
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
 const FULL: usize = 16;
-/// Nothing is held back on a connection on which that would take longer.
-const AT_MOST_HELD_BACK: Duration = Duration::from_millis(2);
+/// Nothing is held back on a connection on which a call takes longer, or a full one.
+const AT_MOST_HELD_BACK: Duration = Duration::from_micros(300);
+const AT_MOST_HELD_BACK_BY_FULL: Duration = Duration::from_millis(2);
 /// How many calls are under way at once at the most; further requests wait here, where they can still be taken back.
 const MOST_CALLS: usize = 64;
 
@@ -41,54 +39,42 @@ pub(crate) struct Reply<A = Answer> {
 }
 
 /// How requests are put on the wire.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+#[derive(Clone, Debug)]
+pub(crate) struct WireOptions {
+    pub(crate) format: Format,
     /// Whether requests for different locks may share a call: not on a cluster, where each lock has its slot.
     pub(crate) together: bool,
     pub(crate) replicas: Option<Replicas>,
 }
 
 /// One connection.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     wire: Wire,
-    queue: mpsc::UnboundedSender<Queued>,
-    state: Arc<State>,
+    queue: Arc<Queue>,
+    ended: Arc<AtomicBool>,
     runtime: Handle,
     probing: AtomicBool,
     silent: AtomicBool,
 }
 
-#[derive(Default)]
-struct State {
-    /// Requests that are waiting or under way.
-    open: AtomicUsize,
-    ended: Arc<AtomicBool>,
-}
-
-struct Queued {
-    request: Request,
-    reply: oneshot::Sender<Result<Reply, Fault>>,
-}
-
-impl Link {
+impl Connection {
     /// Takes over a connection that was opened on the calling runtime.
-    pub(crate) fn new(opened: Opened, manner: Manner) -> Self {
+    pub(crate) fn new(opened: Opened, options: WireOptions) -> Self {
         let Opened { connection, ended } = opened;
-        let (queue, inbox) = mpsc::unbounded_channel();
-        let state = Arc::new(State { open: AtomicUsize::new(0), ended });
-        let wire = Wire { connection, manner };
+        let (queue, wire) = (Arc::new(Queue::default()), Wire { connection, options });
         let runtime = Handle::current();
-        runtime.spawn(pump(wire.clone(), inbox, Arc::clone(&state)));
-        Self { wire, queue, state, runtime, probing: AtomicBool::new(false), silent: AtomicBool::new(false) }
+        runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
+        let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { wire, queue, ended, runtime, probing, silent }
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        self.state.ended.load(Ordering::Acquire)
+        self.ended.load(Ordering::Acquire)
     }
 
     /// Nothing more is sent over it.
     pub(crate) fn end(&self) {
-        self.state.ended.store(true, Ordering::Release);
+        self.ended.store(true, Ordering::Release);
     }
 
     /// The runtime that drives it.
@@ -96,7 +82,7 @@ impl Link {
         &self.runtime
     }
 
-    pub(crate) fn connection(&self) -> MultiplexedConnection {
+    pub(crate) fn client(&self) -> MultiplexedConnection {
         self.wire.connection.clone()
     }
 
@@ -114,19 +100,13 @@ impl Link {
         if self.is_ended() {
             return Err(Fault::Unsent("the connection has ended"));
         }
-        let alone = self.state.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let result = if alone {
-            let _open = Open(&self.state);
+        let result = if let Some(_alone) = self.queue.alone() {
             self.wire.exchange(request).await
         } else {
-            self.state.open.fetch_add(1, Ordering::AcqRel);
-            let (reply, answer) = oneshot::channel();
-            if let Err(unsent) = self.queue.send(Queued { request: request.clone(), reply }) {
-                drop(unsent);
-                self.state.done(1);
-                return Err(Fault::Unsent("the runtime that drives the connection is gone"));
+            match self.queue.push(request.clone()) {
+                Some(pending) => pending.await,
+                None => return Err(Fault::Unsent("the runtime that drives the connection is gone")),
             }
-            answer.await.unwrap_or_else(|_| Err(Fault::Cut("its runtime is gone".into())))
         };
         if matches!(result, Err(Fault::Cut(_))) {
             self.end();
@@ -155,8 +135,7 @@ impl Link {
         if self.is_ended() {
             return Err(Fault::Unsent("the connection has ended"));
         }
-        self.state.open.fetch_add(1, Ordering::AcqRel);
-        let _open = Open(&self.state);
+        let _beside = self.queue.beside();
         let result = match self.wire.send_all(request, By::Hash, asking).await {
             Err(fault) if fault.code() == Some("NOSCRIPT") => {
                 self.wire.send_all(request, By::Text, asking).await
@@ -175,7 +154,7 @@ impl Link {
         if self.probing.swap(true, Ordering::AcqRel) {
             return true;
         }
-        let mut connection = self.connection();
+        let mut connection = self.client();
         let ping = redis::cmd("PING");
         let answer = tokio::time::timeout(limit, connection.send_packed_command(&ping)).await;
         let alive = match answer {
@@ -192,28 +171,18 @@ impl Link {
     }
 }
 
-impl std::fmt::Debug for Link {
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link")
-            .field("open", &self.state.open)
+        f.debug_struct("Connection")
             .field("ended", &self.is_ended())
             .field("silent", &self.is_silent())
             .finish_non_exhaustive()
-    }
-}
-
-impl State {
-    fn done(&self, count: usize) {
-        self.open.fetch_sub(count, Ordering::AcqRel);
-    }
-}
-
-/// One request that is under way without the queue.
-struct Open<'a>(&'a State);
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.0.done(1);
     }
 }
 
@@ -221,7 +190,7 @@ impl Drop for Open<'_> {
 #[derive(Clone)]
 struct Wire {
     connection: MultiplexedConnection,
-    manner: Manner,
+    options: WireOptions,
 }
 
 impl Wire {
@@ -256,23 +225,23 @@ impl Wire {
         by: By,
         asking: bool,
     ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let replicas = self.manner.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
-        let together = self.manner.together || requests.len() == 1;
+        let replicas = self.options.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
+        let together = self.options.together || requests.len() == 1;
         let mut connection = self.connection.clone();
         if together && replicas.is_none() && !asking {
-            let call = scripts::call(requests.iter(), by);
+            let call = self.options.format.call(requests, by);
             let reply = connection.send_packed_command(&call).await.map_err(Fault::of)?;
-            return split(reply, requests.len(), 0);
+            return self.split(reply, requests, 0);
         }
         let mut pipeline = redis::pipe();
         if asking {
             pipeline.cmd("ASKING");
         }
         if together {
-            pipeline.add_command(scripts::call(requests.iter(), by));
+            pipeline.add_command(self.options.format.call(requests, by));
         } else {
             for request in requests {
-                pipeline.add_command(scripts::call(std::iter::once(request), by));
+                pipeline.add_command(self.options.format.call(std::slice::from_ref(request), by));
             }
         }
         if let Some(replicas) = replicas {
@@ -286,14 +255,28 @@ impl Wire {
         let acknowledged = acknowledged(replicas.and_then(|_| replies.pop()));
         let mut replies = replies.into_iter().skip(usize::from(asking));
         if together {
-            return split(replies.next().unwrap_or(Value::Nil), requests.len(), acknowledged);
+            return self.split(replies.next().unwrap_or(Value::Nil), requests, acknowledged);
         }
         Ok(replies
-            .map(|reply| {
-                split(reply, 1, acknowledged)
+            .zip(requests)
+            .map(|(reply, request)| {
+                self.split(reply, std::slice::from_ref(request), acknowledged)
                     .and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless())))
             })
             .collect())
+    }
+
+    fn split(
+        &self,
+        reply: Value,
+        requests: &[Request],
+        acknowledged: u32,
+    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
+        if let Value::ServerError(error) = reply {
+            return Err(Fault::of(error.into()));
+        }
+        let answers = self.options.format.read(reply, requests).ok_or_else(senseless)?;
+        Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
     }
 
     async fn send_all(&self, request: &RequestAll, by: By, asking: bool) -> Result<Reply<TakenAll>, Fault> {
@@ -301,8 +284,8 @@ impl Wire {
         if asking {
             pipeline.cmd("ASKING");
         }
-        pipeline.add_command(request.call(by));
-        if let Some(replicas) = self.manner.replicas {
+        pipeline.add_command(self.options.format.call_all(request, by));
+        if let Some(replicas) = self.options.replicas {
             add_wait(&mut pipeline, replicas);
         }
         let count = pipeline.len();
@@ -312,7 +295,8 @@ impl Wire {
         match replies.next() {
             Some(Value::ServerError(error)) => Err(Fault::of(error.into())),
             Some(reply) => {
-                let answer = request.read(reply).ok_or_else(senseless)?;
+                let read = self.options.format.read_all(reply, request.0.len());
+                let answer = read.ok_or_else(senseless)?;
                 Ok(Reply { answer, acknowledged: acknowledged(replies.next()) })
             }
             None => Err(senseless()),
@@ -333,14 +317,6 @@ fn acknowledged(reply: Option<Value>) -> u32 {
     }
 }
 
-fn split(reply: Value, count: usize, acknowledged: u32) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-    if let Value::ServerError(error) = reply {
-        return Err(Fault::of(error.into()));
-    }
-    let answers = scripts::read(reply, count).ok_or_else(senseless)?;
-    Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
-}
-
 fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
     match answer {
         Answer::Refused(text) => Err(Fault::Refused(text)),
@@ -352,120 +328,80 @@ fn senseless() -> Fault {
     Fault::Cut("the reply makes no sense".into())
 }
 
-/// Carries out what is queued, until the link is dropped or its runtime ends.
-async fn pump(wire: Wire, mut inbox: mpsc::UnboundedReceiver<Queued>, state: Arc<State>) {
-    let _ended = EndsWith(Arc::clone(&state));
+/// Carries out what is queued, until the connection is dropped or its runtime ends.
+async fn pump(wire: Wire, end: EndsWith) {
     let mut calls = FuturesUnordered::new();
-    let mut waiting = VecDeque::new();
-    let mut full = Full { under_way: 0, fast: wire.manner.together };
+    let mut pace = Pace { fast: true };
     loop {
-        while calls.len() < if full.holds_back() { 1 } else { MOST_CALLS }
-            && let Some(batch) = next_batch(&mut waiting, &state)
+        while calls.len() < if pace.fast { 1 } else { MOST_CALLS }
+            && let Some(call) = end.queue.pop()
         {
-            full.under_way += usize::from(batch.len() >= FULL);
-            calls.push(call(&wire, batch, &state));
+            calls.push(carry_out(&wire, call));
+        }
+        if calls.is_empty() && end.queue.is_closed() {
+            return;
         }
         tokio::select! {
             biased;
             Some((count, took)) = calls.next(), if !calls.is_empty() => {
-                full.answered(count, took);
-                // What was held back goes out before those who were answered get on.
-                while let Ok(queued) = inbox.try_recv() {
-                    waiting.push_back(queued);
+                pace.answered(count, took);
+                if end.queue.waiting() < FULL {
+                    // Those who were answered may ask again at once, and share the next call.
+                    tokio::task::yield_now().await;
                 }
             }
-            queued = inbox.recv(), if waiting.is_empty() => {
-                let Some(queued) = queued else { return };
-                waiting.push_back(queued);
+            () = end.queue.changed() => {
                 // Whoever else is about to ask gets on too.
                 tokio::task::yield_now().await;
-                while let Ok(queued) = inbox.try_recv() {
-                    waiting.push_back(queued);
-                }
             }
         }
     }
 }
 
-/// While a full call is under way on a fast connection, other requests are held back until its reply. A server answers
-/// what it reads at once only when all of it is done, so two full calls that go out together have client and server wait
-/// for each other; one after the other, they work at the same time.
-struct Full {
-    under_way: usize,
-    /// The last full call took less than [`AT_MOST_HELD_BACK`], and so does holding back.
+/// While a call is under way on a fast connection, other requests are held back until its reply: they cost both ends
+/// less together, and a server answers what it reads at once only when all of it is done. What was held back goes out
+/// before those who were answered get on, so that client and server work at the same time.
+struct Pace {
     fast: bool,
 }
 
-impl Full {
-    const fn holds_back(&self) -> bool {
-        self.fast && self.under_way > 0
-    }
-
+impl Pace {
     fn answered(&mut self, count: usize, took: Duration) {
-        if count >= FULL {
-            self.under_way -= 1;
-            self.fast = self.fast && took < AT_MOST_HELD_BACK;
-        }
+        self.fast = took < if count >= FULL { AT_MOST_HELD_BACK_BY_FULL } else { AT_MOST_HELD_BACK };
     }
 }
 
-/// The requests that go out next: of those still wanted, as many as fit, and no two of one lock.
-fn next_batch(waiting: &mut VecDeque<Queued>, state: &State) -> Option<Vec<Queued>> {
-    let mut batch: Vec<Queued> = Vec::new();
-    while let Some(queued) = waiting.front() {
-        let taken_back = queued.reply.is_closed();
-        let same_lock = |other: &Queued| {
-            other.request.names.slot == queued.request.names.slot
-                && other.request.names.lock == queued.request.names.lock
-        };
-        if !taken_back && (batch.len() == MOST_IN_A_CALL || batch.iter().any(same_lock)) {
-            break;
-        }
-        match waiting.pop_front() {
-            Some(queued) if !taken_back => batch.push(queued),
-            _ => state.done(1),
+/// Carries out one call and tells everybody; how many requests it had, and how long it took.
+async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
+    let (count, sent) = (call.requests.len(), Instant::now());
+    let failed = |fault| vec![Err(fault); count];
+    let mut replies = wire.send(&call.requests, By::Hash, false).await.unwrap_or_else(failed);
+    let unknown: Vec<usize> = (0..count.min(replies.len()))
+        .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some("NOSCRIPT")))
+        // Who went away meanwhile may be about to withdraw, which must not be overtaken.
+        .filter(|index| !call.is_unwanted(*index))
+        .collect();
+    if !unknown.is_empty() {
+        let again: Vec<Request> = unknown.iter().map(|index| call.requests[*index].clone()).collect();
+        let answers = wire.send(&again, By::Text, false).await;
+        let answers = answers.unwrap_or_else(|fault| vec![Err(fault); unknown.len()]);
+        for (index, answer) in unknown.into_iter().zip(answers) {
+            replies[index] = answer;
         }
     }
-    (!batch.is_empty()).then_some(batch)
-}
-
-/// Carries out one batch and tells everybody; how many requests it had, and how long it took.
-async fn call(wire: &Wire, batch: Vec<Queued>, state: &State) -> (usize, Duration) {
-    let (count, sent) = (batch.len(), Instant::now());
-    let (mut requests, mut makers): (Vec<_>, Vec<_>) =
-        batch.into_iter().map(|queued| (queued.request, queued.reply)).unzip();
-    let mut by = By::Hash;
-    loop {
-        let replies =
-            wire.send(&requests, by, false).await.unwrap_or_else(|fault| vec![Err(fault); makers.len()]);
-        let mut again = (Vec::new(), Vec::new());
-        for ((request, maker), reply) in requests.into_iter().zip(makers).zip(replies) {
-            match reply {
-                Err(fault) if by == By::Hash && fault.code() == Some("NOSCRIPT") => {
-                    // Who went away meanwhile may be about to withdraw, which must not be overtaken.
-                    if !maker.is_closed() {
-                        again.0.push(request);
-                        again.1.push(maker);
-                    }
-                }
-                reply => drop(maker.send(reply)),
-            }
-        }
-        (requests, makers) = again;
-        if requests.is_empty() {
-            break;
-        }
-        by = By::Text;
-    }
-    state.done(count);
+    call.answer(replies);
     (count, sent.elapsed())
 }
 
 /// Marks the connection ended when its runtime drops what drives it.
-struct EndsWith(Arc<State>);
+struct EndsWith {
+    queue: Arc<Queue>,
+    ended: Arc<AtomicBool>,
+}
 
 impl Drop for EndsWith {
     fn drop(&mut self) {
-        self.0.ended.store(true, Ordering::Release);
+        self.ended.store(true, Ordering::Release);
+        self.queue.fail(&Fault::Cut("its runtime is gone".into()));
     }
 }

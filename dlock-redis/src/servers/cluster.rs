@@ -7,8 +7,8 @@ use std::time::Duration;
 use dlock_core::Failure;
 use redis::Value;
 
-use super::lane::{At, Node};
-use super::link::Manner;
+use super::connection::WireOptions;
+use super::node::{Address, Node};
 use super::open::Opener;
 use super::sentinel::answer;
 use crate::error::Redirect;
@@ -20,7 +20,7 @@ use crate::url::Endpoint;
 pub(crate) struct Cluster {
     seeds: Vec<Endpoint>,
     opener: Opener,
-    manner: Manner,
+    options: WireOptions,
     map: Mutex<Map>,
     /// Held by the one who is asking for the map.
     refreshing: tokio::sync::Mutex<()>,
@@ -50,8 +50,8 @@ impl std::fmt::Debug for Map {
 type Range = (u16, u16, Endpoint);
 
 impl Cluster {
-    pub(crate) fn new(seeds: Vec<Endpoint>, opener: Opener, manner: Manner) -> Self {
-        Self { seeds, opener, manner, map: Mutex::default(), refreshing: tokio::sync::Mutex::default() }
+    pub(crate) fn new(seeds: Vec<Endpoint>, opener: Opener, options: WireOptions) -> Self {
+        Self { seeds, opener, options, map: Mutex::default(), refreshing: tokio::sync::Mutex::default() }
     }
 
     fn map(&self) -> MutexGuard<'_, Map> {
@@ -134,7 +134,9 @@ impl Cluster {
     }
 
     fn node(&self, map: &mut Map, endpoint: &Endpoint) -> Arc<Node> {
-        let make = || Arc::new(Node::new(At::Fixed(endpoint.clone()), self.opener.clone(), self.manner));
+        let make = || {
+            Arc::new(Node::new(Address::Fixed(endpoint.clone()), self.opener.clone(), self.options.clone()))
+        };
         Arc::clone(map.nodes.entry(endpoint.clone()).or_insert_with(make))
     }
 

@@ -1,10 +1,12 @@
-//! The connections to the servers.
+//! The servers, and how requests get to them.
 
 mod cluster;
-mod lane;
-mod link;
+mod connection;
+mod node;
 mod open;
+mod queue;
 mod sentinel;
+mod track;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +14,17 @@ use std::time::Duration;
 use dlock_core::Failure;
 
 use self::cluster::Cluster;
-use self::lane::At;
-pub(crate) use self::lane::{Node, Path};
-use self::link::Manner;
-pub(crate) use self::link::{Link, Reply};
+use self::connection::WireOptions;
+pub(crate) use self::connection::{Connection, Reply};
+use self::node::Address;
+pub(crate) use self::node::{Node, Route};
 pub(crate) use self::open::{Opened, Opener};
 use self::sentinel::Sentinels;
+pub(crate) use self::track::{Track, Untracked};
 use crate::config::Config;
 use crate::error::Fault;
-use crate::scripts::{Answer, Request, RequestAll, TakenAll};
+use crate::format::Format;
+use crate::request::{Answer, Request, RequestAll, TakenAll};
 use crate::url::{Endpoint, Topology};
 
 /// How often a request follows the servers of a cluster to where they send it.
@@ -34,18 +38,17 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, format: Format) -> Self {
         let opener = Opener::to_servers(config);
-        let manner = Manner { together: true, replicas: config.replicas };
-        let one = |at| Self::One(Arc::new(Node::new(at, opener.clone(), manner)));
+        let together = !matches!(config.target.topology, Topology::Cluster(_));
+        let options = WireOptions { format, together, replicas: config.replicas };
+        let one = |at| Self::One(Arc::new(Node::new(at, opener.clone(), options.clone())));
         match config.target.topology.clone() {
-            Topology::Single(endpoint) => one(At::Fixed(endpoint)),
+            Topology::Single(endpoint) => one(Address::Fixed(endpoint)),
             Topology::Sentinel { sentinels, service } => {
-                one(At::Sentinels(Sentinels::new(sentinels, service, Opener::to_sentinels(config))))
+                one(Address::Sentinels(Sentinels::new(sentinels, service, Opener::to_sentinels(config))))
             }
-            Topology::Cluster(seeds) => {
-                Self::Cluster(Box::new(Cluster::new(seeds, opener, Manner { together: false, ..manner })))
-            }
+            Topology::Cluster(seeds) => Self::Cluster(Box::new(Cluster::new(seeds, opener, options))),
         }
     }
 
@@ -61,8 +64,8 @@ impl Servers {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the request may still be carried out on the last link that `track` was told of.
-    pub(crate) async fn carry_out<E: Errand>(
+    /// When dropped, the request may still be carried out on the last connection that `track` was told of.
+    pub(crate) async fn carry_out<E: Command>(
         &self,
         request: &E,
         patience: Duration,
@@ -72,16 +75,16 @@ impl Servers {
         let mut asking = false;
         let mut unsent = 0;
         for _ in 0..MOST_REDIRECTIONS {
-            let path = match node.link(patience).await {
+            let route = match node.route(patience).await {
                 // The other end may be gone without a word.
-                Ok(path) if track.awaits(&path.link) => path.replaced(patience).await,
-                Ok(path) => path,
+                Ok(route) if track.awaits(&route.connection) => route.replaced(patience).await,
+                Ok(route) => route,
                 Err(failure) => {
                     self.distrust();
                     return Err(failure);
                 }
             };
-            let fault = match self.exchange(&path, request, (asking, patience), track).await {
+            let fault = match self.exchange(&route, request, (asking, patience), track).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
@@ -91,7 +94,7 @@ impl Servers {
                     node = cluster.redirected(&redirect, &node.endpoint().await?);
                     asking = redirect.ask;
                 }
-                _ => return Err(self.failed(&path, fault)),
+                _ => return Err(self.failed(&route, fault)),
             }
         }
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
@@ -106,8 +109,8 @@ impl Servers {
     ) -> Result<redis::Value, Failure> {
         let mut node = self.node(slot, patience).await?;
         for _ in 0..MOST_REDIRECTIONS {
-            let path = node.link(patience).await?;
-            let mut connection = path.link.connection();
+            let route = node.route(patience).await?;
+            let mut connection = route.connection.client();
             let reply = connection.send_packed_command(command).await.and_then(redis::Value::extract_error);
             let fault = match reply {
                 Ok(value) => return Ok(value),
@@ -118,7 +121,31 @@ impl Servers {
                     node = cluster.redirected(&redirect, &node.endpoint().await?);
                 }
                 (Self::Cluster(_), Some(_)) => return Err(Failure::unavailable("the slot is being moved")),
-                _ => return Err(self.failed(&path, fault)),
+                _ => return Err(self.failed(&route, fault)),
+            }
+        }
+        Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
+    }
+
+    /// Sends commands that change nothing to the server of a slot, all at once.
+    pub(crate) async fn ask_slot(
+        &self,
+        slot: u16,
+        patience: Duration,
+        commands: &redis::Pipeline,
+    ) -> Result<Vec<redis::Value>, Failure> {
+        let mut node = self.node(slot, patience).await?;
+        for _ in 0..MOST_REDIRECTIONS {
+            let replies = self.ask_at(&node, patience, commands).await?;
+            let redirect = replies.iter().find_map(|reply| match reply {
+                redis::Value::ServerError(error) => Fault::of(error.clone().into()).redirect(),
+                _ => None,
+            });
+            match (self, redirect) {
+                (Self::Cluster(cluster), Some(redirect)) => {
+                    node = cluster.redirected(&redirect, &node.endpoint().await?);
+                }
+                _ => return Ok(replies),
             }
         }
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
@@ -139,11 +166,11 @@ impl Servers {
         patience: Duration,
         commands: &redis::Pipeline,
     ) -> Result<Vec<redis::Value>, Failure> {
-        let path = node.link(patience).await?;
-        let mut connection = path.link.connection();
+        let route = node.route(patience).await?;
+        let mut connection = route.connection.client();
         match connection.send_packed_commands(commands, 0, commands.len()).await {
             Ok(replies) => Ok(replies),
-            Err(error) => Err(self.failed(&path, Fault::of(error))),
+            Err(error) => Err(self.failed(&route, Fault::of(error))),
         }
     }
 
@@ -158,33 +185,33 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on a given link. When nobody waits for the answer any more, the link has to show within
+    /// Carries out a request on a given connection. When nobody waits for the answer any more, the connection has to show within
     /// `patience` that it is alive.
-    pub(crate) async fn exchange<E: Errand>(
+    pub(crate) async fn exchange<E: Command>(
         &self,
-        path: &Path,
+        route: &Route,
         request: &E,
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
     ) -> Result<Reply<E::Answer>, Fault> {
-        track.before(path);
-        let doubt = Doubt(Some((path, patience)));
-        let result = request.over(&path.link, asking).await;
-        doubt.dispel();
+        track.before(route);
+        let probe = ProbeOnDrop(Some((route, patience)));
+        let result = request.over(&route.connection, asking).await;
+        probe.cancel();
         match result {
             Err(Fault::Cut(_)) => {}
-            Err(Fault::Unsent(_)) => track.unsent(path),
-            _ => track.after(path),
+            Err(Fault::Unsent(_)) => track.unsent(route),
+            _ => track.after(route),
         }
         result
     }
 
     /// Draws the consequences of a fault for where requests go next.
-    fn failed(&self, path: &Path, fault: Fault) -> Failure {
+    fn failed(&self, route: &Route, fault: Fault) -> Failure {
         match (&fault, fault.code()) {
             // Not the master any more: it has to be looked up again.
             (_, Some("READONLY" | "MASTERDOWN")) => {
-                path.link.end();
+                route.connection.end();
                 self.distrust();
             }
             (Fault::Cut(_) | Fault::Unsent(_), _) | (_, Some("CLUSTERDOWN")) => self.distrust(),
@@ -224,7 +251,7 @@ impl Servers {
 }
 
 /// What can be sent to a server.
-pub(crate) trait Errand: Sync {
+pub(crate) trait Command: Sync {
     type Answer: Send;
 
     /// The slot of its locks.
@@ -233,75 +260,51 @@ pub(crate) trait Errand: Sync {
     /// Carries it out; `asking` on a server that is about to become responsible for the slot.
     fn over(
         &self,
-        link: &Link,
+        connection: &Connection,
         asking: bool,
     ) -> impl Future<Output = Result<Reply<Self::Answer>, Fault>> + Send;
 }
 
-impl Errand for Request {
+impl Command for Request {
     type Answer = Answer;
 
     fn slot(&self) -> u16 {
         self.names.slot
     }
 
-    async fn over(&self, link: &Link, asking: bool) -> Result<Reply, Fault> {
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
         match asking {
-            true => link.carry_out_asking(self).await,
-            false => link.carry_out(self).await,
+            true => connection.carry_out_asking(self).await,
+            false => connection.carry_out(self).await,
         }
     }
 }
 
-impl Errand for RequestAll {
+impl Command for RequestAll {
     type Answer = TakenAll;
 
     fn slot(&self) -> u16 {
         self.0.first().map_or(0, |request| request.names.slot)
     }
 
-    async fn over(&self, link: &Link, asking: bool) -> Result<Reply<TakenAll>, Fault> {
-        link.carry_out_all(self, asking).await
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<TakenAll>, Fault> {
+        connection.carry_out_all(self, asking).await
     }
 }
 
-/// Who keeps account of the links that a request may be under way on.
-pub(crate) trait Track: Send {
-    /// Whether an answer is overdue on this link.
-    fn awaits(&self, link: &Arc<Link>) -> bool;
-    /// A request is about to go over this link.
-    fn before(&mut self, path: &Path);
-    /// It was not sent after all.
-    fn unsent(&mut self, path: &Path);
-    /// Everything that went over this link has been answered.
-    fn after(&mut self, path: &Path);
-}
+/// A request whose maker goes away without an answer has its connection probed.
+struct ProbeOnDrop<'a>(Option<(&'a Route, Duration)>);
 
-/// Nobody.
-pub(crate) struct Untracked;
-
-impl Track for Untracked {
-    fn awaits(&self, _: &Arc<Link>) -> bool {
-        false
-    }
-    fn before(&mut self, _: &Path) {}
-    fn unsent(&mut self, _: &Path) {}
-    fn after(&mut self, _: &Path) {}
-}
-
-/// A request whose maker goes away without an answer makes its link suspect.
-struct Doubt<'a>(Option<(&'a Path, Duration)>);
-
-impl Doubt<'_> {
-    fn dispel(mut self) {
+impl ProbeOnDrop<'_> {
+    fn cancel(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Doubt<'_> {
+impl Drop for ProbeOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some((path, patience)) = self.0 {
-            path.lane.doubt(&path.link, patience);
+        if let Some((route, patience)) = self.0 {
+            route.runtime.doubt(&route.connection, patience);
         }
     }
 }

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use super::lane::Node;
+use super::node::Node;
 use super::open::Opener;
 use crate::error::Fault;
 use crate::url::Endpoint;

@@ -23,11 +23,13 @@ for n = 1, count do
     elseif value then
       return value
     else
-      local holder = try('HGETALL', name)
-      if holder.err then
-        return holder
+      -- Not all of what may be somebody's data.
+      local held = try('HLEN', name)
+      if type(held) == 'table' then
+        return held
       end
-      return { n, left, holder[1], holder[2] }
+      held = held < 9 and call('HGETALL', name) or {}
+      return { n, left, held[1] or '', held[2] or '' }
     end
   end
 end
@@ -43,7 +45,11 @@ if free > 0 and step == 1 then
   local now = time[1] * 1000000 + time[2]
   if last < now - 1000 then
     last = now + free
-    call('SET', KEYS[1], last)
+    call('SET', KEYS[1], format('%.0f', last))
+  end
+  if last > now + 315360000000000 then
+    call('DECRBY', KEYS[1], free)
+    return redis.error_reply('FENCES ' .. KEYS[1])
   end
   last = last - free
 end
@@ -65,7 +71,11 @@ for n = 1, count do
         local now = time[1] * 1000000 + time[2]
         if fence < now - 1000 then
           fence = now + 1
-          call('SET', KEYS[place + 1], fence)
+          call('SET', KEYS[place + 1], format('%.0f', fence))
+        end
+        if fence > now + 315360000000000 then
+          call('DECR', KEYS[place + 1])
+          fence = redis.error_reply('FENCES ' .. KEYS[place + 1])
         end
       end
     end

@@ -1,0 +1,186 @@
+//! Requests that may still be under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::Failure;
+use dlock_core::backend::Withdrawal;
+use smallvec::SmallVec;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::withdrawn;
+use crate::error::Fault;
+use crate::request::Request;
+use crate::servers::{Connection, Reply, Route, Servers, Track, Untracked};
+
+/// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
+const SAME_CONNECTION: Duration = Duration::from_millis(200);
+
+/// The connection on which the last request was not answered. It can be made again on any other one.
+#[derive(Default)]
+pub(super) struct InFlight(Option<Arc<Connection>>);
+
+impl Track for InFlight {
+    fn awaits(&self, connection: &Arc<Connection>) -> bool {
+        self.0.as_ref().is_some_and(|overdue| Arc::ptr_eq(overdue, connection))
+    }
+
+    fn before(&mut self, route: &Route) {
+        self.0 = Some(Arc::clone(&route.connection));
+    }
+
+    fn unsent(&mut self, _: &Route) {
+        self.0 = None;
+    }
+
+    fn after(&mut self, _: &Route) {
+        self.0 = None;
+    }
+}
+
+/// The connections on which attempts went out that were never answered. Such an attempt may be carried out at any time,
+/// and what it takes has to be withdrawn after it: on the same connection, or for as long as its lease could run.
+#[derive(Default)]
+pub(super) struct InFlightAttempts(SmallVec<[Sent; 1]>);
+
+struct Sent {
+    route: Route,
+    attempts: usize,
+    last_sent: Instant,
+    /// The withdrawal that follows the attempts on the same connection, and what came of it.
+    withdrawal: Option<watch::Receiver<Option<Result<Reply, Fault>>>>,
+}
+
+impl Track for InFlightAttempts {
+    fn awaits(&self, connection: &Arc<Connection>) -> bool {
+        self.0.iter().any(|trace| Arc::ptr_eq(&trace.route.connection, connection))
+    }
+
+    fn before(&mut self, route: &Route) {
+        let now = Instant::now();
+        match self.trace(&route.connection) {
+            Some(trace) => {
+                trace.attempts += 1;
+                trace.last_sent = now;
+                trace.withdrawal = None;
+            }
+            None => {
+                self.0.push(Sent { route: route.clone(), attempts: 1, last_sent: now, withdrawal: None });
+            }
+        }
+    }
+
+    fn unsent(&mut self, route: &Route) {
+        if let Some(trace) = self.trace(&route.connection) {
+            trace.attempts -= 1;
+        }
+        self.0.retain(|trace| trace.attempts > 0);
+    }
+
+    fn after(&mut self, route: &Route) {
+        // Answers come in order, so all earlier attempts on this connection are settled too.
+        self.0.retain(|trace| !Arc::ptr_eq(&trace.route.connection, &route.connection));
+    }
+}
+
+impl InFlightAttempts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn trace(&mut self, connection: &Arc<Connection>) -> Option<&mut Sent> {
+        self.0.iter_mut().find(|trace| Arc::ptr_eq(&trace.route.connection, connection))
+    }
+
+    /// Withdraws what the attempts may have taken. An error says that it has to be done again.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, withdrawals that are under way stay so.
+    pub(super) async fn withdraw(
+        &mut self,
+        servers: &Arc<Servers>,
+        request: &Request,
+        (lease, patience): (Duration, Duration),
+    ) -> Result<Withdrawal, Failure> {
+        let (mut removed, mut elsewhere) = (false, false);
+        let mut position = 0;
+        while let Some(trace) = self.0.get_mut(position) {
+            match trace.withdraw(servers, request, patience).await {
+                Followed::Answered(answer) => removed |= answer == Withdrawal::REMOVED,
+                Followed::Redirected => elsewhere = true,
+                // Whatever it took has ended by itself, or has the withdrawal right behind it.
+                Followed::Open if trace.last_sent.elapsed() >= lease && trace.is_followed() => {}
+                Followed::Open => {
+                    position += 1;
+                    continue;
+                }
+            }
+            self.0.remove(position);
+        }
+        if !self.0.is_empty() || elsewhere {
+            // What was carried out already is removed at once, wherever it is now.
+            let reply = servers.carry_out(request, patience, &mut Untracked).await?;
+            removed |= withdrawn(&reply.answer)? == Withdrawal::REMOVED;
+        }
+        if self.0.is_empty() {
+            return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
+        }
+        Err(Failure::unknown(
+            "an attempt was not answered and its connection is gone or silent; withdrawn again until its lease has passed",
+        ))
+    }
+}
+
+/// What became of a withdrawal that follows attempts on their own connection.
+enum Followed {
+    Answered(Withdrawal),
+    /// The attempts have been carried out or refused, and the lock is another server's business now.
+    Redirected,
+    /// No answer yet, or none any more.
+    Open,
+}
+
+impl Sent {
+    async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request, patience: Duration) -> Followed {
+        let mut outcome = match &self.withdrawal {
+            Some(outcome) => outcome.clone(),
+            None if self.route.connection.is_ended() => return Followed::Open,
+            None => self.withdrawal.insert(self.send(servers, request, patience)).clone(),
+        };
+        let answered = tokio::time::timeout(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
+        let Ok(Ok(answer)) = answered else { return Followed::Open };
+        match answer.as_ref() {
+            Some(Ok(reply)) => withdrawn(&reply.answer).map_or(Followed::Open, Followed::Answered),
+            Some(Err(fault)) if fault.redirect().is_some() => Followed::Redirected,
+            Some(Err(Fault::Refused(_))) => {
+                // Such as a server that is busy: asked again the next time.
+                self.withdrawal = None;
+                Followed::Open
+            }
+            _ => Followed::Open,
+        }
+    }
+
+    /// Whether nothing more can be done on the connection.
+    fn is_followed(&self) -> bool {
+        self.withdrawal.is_some() || self.route.connection.is_ended()
+    }
+
+    /// Sends the withdrawal in a task of its own, so that it is carried out even if nobody waits for it any more.
+    fn send(
+        &self,
+        servers: &Arc<Servers>,
+        request: &Request,
+        patience: Duration,
+    ) -> watch::Receiver<Option<Result<Reply, Fault>>> {
+        let (done, outcome) = watch::channel(None);
+        let (route, servers, request) = (self.route.clone(), Arc::clone(servers), request.clone());
+        self.route.connection.runtime().spawn(async move {
+            let result = servers.exchange(&route, &request, (false, patience), &mut Untracked).await;
+            done.send_replace(Some(result));
+        });
+        outcome
+    }
+}

@@ -1,0 +1,103 @@
+//! What the claims of one backend share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Failure, Key, Token};
+use redis::{Cmd, Value};
+
+use crate::config::{Config, Replicas};
+use crate::format::Format;
+use crate::keys::{Namer, Names};
+use crate::request::By;
+use crate::servers::Servers;
+use crate::subscription::Hub;
+
+/// How long a question outside of a lock may take.
+const QUESTION: Duration = Duration::from_secs(5);
+
+/// The servers, the channels that are listened to, and how locks are named and stored.
+pub(crate) struct Client {
+    pub(crate) servers: Arc<Servers>,
+    /// The servers and the database, the same in all processes that are configured alike.
+    pub(crate) place: String,
+    pub(crate) hub: Hub,
+    pub(crate) replicas: Option<Replicas>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) namer: Namer,
+    pub(crate) format: Format,
+    /// Whether data of others may lie under the names of locks: there is no prefix.
+    pub(crate) among_data: bool,
+}
+
+impl Client {
+    pub(crate) fn new(config: Config) -> Result<Self, Failure> {
+        let format = match config.redisson {
+            true => Format::Redisson { client: client_id()?.into(), cluster: config.cluster },
+            false => Format::Plain { cluster: config.cluster },
+        };
+        let servers = Arc::new(Servers::new(&config, format.clone()));
+        servers.watch()?;
+        Ok(Self {
+            hub: Hub::new(&servers),
+            place: config.target.place(),
+            servers,
+            replicas: config.replicas,
+            connect_timeout: config.connect_timeout,
+            namer: Namer::new(&config.prefix, config.counters, config.cluster, config.redisson)?,
+            format,
+            among_data: config.prefix.is_empty(),
+        })
+    }
+
+    pub(crate) fn names(&self, key: &Key) -> Names {
+        self.namer.names(key)
+    }
+
+    /// Asks the server whether it is there, and whether this user has the rights that are needed.
+    pub(crate) async fn introduce(&self) -> Result<(), Failure> {
+        self.ask(0, &self.format.introduction(By::Text)).await?;
+        self.ask(0, &self.format.introduction(By::Hash)).await?;
+        let probe = self.namer.probe();
+        let missing = self.ask(probe.slot, &self.format.rights(&probe, self.among_data)).await?;
+        let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let missing = missing.join(", ");
+        let message = format!(
+            "the user may not use {missing}; docs/backends/redis.md lists the rights that are needed"
+        );
+        Err(Failure::new(ErrorKind::Denied, message))
+    }
+
+    /// Sends one command that is no lock's.
+    pub(crate) async fn ask(&self, slot: u16, command: &Cmd) -> Result<Value, Failure> {
+        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, QUESTION, command)).await;
+        asked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
+    }
+}
+
+/// A random UUID in text.
+fn client_id() -> Result<String, Failure> {
+    let mut bytes = *Token::random()?.as_bytes();
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_id_is_a_version_4_uuid() {
+        let id = client_id().unwrap();
+        let lengths: Vec<usize> = id.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!(&id[14..15], "4");
+        assert!("89ab".contains(&id[19..20]), "{id}");
+        assert_ne!(id, client_id().unwrap());
+    }
+}

@@ -1,0 +1,320 @@
+//! Our own form: a string that expires.
+//!
+//! `<token> <first fence of the call>+<number in it> <who holds it>`, with ` !` at its end where somebody listens for the
+//! release. So a release is published only to those who wait, and the fence needs no arithmetic on the server.
+
+use std::time::Duration;
+
+use dlock_core::{Failure, Fence, Holder, Token};
+use redis::{Cmd, Value};
+
+use super::{Found, LONGEST_VALUE, Script, hash_of, no_lock, since, text};
+use crate::error::Fault;
+use crate::request::{Answer, By, Request, Step, TakenAll, Who};
+
+const TEXT: &str = include_str!("plain.lua");
+const ALL_TEXT: &str = include_str!("plain_batch.lua");
+pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
+pub(super) const FORCE: &str = include_str!("plain_force.lua");
+pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
+static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
+
+pub(super) fn call(requests: &[Request], cluster: bool, by: By) -> Cmd {
+    let acquires = requests.iter().filter(|request| request.step.acquires()).count();
+    let counter = requests.iter().find(|request| request.step.acquires());
+    let keys = requests.len() + usize::from(counter.is_some());
+    let mut cmd = SCRIPT.call(by, keys, 6 + 5 * requests.len());
+    for request in requests {
+        cmd.arg(&*request.names.lock);
+    }
+    if let Some(request) = counter {
+        cmd.arg(&*request.names.counter);
+    }
+    cmd.arg(if cluster { "1" } else { "0" }).arg(acquires);
+    let (mut number, mut scratch) = (0, Vec::new());
+    for request in requests {
+        let token = hex(&request.token);
+        match &request.step {
+            Step::Withdraw => cmd.arg("w").arg(&token),
+            Step::Renew { lease } => cmd.arg("r").arg(&token).arg(*lease),
+            Step::Acquire { lease, listens, who } => {
+                let what = if *listens { "l" } else { "a" };
+                let added = added(number, who, &mut scratch);
+                number += 1;
+                cmd.arg(what).arg(&token).arg(*lease).arg(added)
+            }
+        };
+    }
+    cmd
+}
+
+/// What follows the first fence of the call in the value.
+fn added<'a>(number: usize, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+    scratch.clear();
+    if number >= 10 {
+        scratch.extend_from_slice(number.to_string().as_bytes());
+    } else {
+        scratch.push(b'0' + u8::try_from(number).unwrap_or(0));
+    }
+    scratch.push(b' ');
+    who.write(scratch);
+    scratch
+}
+
+fn hex(token: &Token) -> [u8; 32] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 32];
+    for (at, byte) in token.as_bytes().iter().enumerate() {
+        text[2 * at] = DIGITS[usize::from(byte >> 4)];
+        text[2 * at + 1] = DIGITS[usize::from(byte & 15)];
+    }
+    text
+}
+
+pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
+    let (base, odd) = match reply {
+        Value::Int(base) => (base, Vec::new()),
+        Value::Array(mut parts) if parts.len() % 2 == 1 => match parts.remove(0) {
+            Value::Int(base) => (base, parts),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let base = u64::try_from(base).ok()?;
+    let mut fences = base..;
+    let hoped = requests.iter().map(|request| match request.step.acquires() {
+        true => fences.next().map(Answer::Granted),
+        false => Some(Answer::Done(true)),
+    });
+    let mut answers: Vec<Answer> = hoped.collect::<Option<_>>()?;
+    let mut odd = odd.into_iter();
+    while let (Some(place), Some(reply)) = (odd.next(), odd.next()) {
+        let Value::Int(place) = place else { return None };
+        let place = usize::try_from(place).ok()?.checked_sub(1)?;
+        *answers.get_mut(place)? = answer(reply)?;
+    }
+    // Without a first fence nothing can have been granted.
+    let granted = |answer: &Answer| matches!(answer, Answer::Granted(_));
+    (base > 0 || !answers.iter().any(granted)).then_some(answers)
+}
+
+fn answer(reply: Value) -> Option<Answer> {
+    Some(match reply {
+        Value::Int(0) => Answer::Done(false),
+        Value::Array(parts) => {
+            let mut parts = parts.into_iter();
+            match (parts.next()?, parts.next()) {
+                (value, None) => Answer::Adopted(Stored::parse(&text(value)?).map(|stored| stored.fence)),
+                (Value::Int(left), Some(value)) => busy(left, &text(value)?),
+                _ => return None,
+            }
+        }
+        refused => Answer::Refused(text(refused)?),
+    })
+}
+
+fn busy(left: i64, value: &str) -> Answer {
+    match Stored::parse(value) {
+        Some(stored) => {
+            let left = u64::try_from(left).ok().map(Duration::from_millis);
+            Answer::Busy { left, holder: Box::new(stored.holder(left)) }
+        }
+        None => no_lock(),
+    }
+}
+
+/// What is stored for one lock.
+struct Stored<'a> {
+    fence: u64,
+    who: &'a str,
+}
+
+impl<'a> Stored<'a> {
+    fn parse(value: &'a str) -> Option<Self> {
+        let value = value.strip_suffix(" !").unwrap_or(value);
+        let (token, rest) = value.split_once(' ')?;
+        let (fence, who) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (first, number) = fence.split_once('+')?;
+        let fence = first.parse::<u64>().ok()?.checked_add(number.parse().ok()?)?;
+        let is_token = token.len() == 32 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_token.then_some(Self { fence, who })
+    }
+
+    fn holder(&self, left: Option<Duration>) -> Holder {
+        let mut holder = Holder::parse(self.who);
+        holder.fence = Some(Fence::new(self.fence));
+        holder.expires_in = left;
+        holder.since = since(self.fence);
+        holder
+    }
+}
+
+pub(super) fn call_all(requests: &[Request], by: By) -> Cmd {
+    let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
+    let mut cmd = ALL.call(by, requests.len() + 1, 6 + 4 * requests.len());
+    for request in requests {
+        cmd.arg(&*request.names.lock);
+    }
+    if let Some(request) = requests.first() {
+        cmd.arg(&*request.names.counter);
+    }
+    cmd.arg(i32::from(requests.iter().any(listens)));
+    let mut scratch = Vec::new();
+    for (number, request) in requests.iter().enumerate() {
+        if let Step::Acquire { lease, who, .. } = &request.step {
+            cmd.arg(&hex(&request.token)).arg(*lease).arg(added(number, who, &mut scratch));
+        }
+    }
+    cmd
+}
+
+pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
+    let granted = |base: u64, number: usize| Answer::Granted(base + number as u64);
+    let mut parts = match reply {
+        Value::Int(base) => {
+            let base = u64::try_from(base).ok().filter(|base| *base > 0)?;
+            return Some(TakenAll::Taken((0..count).map(|number| granted(base, number)).collect()));
+        }
+        Value::Array(parts) => parts.into_iter(),
+        _ => return None,
+    };
+    match (parts.next()?, parts.next()?) {
+        (Value::Int(0), Value::Int(base)) if parts.len() == count => {
+            let base = u64::try_from(base).ok()?;
+            let taken = parts.enumerate().map(|(number, reply)| match reply {
+                Value::Int(1) if base > 0 => Some(granted(base, number)),
+                Value::Int(_) => None,
+                adopted => answer(adopted),
+            });
+            taken.collect::<Option<_>>().map(TakenAll::Taken)
+        }
+        (Value::Int(place), Value::Int(left)) => {
+            let place = usize::try_from(place).ok()?.checked_sub(1).filter(|place| *place < count)?;
+            Some(TakenAll::Busy(place, busy(left, &text(parts.next()?)?)))
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn seen(left: Option<Duration>, stored: Value) -> Result<Found, Failure> {
+    let value = match stored {
+        Value::BulkString(bytes) if bytes.is_empty() => return Ok(Found::Nothing),
+        Value::BulkString(bytes) if bytes.len() >= LONGEST_VALUE => return Ok(Found::Foreign),
+        Value::ServerError(error) => {
+            let fault = Fault::of(error.into());
+            return if fault.code() == Some("WRONGTYPE") {
+                Ok(Found::Data)
+            } else {
+                Err(fault.into_failure())
+            };
+        }
+        value => text(value).unwrap_or_default(),
+    };
+    Ok(Stored::parse(&value).map_or(Found::Foreign, |stored| Found::Held(stored.holder(left))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::keys::{Counters, Namer};
+
+    const TOKEN: &str = "00112233445566778899aabbccddeeff";
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn requests(steps: Vec<Step>) -> Vec<Request> {
+        let namer = Namer::new("dlock:", Counters::Server, false, false).unwrap();
+        let make = |(number, step)| Request {
+            names: namer.names(&dlock_core::Key::new(format!("room_{number}")).unwrap()),
+            token: Token::random().unwrap(),
+            step,
+        };
+        steps.into_iter().enumerate().map(make).collect()
+    }
+
+    fn acquire(listens: bool) -> Step {
+        Step::Acquire { lease: 5_000, listens, who: Who::text("host=a pid=5") }
+    }
+
+    #[test]
+    fn one_number_says_that_all_went_well() {
+        let requests = requests(vec![acquire(false), Step::Withdraw, acquire(true)]);
+        let fence = 1_700_000_000_000_000;
+        let answers = read(Value::Int(1_700_000_000_000_000), &requests).unwrap();
+        assert_eq!(answers, [Answer::Granted(fence), Answer::Done(true), Answer::Granted(fence + 1)]);
+        assert_eq!(read(Value::Int(0), &requests), None, "a grant has a fence");
+    }
+
+    #[test]
+    fn replies_of_those_who_failed_find_their_operations() {
+        let requests =
+            requests(vec![acquire(false), Step::Withdraw, acquire(false), acquire(false), acquire(false)]);
+        let value = format!("{TOKEN} 1700000000000000+12 host=a pid=5 !");
+        let reply = Value::Array(vec![
+            Value::Int(1_700_000_000_000_020),
+            Value::Int(1),
+            Value::Array(vec![Value::Int(250), bulk(&value)]),
+            Value::Int(2),
+            Value::Int(0),
+            Value::Int(3),
+            Value::Array(vec![bulk(&value)]),
+            Value::Int(4),
+            bulk("OOM command not allowed"),
+        ]);
+        let answers = read(reply, &requests).unwrap();
+        let Answer::Busy { left, holder } = &answers[0] else { panic!("{answers:?}") };
+        assert_eq!(*left, Some(Duration::from_millis(250)));
+        assert_eq!((holder.host.as_deref(), holder.pid), (Some("a"), Some(5)));
+        assert_eq!(holder.fence, Some(Fence::new(1_700_000_000_000_012)));
+        assert_eq!(holder.since, Some(UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_012)));
+        assert_eq!(answers[1], Answer::Done(false));
+        assert_eq!(answers[2], Answer::Adopted(Some(1_700_000_000_000_012)));
+        assert_eq!(answers[3], Answer::Refused("OOM command not allowed".into()));
+        assert_eq!(answers[4], Answer::Granted(1_700_000_000_000_023), "each acquire has its number");
+    }
+
+    #[test]
+    fn what_is_no_lock_is_refused_and_nonsense_is_no_answer() {
+        for value in ["", "locked", "x 1+2 host=a", &format!("{TOKEN} x host=a"), &format!("{TOKEN} 1")] {
+            assert_eq!(busy(5, value), no_lock(), "{value}");
+        }
+        let one = requests(vec![Step::Withdraw]);
+        for reply in [
+            Value::Nil,
+            Value::Int(-1),
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Int(0), Value::Int(1)]),
+            Value::Array(vec![Value::Int(0), Value::Int(2), Value::Int(0)]),
+            Value::Array(vec![Value::Int(0), Value::Int(1), Value::Nil]),
+        ] {
+            assert_eq!(read(reply.clone(), &one), None, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn batches_are_taken_adopted_or_busy() {
+        let taken = read_all(Value::Int(7), 2).unwrap();
+        assert_eq!(taken, TakenAll::Taken(vec![Answer::Granted(7), Answer::Granted(8)]));
+        let value = format!("{TOKEN} 3+1 host=a");
+        let mixed =
+            Value::Array(vec![Value::Int(0), Value::Int(7), Value::Array(vec![bulk(&value)]), Value::Int(1)]);
+        let taken = read_all(mixed, 2).unwrap();
+        assert_eq!(taken, TakenAll::Taken(vec![Answer::Adopted(Some(4)), Answer::Granted(8)]));
+        let busy = Value::Array(vec![Value::Int(2), Value::Int(250), bulk(&value)]);
+        assert!(matches!(read_all(busy.clone(), 2), Some(TakenAll::Busy(1, Answer::Busy { .. }))));
+        assert_eq!(read_all(busy, 1), None, "there is no second lock");
+        assert_eq!(read_all(Value::Int(0), 1), None);
+    }
+
+    #[test]
+    fn a_long_label_is_left_out_rather_than_cut() {
+        let who = Who::text(&format!("host=a pid=5 label={}", "x".repeat(600)));
+        let mut line = Vec::new();
+        who.write(&mut line);
+        assert_eq!(line, b"host=a pid=5");
+    }
+}

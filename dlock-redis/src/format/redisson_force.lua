@@ -1,0 +1,19 @@
+-- Takes a lock away from whoever holds it, and wakes who waits.
+-- KEYS: the lock. ARGV: its channel; -; 1 on a cluster.
+-- Reply: 1, or 0 when nobody holds it.
+local count = redis.pcall('HLEN', KEYS[1])
+if count == 0 then
+  return 0
+end
+-- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
+local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
+if not held[2] or not (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ ')) then
+  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+end
+redis.call('DEL', KEYS[1])
+-- Who is not told asks again by himself.
+if ARGV[3] == '1' then
+  redis.pcall('SPUBLISH', ARGV[1], '0')
+end
+redis.pcall('PUBLISH', ARGV[1], '0')
+return 1

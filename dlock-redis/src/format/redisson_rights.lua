@@ -1,0 +1,19 @@
+-- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write to
+-- the counter writes nothing.
+-- KEYS or ARGV: the lock, the counter; behind them in ARGV the channel. Reply: the commands that the user may not use there.
+local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
+local tries = {
+  { 'INCRBY', counter, 0 }, { 'TIME' }, { 'SET', counter, '', 'NX' }, { 'HSET', counter, 'a', 'b' }, { 'HLEN', lock },
+  { 'HGET', lock, 'a' }, { 'HGETALL', lock }, { 'HEXISTS', lock, 'a' }, { 'HDEL', lock, 'a' }, { 'PTTL', lock },
+  { 'PEXPIRE', lock, 1 }, { 'PUBLISH', ARGV[#ARGV], '' },
+}
+for n = 1, #tries do
+  local reply = redis.pcall(unpack(tries[n]))
+  local refused = type(reply) == 'table' and reply.err or ''
+  -- Without a prefix nothing is known of the keys that the user may use.
+  local command = string.find(refused, 'to run the') or string.find(refused, "can't run this")
+  if command or KEYS[1] and string.find(refused, 'ermission') then
+    missing[#missing + 1] = tries[n][1]
+  end
+end
+return missing

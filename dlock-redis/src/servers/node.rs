@@ -1,0 +1,255 @@
+//! One server: for each runtime a connection, opened when it is needed and replaced when it fails.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_core::Failure;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::watch;
+
+use super::connection::{Connection, WireOptions};
+use super::open::Opener;
+use super::sentinel::Sentinels;
+use crate::url::Endpoint;
+
+/// What a probe may take at least and at most, beyond the time that replicas are waited for.
+const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A server, by whatever address it has at the moment.
+#[derive(Debug)]
+pub(crate) struct Node {
+    target: Arc<Target>,
+    runtimes: Mutex<Vec<(Id, Arc<RuntimeConnection>)>>,
+}
+
+/// How to get a connection to a server.
+#[derive(Debug)]
+struct Target {
+    address: Address,
+    opener: Opener,
+    options: WireOptions,
+}
+
+/// Where a server is.
+#[derive(Debug)]
+pub(crate) enum Address {
+    Fixed(Endpoint),
+    /// Wherever the sentinels say that the master is.
+    Sentinels(Sentinels),
+}
+
+impl Node {
+    pub(crate) fn new(address: Address, opener: Opener, options: WireOptions) -> Self {
+        Self { target: Arc::new(Target { address, opener, options }), runtimes: Mutex::default() }
+    }
+
+    /// The connection of the calling runtime, which may not be open yet.
+    fn runtime(&self) -> Result<Arc<RuntimeConnection>, Failure> {
+        let runtime = Handle::try_current()
+            .map_err(|_| Failure::unavailable("there is no tokio runtime here to drive a connection"))?;
+        let id = runtime.id();
+        let mut runtimes = lock(&self.runtimes);
+        if let Some((_, found)) = runtimes.iter().find(|(other, _)| *other == id) {
+            return Ok(Arc::clone(found));
+        }
+        // A runtime that has ended took its connection with it.
+        runtimes.retain(|(_, other)| other.is_used());
+        let target = Arc::clone(&self.target);
+        let new = Arc::new(RuntimeConnection { target, runtime, state: Mutex::default() });
+        runtimes.push((id, Arc::clone(&new)));
+        Ok(new)
+    }
+
+    /// The way from the calling runtime, for which a caller waits as long as `patience`.
+    pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
+        let runtime = self.runtime()?;
+        let connection = runtime.connection(patience).await?;
+        Ok(Route { runtime, connection })
+    }
+
+    /// Closes all connections; the next request opens new ones.
+    pub(crate) fn close(&self) {
+        lock(&self.runtimes).clear();
+    }
+
+    /// What the sentinels know, where there are any.
+    pub(crate) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.target.address {
+            Address::Sentinels(sentinels) => Some(sentinels),
+            Address::Fixed(_) => None,
+        }
+    }
+
+    /// Ends the connections to a server that is the master no more.
+    pub(crate) fn leave(&self, master: &Endpoint) {
+        for (_, runtime) in lock(&self.runtimes).iter() {
+            let mut state = lock(&runtime.state);
+            if state.current.as_ref().is_some_and(|(at, _)| at != master)
+                && let Some((_, connection)) = state.current.take()
+            {
+                connection.end();
+            }
+        }
+    }
+
+    /// Where the server is now.
+    pub(crate) async fn endpoint(&self) -> Result<Endpoint, Failure> {
+        self.target.endpoint().await
+    }
+
+    pub(crate) fn opener(&self) -> &Opener {
+        &self.target.opener
+    }
+}
+
+impl Target {
+    async fn endpoint(&self) -> Result<Endpoint, Failure> {
+        match &self.address {
+            Address::Fixed(endpoint) => Ok(endpoint.clone()),
+            Address::Sentinels(sentinels) => sentinels.master().await,
+        }
+    }
+
+    async fn open(&self) -> Result<(Endpoint, Arc<Connection>), Failure> {
+        let endpoint = self.endpoint().await?;
+        let opened = self.opener.open(&endpoint, |_| {}).await?;
+        if let Address::Sentinels(_) = &self.address {
+            super::sentinel::confirm_master(&opened.connection, &endpoint, self.opener.timeout()).await?;
+        }
+        Ok((endpoint, Arc::new(Connection::new(opened, self.options.clone()))))
+    }
+
+    fn probe_limit(&self, patience: Duration) -> Duration {
+        patience.clamp(PROBE.0, PROBE.1)
+            + self.options.replicas.map_or(Duration::ZERO, |replicas| replicas.timeout)
+    }
+}
+
+/// A connection, and whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) runtime: Arc<RuntimeConnection>,
+    pub(crate) connection: Arc<Connection>,
+}
+
+impl Route {
+    /// Another connection to the same server, or this one when no other is to be had in time.
+    pub(crate) async fn replaced(self, patience: Duration) -> Self {
+        let mut opening = {
+            let mut state = lock(&self.runtime.state);
+            match &state.current {
+                Some((_, connection))
+                    if !connection.is_ended() && !Arc::ptr_eq(connection, &self.connection) =>
+                {
+                    return Self { connection: Arc::clone(connection), ..self.clone() };
+                }
+                _ => self.runtime.open(&mut state),
+            }
+        };
+        match tokio::time::timeout(patience, opening.wait_for(Option::is_some))
+            .await
+            .as_ref()
+            .map(Result::as_deref)
+        {
+            Ok(Ok(Some(Ok(connection)))) => Self { connection: Arc::clone(connection), ..self.clone() },
+            _ => self,
+        }
+    }
+}
+
+type Opening = watch::Receiver<Option<Result<Arc<Connection>, Arc<Failure>>>>;
+
+/// The connection to one server from one runtime.
+pub(crate) struct RuntimeConnection {
+    target: Arc<Target>,
+    runtime: Handle,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<(Endpoint, Arc<Connection>)>,
+    /// One that is being opened, for all who want one.
+    opening: Option<Opening>,
+}
+
+impl RuntimeConnection {
+    fn is_used(&self) -> bool {
+        let state = lock(&self.state);
+        let opening = state.opening.as_ref().is_some_and(|opening| opening.has_changed().is_ok());
+        opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
+    }
+
+    async fn connection(self: &Arc<Self>, patience: Duration) -> Result<Arc<Connection>, Failure> {
+        let mut opening = {
+            let mut state = lock(&self.state);
+            match &state.current {
+                Some((_, connection)) if !connection.is_ended() => return Ok(Arc::clone(connection)),
+                _ => self.open(&mut state),
+            }
+        };
+        let opened = tokio::time::timeout(patience, opening.wait_for(Option::is_some)).await;
+        let Ok(opened) = opened else {
+            return Err(Failure::unavailable(format!(
+                "no connection within {patience:?}; it is still being opened"
+            )));
+        };
+        match opened.as_deref() {
+            Ok(Some(Ok(connection))) => Ok(Arc::clone(connection)),
+            Ok(Some(Err(failure))) => Err(Failure::new(failure.kind(), failure.message().to_owned())),
+            _ => Err(Failure::unavailable("the runtime that opened the connection is gone")),
+        }
+    }
+
+    /// Has a connection opened in the background, unless one is already being opened.
+    fn open(self: &Arc<Self>, state: &mut State) -> Opening {
+        if let Some(opening) = &state.opening
+            && opening.has_changed().is_ok()
+        {
+            return opening.clone();
+        }
+        let (done, opening) = watch::channel(None);
+        let this = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let opened = this.target.open().await;
+            let mut state = lock(&this.state);
+            state.opening = None;
+            let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {
+                state.current = Some((endpoint, Arc::clone(&connection)));
+                connection
+            });
+            drop(state);
+            done.send_replace(Some(result));
+        });
+        state.opening = Some(opening.clone());
+        opening
+    }
+
+    /// Somebody waited for an answer on `connection` in vain. One that does not answer a probe either is replaced as soon
+    /// as another can be opened; until then, and for what has to follow on the same connection, it stays in use.
+    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>, patience: Duration) {
+        let (this, connection) = (Arc::clone(self), Arc::clone(connection));
+        self.runtime.spawn(async move {
+            if !connection.probe(this.target.probe_limit(patience)).await {
+                let mut state = lock(&this.state);
+                let current =
+                    state.current.as_ref().is_some_and(|(_, current)| Arc::ptr_eq(current, &connection));
+                if current {
+                    this.open(&mut state);
+                }
+            }
+        });
+    }
+}
+
+impl std::fmt::Debug for RuntimeConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RuntimeConnection")
+            .field("current", &lock(&self.state).current)
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,275 @@
+//! Requests that wait to be sent together, and their makers, who wait for the replies.
+//!
+//! Requests that share a call share one place to wait at, so that a request costs no channel of its own. A request whose
+//! maker goes away before it is sent, is not sent.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::Notify;
+
+use super::connection::Reply;
+use crate::error::Fault;
+use crate::request::Request;
+
+/// How many requests share one call at the most, so that no call keeps the server from others for long.
+const MOST_IN_A_CALL: usize = 32;
+
+/// The requests that wait to be sent, in the order of their makers.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    news: Notify,
+    /// Requests that wait or are under way, on the queue or beside it.
+    open: AtomicUsize,
+}
+
+/// A request that is under way beside the queue, which was empty when it began.
+pub(super) struct Alone<'a>(&'a Queue);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.done(1);
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    calls: VecDeque<Building>,
+    closed: bool,
+}
+
+/// A call that is not sent yet. A request that was taken back leaves a gap.
+struct Building {
+    makers: Arc<Makers>,
+    requests: Vec<Option<Request>>,
+}
+
+/// A call that is to be sent.
+pub(super) struct Call {
+    queue: Arc<Queue>,
+    makers: Arc<Makers>,
+    pub(super) requests: Vec<Request>,
+    /// The place of each request among the makers.
+    places: Vec<usize>,
+    answered: bool,
+}
+
+/// Those who wait for the replies to one call.
+#[derive(Default)]
+struct Makers(Mutex<Vec<Maker>>);
+
+#[derive(Default)]
+enum Maker {
+    #[default]
+    New,
+    Waits(Waker),
+    Gone,
+    Answered(Result<Reply, Fault>),
+}
+
+/// A request's maker, waiting for the reply.
+///
+/// Dropping it takes the request back if it was not sent yet.
+pub(super) struct Pending<'a> {
+    queue: &'a Queue,
+    makers: Arc<Makers>,
+    place: usize,
+    answered: bool,
+}
+
+impl Queue {
+    /// Lets a request pass the queue if nothing waits or is under way.
+    pub(super) fn alone(&self) -> Option<Alone<'_>> {
+        self.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Alone(self))
+    }
+
+    /// Lets a request pass that may overtake others.
+    pub(super) fn beside(&self) -> Alone<'_> {
+        self.open.fetch_add(1, Ordering::AcqRel);
+        Alone(self)
+    }
+
+    fn done(&self, count: usize) {
+        self.open.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    /// Adds a request; `None` when the queue is closed.
+    pub(super) fn push(&self, request: Request) -> Option<Pending<'_>> {
+        let mut waiting = lock(&self.waiting);
+        if waiting.closed {
+            return None;
+        }
+        self.open.fetch_add(1, Ordering::AcqRel);
+        let first = waiting.calls.is_empty();
+        let building = match waiting.calls.back_mut() {
+            Some(building) if building.has_room_for(&request) => building,
+            _ => {
+                waiting.calls.push_back(Building { makers: Arc::default(), requests: Vec::with_capacity(8) });
+                waiting.calls.back_mut()?
+            }
+        };
+        building.requests.push(Some(request));
+        let place = building.requests.len() - 1;
+        let makers = Arc::clone(&building.makers);
+        drop(waiting);
+        if first {
+            self.news.notify_one();
+        }
+        Some(Pending { queue: self, makers, place, answered: false })
+    }
+
+    /// Resolves when there may be something to send, or the queue was closed.
+    pub(super) async fn changed(&self) {
+        self.news.notified().await;
+    }
+
+    /// Takes the next call that somebody still wants.
+    pub(super) fn pop(self: &Arc<Self>) -> Option<Call> {
+        let mut waiting = lock(&self.waiting);
+        loop {
+            let Building { makers, requests } = waiting.calls.pop_front()?;
+            let wanted = requests.into_iter().enumerate();
+            let (places, requests): (Vec<_>, Vec<_>) =
+                wanted.filter_map(|(place, request)| Some((place, request?))).unzip();
+            if !requests.is_empty() {
+                return Some(Call { queue: Arc::clone(self), makers, requests, places, answered: false });
+            }
+        }
+    }
+
+    /// How many requests wait to be sent next.
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.waiting).calls.front().map_or(0, |call| call.requests.len())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.waiting).closed
+    }
+
+    /// Accepts nothing more; what waits is still sent.
+    pub(super) fn close(&self) {
+        lock(&self.waiting).closed = true;
+        self.news.notify_one();
+    }
+
+    /// Accepts nothing more, and answers what waits.
+    pub(super) fn fail(self: &Arc<Self>, fault: &Fault) {
+        self.close();
+        while let Some(call) = self.pop() {
+            let replies = vec![Err(fault.clone()); call.requests.len()];
+            call.answer(replies);
+        }
+    }
+}
+
+impl Building {
+    /// Whether there is room, and no other request of the same lock.
+    fn has_room_for(&self, request: &Request) -> bool {
+        let same = |other: &&Request| {
+            other.names.hash == request.names.hash && other.names.lock == request.names.lock
+        };
+        self.requests.len() < MOST_IN_A_CALL && !self.requests.iter().flatten().any(|other| same(&other))
+    }
+}
+
+impl Call {
+    /// Whether the maker of a request has gone away.
+    pub(super) fn is_unwanted(&self, index: usize) -> bool {
+        self.places
+            .get(index)
+            .is_none_or(|place| matches!(lock(&self.makers.0).get(*place), Some(Maker::Gone)))
+    }
+
+    /// Answers all.
+    pub(super) fn answer(mut self, replies: Vec<Result<Reply, Fault>>) {
+        self.tell(replies);
+    }
+
+    fn tell(&mut self, replies: Vec<Result<Reply, Fault>>) {
+        self.answered = true;
+        self.queue.done(self.places.len());
+        let mut makers = lock(&self.makers.0);
+        let most = self.places.last().map_or(0, |last| last + 1);
+        if makers.len() < most {
+            makers.resize_with(most, Maker::default);
+        }
+        let mut wakers = Vec::with_capacity(replies.len());
+        for (place, reply) in self.places.iter().zip(replies) {
+            match std::mem::replace(&mut makers[*place], Maker::Answered(reply)) {
+                Maker::Waits(waker) => wakers.push(waker),
+                Maker::Gone => makers[*place] = Maker::Gone,
+                Maker::New | Maker::Answered(_) => {}
+            }
+        }
+        drop(makers);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Call {
+    /// The runtime that drives it has ended.
+    fn drop(&mut self) {
+        if !self.answered {
+            let fault = Fault::Cut("its runtime is gone".into());
+            self.tell(vec![Err(fault); self.places.len()]);
+        }
+    }
+}
+
+impl Future for Pending<'_> {
+    type Output = Result<Reply, Fault>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let place = self.place;
+        let reply = {
+            let mut makers = lock(&self.makers.0);
+            if makers.len() <= place {
+                makers.resize_with(place + 1, Maker::default);
+            }
+            match &mut makers[place] {
+                Maker::Waits(waker) => {
+                    waker.clone_from(cx.waker());
+                    return Poll::Pending;
+                }
+                maker @ (Maker::New | Maker::Gone) => {
+                    *maker = Maker::Waits(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                answered => match std::mem::replace(answered, Maker::Gone) {
+                    Maker::Answered(reply) => reply,
+                    _ => return Poll::Pending,
+                },
+            }
+        };
+        self.answered = true;
+        Poll::Ready(reply)
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        let mut waiting = lock(&self.queue.waiting);
+        let unsent = waiting.calls.iter_mut().find(|call| Arc::ptr_eq(&call.makers, &self.makers));
+        if let Some(request) = unsent.and_then(|call| call.requests.get_mut(self.place)) {
+            *request = None;
+            self.queue.done(1);
+        }
+        drop(waiting);
+        let mut makers = lock(&self.makers.0);
+        if makers.len() <= self.place {
+            makers.resize_with(self.place + 1, Maker::default);
+        }
+        makers[self.place] = Maker::Gone;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
