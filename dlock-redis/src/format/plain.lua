@@ -3,7 +3,7 @@
 -- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with " !" where somebody
 -- listens for its release.
 -- KEYS: the lock of each operation; then the counter of fences, where there are acquires.
--- ARGV: 1 on a cluster; how many acquires; then for each operation
+-- ARGV: -; how many acquires; then for each operation
 --   w, token                       give the lock back, and wake who listens, if the token has it
 --   r, token, lease in ms          extend the lease, if the token has the lock
 --   a, token, lease in ms, what is added to the first fence of the call and who it is
@@ -28,8 +28,7 @@ while ARGV[at] do
       reply = try('PEXPIRE', name, ARGV[at + 2])
     else
       reply = try('DEL', name)
-      -- Messages of a shard, where a cluster has them.
-      if sub(value, -2) == ' !' and (ARGV[1] ~= '1' or type(try('SPUBLISH', name, '')) == 'table') then
+      if sub(value, -2) == ' !' then
         try('PUBLISH', name, '')
       end
     end

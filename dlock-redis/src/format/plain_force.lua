@@ -1,5 +1,5 @@
 -- Takes a lock away from whoever holds it, and wakes who waits.
--- KEYS: the lock. ARGV: 1 where the key may be data of others; 1 on a cluster.
+-- KEYS: the lock. ARGV: 1 where the key may be data of others; -.
 -- Reply: 1, or 0 when nobody holds it.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 511)
 if value == '' then
@@ -10,7 +10,5 @@ if type(value) == 'table' or ARGV[1] == '1' and not string.find(value, '^%x+ %d+
 end
 redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.
-if ARGV[2] ~= '1' or type(redis.pcall('SPUBLISH', KEYS[1], '')) == 'table' then
-  redis.pcall('PUBLISH', KEYS[1], '')
-end
+redis.pcall('PUBLISH', KEYS[1], '')
 return 1
