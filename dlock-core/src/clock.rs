@@ -51,8 +51,10 @@ impl std::ops::Sub<Duration> for Timestamp {
 
 /// The clock that leases are measured with.
 ///
-/// [`Clock::system`] counts on while the machine is suspended (`CLOCK_BOOTTIME` on Linux) and is not moved by steps
-/// of the wall clock. A [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
+/// [`Clock::system`] counts on while the machine is suspended, on Linux (`CLOCK_BOOTTIME`) and macOS, and is not moved by
+/// steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still meanwhile: a holder that
+/// was suspended for longer than its lease then believes in its lock until the next renewal is answered, or for what was left of
+/// the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
 /// so that `tokio::time::pause` works as usual.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Source);
@@ -207,6 +209,9 @@ impl fmt::Debug for Movable {
     }
 }
 
+/// On Linux and Android `CLOCK_BOOTTIME`; on macOS and iOS `CLOCK_MONOTONIC`, which counts through sleep there; on other Unixes
+/// `CLOCK_MONOTONIC`, which may stand still while the machine sleeps.
+#[cfg(unix)]
 fn boot_time() -> Timestamp {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let clock = rustix::time::ClockId::Boottime;
@@ -216,6 +221,13 @@ fn boot_time() -> Timestamp {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+/// What the standard library measures with, since the first call in this process.
+#[cfg(not(unix))]
+fn boot_time() -> Timestamp {
+    static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+    Timestamp(u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -76,6 +76,16 @@ impl fmt::Display for Holder {
     }
 }
 
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_else(|_| "unknown".into())
+}
+
 /// Who this process is, as it tells the backends: host, process id, and the label of its `Locks`.
 #[derive(Debug)]
 pub struct Identity {
@@ -88,8 +98,7 @@ pub struct Identity {
 
 impl Identity {
     pub(crate) fn of_this_process(label: Option<String>) -> Arc<Self> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Arc::new(Self::new(host, std::process::id(), label))
+        Arc::new(Self::new(host_name(), std::process::id(), label))
     }
 
     fn new(host: String, pid: u32, label: Option<String>) -> Self {

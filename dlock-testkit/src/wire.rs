@@ -32,6 +32,7 @@ struct State {
     keeping: AtomicBool,
     lost_replies: AtomicUsize,
     lost_requests: AtomicUsize,
+    panicking_replies: AtomicUsize,
     mended: Notify,
     attempts: AtomicU64,
     renewals: AtomicU64,
@@ -92,6 +93,11 @@ impl Wire {
         self.0.lost_requests.store(count, Ordering::SeqCst);
     }
 
+    /// The next `count` requests are carried out, and the backend panics when it gets their replies.
+    pub fn panic_replies(&self, count: usize) {
+        self.0.panicking_replies.store(count, Ordering::SeqCst);
+    }
+
     /// Ends every fault. What hung or was stalled goes on.
     pub fn mend(&self) {
         let state = &self.0;
@@ -100,6 +106,7 @@ impl Wire {
         }
         state.lost_replies.store(0, Ordering::SeqCst);
         state.lost_requests.store(0, Ordering::SeqCst);
+        state.panicking_replies.store(0, Ordering::SeqCst);
         state.mended.notify_waiters();
     }
 
@@ -180,6 +187,7 @@ impl Wire {
 
     /// The way back.
     fn back<T>(&self, answer: Result<T, Failure>) -> Result<T, Failure> {
+        assert!(!take_one(&self.0.panicking_replies), "the wire panics, as it was told to");
         if take_one(&self.0.lost_replies) {
             return Err(Failure::unknown("the reply was lost on the wire"));
         }

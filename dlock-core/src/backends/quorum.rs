@@ -6,6 +6,7 @@ mod claim;
 mod node;
 mod round;
 mod vote;
+mod withdrawals;
 
 use std::fmt;
 use std::sync::Arc;

@@ -77,7 +77,7 @@ impl Cleanup {
                     registry.count(|counters| &counters.failed_withdrawals);
                     registry.metrics.release_failed(self.site, failure.kind());
                     let given_up = over || !failure.is_transient();
-                    spans::withdrawal_failed(&self.engine, &self.key, &failure, given_up);
+                    spans::withdrawal_failed(&self.engine, &self.key, self.site, &failure, given_up);
                     if given_up {
                         registry.count(|counters| &counters.abandoned);
                         registry.metrics.abandoned(self.site);

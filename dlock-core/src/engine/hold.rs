@@ -330,6 +330,11 @@ impl Hold {
         self.claim.lock().await
     }
 
+    /// The claim, for good, if no renewal has it.
+    pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
+        self.claim.try_lock().ok().map(|mut claim| claim.take())
+    }
+
     /// The claim, for good. Only the one who closed the hold takes it.
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
         self.claim.lock().await.take()

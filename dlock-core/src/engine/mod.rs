@@ -173,7 +173,7 @@ impl Engine {
     pub(crate) fn note_lost(&self, hold: &Hold, cause: Loss) {
         self.registry.note_lost(hold);
         self.registry.metrics.lost(hold.site, cause);
-        spans::lost(hold);
+        spans::lost(hold, cause);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is held, in the order in which the keeper has to look at it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,7 @@ use crate::engine::keeper::Tasks;
 use crate::engine::scope;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
+use crate::telemetry::outage::Outage;
 use crate::telemetry::spans;
 use crate::telemetry::{Holders, Loss, Metrics};
 
@@ -35,6 +37,12 @@ pub(crate) struct HoldRegistry {
     dead: AtomicBool,
     shut: Notify,
     counters: Counters,
+    /// Renewals that fail.
+    pub(crate) renewal_outage: Outage,
+    /// Clean-ups that are given up.
+    pub(crate) cleanup_outage: Outage,
+    /// Locks that are lost, which come by the thousand too.
+    pub(crate) losses: Outage,
 }
 
 /// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a step down
@@ -78,11 +86,11 @@ impl Holds {
 
     fn count_out(&mut self, hold: &Hold) {
         if hold.listing.counted.swap(false, Ordering::SeqCst)
-            && let Some(count) = self.keys.get_mut(&hold.key)
+            && let Entry::Occupied(mut count) = self.keys.entry(hold.key.clone())
         {
-            *count -= 1;
-            if *count == 0 {
-                self.keys.remove(&hold.key);
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -149,6 +157,9 @@ impl HoldRegistry {
             dead: AtomicBool::new(false),
             shut: Notify::new(),
             counters: Counters::default(),
+            renewal_outage: Outage::default(),
+            cleanup_outage: Outage::default(),
+            losses: Outage::default(),
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod acquire;
 mod metrics;
 #[cfg(not(feature = "otel"))]
 mod off;
+pub(crate) mod outage;
 pub(crate) mod span;
 pub(crate) mod spans;
 #[cfg(feature = "otel")]
@@ -41,7 +42,6 @@ pub(crate) enum Loss {
 }
 
 impl Loss {
-    #[cfg(feature = "otel")]
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "lease_expired",

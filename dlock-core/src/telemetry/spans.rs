@@ -14,7 +14,7 @@
 //! hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use tracing::field::Empty;
@@ -28,6 +28,8 @@ use crate::guarded::{Panicked, guard};
 use crate::handles::held::Held;
 use crate::handles::options::{Options, Site};
 use crate::key::Key;
+use crate::telemetry::Loss;
+use crate::telemetry::outage::{Line, Over};
 use crate::telemetry::span::Span;
 
 /// For `keys` locks that are taken together, of which `key` is the first.
@@ -151,31 +153,46 @@ pub(crate) fn renew_span(hold: &Hold) -> Span {
     with_key(span, &hold.engine, &hold.key)
 }
 
-pub(crate) fn renewed(_hold: &Hold) {
+pub(crate) fn renewed(hold: &Hold) {
     outcome("renewed");
+    let backend = hold.engine.name;
+    if let Some(Over { lasted, failures }) = hold.engine.registry.renewal_outage.succeeded(Instant::now) {
+        tell(|| warn!(target: "dlock", backend, ?lasted, failures, "renewals succeed again"));
+    }
 }
 
 pub(crate) fn renewal_failed(hold: &Hold, failure: &Failure) {
     failed(failure.kind());
     let left = hold.deadline().since(hold.engine.clock.now());
-    tell(
-        || warn!(target: "dlock", backend = hold.engine.name, %failure, ?left, "a renewal failed and is tried again"),
-    );
+    let (backend, template) = (hold.engine.name, hold.site.template);
+    match hold.engine.registry.renewal_outage.failed(template, failure.kind().as_str(), Instant::now()) {
+        Line::First => tell(
+            || warn!(target: "dlock", backend, template, %failure, ?left, "a renewal failed and is tried again"),
+        ),
+        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
+        Line::Nothing => {}
+    }
 }
 
 pub(crate) fn release_requested(hold: &Hold) {
     let key = shown(&hold.engine, &hold.key);
     let template = hold.site.template;
-    info!(target: "dlock", backend = hold.engine.name, key, template, "somebody asks the holder to release the lock");
+    tell(
+        || info!(target: "dlock", backend = hold.engine.name, key, template, "somebody asks the holder to release the lock"),
+    );
 }
 
-pub(crate) fn lost(hold: &Hold) {
+pub(crate) fn lost(hold: &Hold, loss: Loss) {
     let held = hold.engine.clock.now().since(hold.acquired_at);
-    let key = shown(&hold.engine, &hold.key);
-    let (cause, template) = (hold.cause(), hold.site.template);
-    tell(
-        || warn!(target: "dlock", backend = hold.engine.name, key, template, ?held, %cause, "a lock was lost"),
-    );
+    let (backend, template) = (hold.engine.name, hold.site.template);
+    match hold.engine.registry.losses.failed(template, loss.as_str(), Instant::now()) {
+        Line::First => {
+            let (cause, key) = (hold.cause(), shown(&hold.engine, &hold.key));
+            tell(|| warn!(target: "dlock", backend, key, template, ?held, %cause, "a lock was lost"));
+        }
+        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
+        Line::Nothing => {}
+    }
 }
 
 pub(crate) fn release_span(engine: &Engine, key: &Key, site: Site, background: bool) -> Span {
@@ -228,15 +245,22 @@ fn record_error(span: &tracing::Span, kind: ErrorKind) {
     span.record("otel.status_code", "ERROR");
 }
 
-pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, failure: &Failure, given_up: bool) {
+pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, site: Site, failure: &Failure, given_up: bool) {
     let key = shown(engine, key);
     let backend = engine.name;
-    if given_up {
-        tell(
-            || warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock"),
+    if !given_up {
+        return tell(
+            || debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again"),
         );
-    } else {
-        tell(|| debug!(target: "dlock", backend, key, %failure, "a release failed and is tried again"));
+    }
+    match engine.registry.cleanup_outage.failed(site.template, failure.kind().as_str(), Instant::now()) {
+        Line::First => tell(
+            || warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock"),
+        ),
+        Line::Counts(counts) => {
+            tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"))
+        }
+        Line::Nothing => {}
     }
 }
 

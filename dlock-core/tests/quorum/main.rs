@@ -5,4 +5,5 @@ mod asking;
 mod contending;
 mod forgetting;
 mod keeping;
+mod leaving;
 mod support;

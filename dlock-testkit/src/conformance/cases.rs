@@ -11,6 +11,7 @@ mod keys;
 mod losing;
 mod options;
 mod outages;
+mod panicking;
 mod reentering;
 mod releasing;
 mod renewing;
@@ -34,6 +35,7 @@ pub(super) const ALL: &[&[Case]] = &[
     fences::CASES,
     unknown::CASES,
     outages::CASES,
+    panicking::CASES,
     cancelling::CASES,
     batches::CASES,
     inspecting::CASES,

@@ -79,7 +79,7 @@ impl QuorumClaim {
             return Ok(true);
         }
         if vote.is_closed() {
-            Arc::clone(vote).sweep(self.limit())?;
+            Arc::clone(vote).clean_up(self.limit())?;
             return Ok(false);
         }
         Ok(true)
@@ -90,7 +90,11 @@ impl QuorumClaim {
         let mut ballot = Ballot::new(self.votes.len(), self.shared.needed());
         let mut round = Round::new(self.limit());
         for place in 0..self.votes.len() {
-            if self.prepare(place)? {
+            if !self.votes[place].member.is_asked() {
+                let silent =
+                    Failure::unavailable("it has not answered lately, and is asked only now and then");
+                ballot.note(place, Answer::Failed(silent));
+            } else if self.prepare(place)? {
                 round.ask(place, Arc::clone(&self.votes[place]).ask());
             } else {
                 ballot.note(
@@ -131,7 +135,7 @@ impl QuorumClaim {
             let vote = &self.votes[place];
             if silent.contains(&place) {
                 ballot.note(place, Answer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
-                Arc::clone(vote).sweep(limit)?;
+                Arc::clone(vote).clean_up(limit)?;
             } else if !vote.is_settled() {
                 vote.close();
                 withdrawals.ask(place, Arc::clone(vote).withdraw());
@@ -141,7 +145,7 @@ impl QuorumClaim {
         drop(withdrawals);
         for vote in &self.votes {
             if vote.is_closed() && !vote.is_done() {
-                Arc::clone(vote).sweep(limit)?;
+                Arc::clone(vote).clean_up(limit)?;
             }
         }
         Ok(())
@@ -153,9 +157,12 @@ impl QuorumClaim {
         let limit = self.limit();
         for &place in missing {
             let vote = &self.votes[place];
+            if !vote.member.is_asked() {
+                continue;
+            }
             if !vote.is_closed() && !vote.is_settled() {
                 // Something of it may still be there, or on its way.
-                Arc::clone(vote).sweep(limit)?;
+                Arc::clone(vote).clean_up(limit)?;
             } else if self.prepare(place)? {
                 let asking = tokio::time::timeout(limit, Arc::clone(&self.votes[place]).ask());
                 keeper::runtime()?.spawn(async move { drop(asking.await) });
@@ -277,10 +284,14 @@ impl Claim for QuorumClaim {
         let (limit, needed) = (self.limit(), self.shared.needed());
         let started = Instant::now();
         let mut round = Round::new(limit);
-        for (place, vote) in self.votes.iter().enumerate() {
-            round.ask(place, Arc::clone(vote).withdraw());
-        }
         let (mut confirmed, mut failures) = (0, Vec::new());
+        for (place, vote) in self.votes.iter().enumerate() {
+            if vote.is_queued() {
+                failures.push((place, Failure::unknown("it is still being given back")));
+            } else {
+                round.ask(place, Arc::clone(vote).withdraw());
+            }
+        }
         while let Some((place, answer)) = round.next().await {
             match answer {
                 Ok(()) => confirmed += 1,
@@ -297,10 +308,12 @@ impl Claim for QuorumClaim {
             return Err(too_few(&self.shared.members, confirmed, failures));
         }
         for vote in &self.votes {
-            Arc::clone(vote).sweep(limit)?;
+            Arc::clone(vote).clean_up(limit)?;
         }
         let removed = self.votes.iter().filter(|vote| vote.may_have_been_removed()).count();
-        Ok(if removed >= needed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+        let withdrawal = if removed >= needed { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
+        let is_settled = self.votes.iter().all(|vote| vote.is_done());
+        Ok(if is_settled { withdrawal } else { withdrawal.unsettled() })
     }
 
     fn is_clean(&self) -> bool {

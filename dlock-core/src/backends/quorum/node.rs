@@ -1,12 +1,13 @@
 //! One of the backends of a quorum, and what it remembers.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::withdrawals::Withdrawals;
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{Attempt, Backend, ClaimRequest};
 use crate::engine::keeper;
@@ -83,7 +84,17 @@ pub(super) struct Member {
     mark: AtomicUsize,
     marking: AtomicBool,
     tended: Mutex<Option<Instant>>,
+    withdrawals: Arc<Withdrawals>,
+    /// How many requests in a row it left without an answer.
+    unanswered: AtomicU32,
+    /// When one that does not answer was asked last.
+    probed: Mutex<Option<Instant>>,
 }
+
+/// After how many requests without an answer a node is not asked by everybody any more.
+const SILENT_AFTER: u32 = 3;
+/// How often such a node is asked whether it is back.
+const PROBING: Duration = Duration::from_millis(250);
 
 impl Member {
     pub(super) fn new(number: usize, node: Node, longest: Option<Duration>) -> Arc<Self> {
@@ -94,6 +105,9 @@ impl Member {
             mark: AtomicUsize::new(0),
             marking: AtomicBool::new(false),
             tended: Mutex::default(),
+            withdrawals: Arc::default(),
+            unanswered: AtomicU32::new(0),
+            probed: Mutex::default(),
         })
     }
 
@@ -113,6 +127,32 @@ impl Member {
     /// From 1, as errors say it.
     pub(super) const fn number(&self) -> usize {
         self.number
+    }
+
+    pub(super) const fn withdrawals(&self) -> &Arc<Withdrawals> {
+        &self.withdrawals
+    }
+
+    /// Whether an attempt is to ask it: always, unless it has not answered lately, and then only now and then. A minority
+    /// that hangs thus costs next to nothing.
+    pub(super) fn is_asked(&self) -> bool {
+        if self.unanswered.load(Ordering::Relaxed) < SILENT_AFTER {
+            return true;
+        }
+        let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = probed.is_none_or(|last| last.elapsed() >= PROBING);
+        if is_due {
+            *probed = Some(Instant::now());
+        }
+        is_due
+    }
+
+    pub(super) fn answered(&self) {
+        self.unanswered.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn did_not_answer(&self) {
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What it says, with its name.

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::node::Member;
-use crate::backend::Backoff;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Attempt, Busy, ClaimRequest, Renewed, Signal, SignalSink, Term};
 use crate::clock::{Clock, Timestamp};
-use crate::engine::keeper;
 use crate::error::{ErrorKind, Failure};
 use crate::handles::options::margin;
 use crate::telemetry::Votes;
@@ -26,6 +26,8 @@ pub(super) struct Vote {
     council: Weak<Tally>,
     clock: Clock,
     lease: Duration,
+    /// How long the node has for one request.
+    limit: Duration,
     votes: Votes,
 }
 
@@ -46,7 +48,10 @@ struct State {
     withdrawing: bool,
     /// One was never answered, so that a later one says nothing about what was there.
     doubtful: bool,
-    sweeping: bool,
+    /// It is being given back in the background.
+    queued: bool,
+    /// A withdrawal has removed something.
+    was_removed: bool,
     /// Nothing is left on the node; whether something was removed.
     done: Option<bool>,
 }
@@ -81,7 +86,7 @@ impl Vote {
         council: &Arc<Tally>,
         clock: Clock,
     ) -> Arc<Self> {
-        let (lease, votes) = (request.lease, request.votes.clone());
+        let (lease, limit, votes) = (request.lease, request.request_timeout, request.votes.clone());
         Arc::new(Self {
             claim: Arc::new(tokio::sync::Mutex::new(member.claim(request))),
             member: Arc::clone(member),
@@ -89,6 +94,7 @@ impl Vote {
             council: Arc::downgrade(council),
             clock,
             lease,
+            limit,
             votes,
         })
     }
@@ -99,7 +105,7 @@ impl Vote {
 
     /// Asks the node for its vote.
     pub(super) async fn ask(self: Arc<Self>) -> Answer {
-        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None };
+        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since: Instant::now() };
         let answer = self.ask_uncounted().await;
         (asked.outcome, asked.error) = match &answer {
             Answer::Granted => ("granted", None),
@@ -272,7 +278,11 @@ impl Vote {
         let mut state = self.state();
         match answer {
             Ok(withdrawn) => {
-                state.done = Some(withdrawn.removed);
+                state.withdrawing = false;
+                state.was_removed |= withdrawn.removed;
+                if withdrawn.settled {
+                    state.done = Some(state.was_removed);
+                }
                 Ok(())
             }
             Err(failure) => {
@@ -282,29 +292,37 @@ impl Vote {
         }
     }
 
-    /// Gives back what is on the node in the background: again and again, until it is confirmed or the lease ended it.
-    pub(super) fn sweep(self: Arc<Self>, limit: Duration) -> Result<(), Failure> {
+    /// Gives back what is on the node in the background, until nothing is left or the lease ended it. Closes it first.
+    pub(super) fn clean_up(self: Arc<Self>, limit: Duration) -> Result<(), Failure> {
         {
             let mut state = self.state();
             state.closed = true;
-            if state.done.is_some() || std::mem::replace(&mut state.sweeping, true) {
+            if state.done.is_some() || std::mem::replace(&mut state.queued, true) {
                 return Ok(());
             }
         }
-        keeper::runtime()?.spawn(async move {
-            // A request that is still on its way starts its lease when it arrives.
-            let until = self.clock.now() + self.lease + limit;
-            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
-            while !matches!(tokio::time::timeout(limit, Arc::clone(&self).withdraw()).await, Ok(Ok(()))) {
-                if self.clock.now() >= until {
-                    self.state().done.get_or_insert(false);
-                    break;
-                }
-                tokio::time::sleep(backoff.next_pause()).await;
-            }
-            self.state().sweeping = false;
-        });
-        Ok(())
+        // A request that is still on its way starts its lease when it arrives; a session has none.
+        let until = match self.member.backend().capabilities().session_kept {
+            true => Timestamp::NEVER,
+            false => self.clock.now() + self.lease + limit,
+        };
+        let withdrawals = self.member.withdrawals();
+        withdrawals.add(Arc::clone(&self), until, limit).inspect_err(|_| self.state().queued = false)
+    }
+
+    /// Whether it is being given back in the background.
+    pub(super) fn is_queued(&self) -> bool {
+        let state = self.state();
+        state.queued && state.done.is_none()
+    }
+
+    /// What may still be there is left to its lease.
+    pub(super) fn leave_to_lease(&self) {
+        self.state().done.get_or_insert(false);
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -385,10 +403,17 @@ struct Asked<'a> {
     vote: &'a Vote,
     outcome: &'static str,
     error: Option<ErrorKind>,
+    since: Instant,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
+        match self.outcome {
+            "granted" | "busy" => self.vote.member.answered(),
+            // One that nobody waited for any longer says nothing about the node.
+            "unanswered" if self.since.elapsed() >= self.vote.limit => self.vote.member.did_not_answer(),
+            _ => {}
+        }
         self.vote.votes.voted(self.vote.member.number(), self.outcome, self.error);
     }
 }

@@ -1,0 +1,113 @@
+//! What is still to be given back on one node.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::vote::Vote;
+use crate::backend::Backoff;
+use crate::clock::Timestamp;
+use crate::engine::keeper;
+use crate::error::Failure;
+
+/// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases.
+const MOST: usize = 1_024;
+
+/// How many requests a node that answers gets at a time; one that does not gets one.
+const AT_ONCE: usize = 16;
+
+/// The votes that one node has not given back yet. Whatever their number, a node that does not answer costs one request at a
+/// time, with pauses that grow.
+#[derive(Debug, Default)]
+pub(super) struct Withdrawals(Mutex<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    left: VecDeque<Left>,
+    is_served: bool,
+}
+
+/// A vote that was left.
+struct Left {
+    vote: Arc<Vote>,
+    /// When its lease has ended it anyway.
+    until: Timestamp,
+    limit: Duration,
+}
+
+impl std::fmt::Debug for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Left").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+impl Withdrawals {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `vote` given back, with requests of up to `limit`.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        vote: Arc<Vote>,
+        until: Timestamp,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let runtime = keeper::runtime()?;
+        let too_many = {
+            let mut queue = self.queue();
+            queue.left.push_back(Left { vote, until, limit });
+            if !std::mem::replace(&mut queue.is_served, true) {
+                runtime.spawn(Arc::clone(self).serve());
+            }
+            if queue.left.len() > MOST { queue.left.pop_front() } else { None }
+        };
+        if let Some(left) = too_many {
+            left.vote.leave_to_lease();
+        }
+        Ok(())
+    }
+
+    /// Up to `most` of those that were left first; `None` when there are none, and nobody serves them from then on.
+    fn next(&self, most: usize) -> Option<Vec<Left>> {
+        let mut queue = self.queue();
+        let some = most.min(queue.left.len());
+        queue.is_served = some > 0;
+        (some > 0).then(|| queue.left.drain(..some).collect())
+    }
+
+    async fn serve(self: Arc<Self>) {
+        let pauses = || Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let (mut most, mut backoff) = (AT_ONCE, pauses());
+        while let Some(some) = self.next(most) {
+            let asked = some.len();
+            let again: Vec<_> = join_all(some.into_iter().map(Left::give_back)).await;
+            let again: VecDeque<_> = again.into_iter().flatten().collect();
+            if again.len() < asked {
+                (most, backoff) = (AT_ONCE, pauses());
+            } else {
+                most = 1;
+            }
+            let pauses = !again.is_empty();
+            self.queue().left.extend(again);
+            if pauses {
+                tokio::time::sleep(backoff.next_pause()).await;
+            }
+        }
+    }
+}
+
+impl Left {
+    /// Asks once; returns itself when that has to be done again.
+    async fn give_back(self) -> Option<Self> {
+        if self.vote.now() >= self.until {
+            self.vote.leave_to_lease();
+            return None;
+        }
+        // What it says is noted by the vote.
+        let _ = tokio::time::timeout(self.limit, Arc::clone(&self.vote).withdraw()).await;
+        (!self.vote.is_done()).then_some(self)
+    }
+}

@@ -1,0 +1,144 @@
+//! Warnings that come by the thousand when a server is away, told once.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often an outage is told of while it lasts.
+const EVERY: Duration = Duration::from_secs(10);
+/// After how long without a failure a success ends an outage: some locks may fail while others do not.
+const QUIET: Duration = Duration::from_secs(1);
+/// After how long without a failure the next one begins another outage, where nothing tells of successes.
+const FORGOTTEN: Duration = Duration::from_secs(30);
+/// How many kinds of failures a line tells apart.
+const KINDS: usize = 20;
+
+/// The failures of one sort of request of one `Locks`.
+#[derive(Debug, Default)]
+pub(crate) struct Outage {
+    lasts: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    began: Option<Instant>,
+    last_failure: Option<Instant>,
+    last_line: Option<Instant>,
+    /// Since the last line, by template and kind.
+    untold: BTreeMap<(&'static str, &'static str), u64>,
+    failures: u64,
+}
+
+/// What to say of a failure.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// All about it: it is the first.
+    First,
+    /// How many there were since the last line, by template and kind.
+    Counts(String),
+    Nothing,
+}
+
+/// What to say when it is over.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Over {
+    pub(crate) lasted: Duration,
+    pub(crate) failures: u64,
+}
+
+impl Outage {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a failure, and says what to tell of it.
+    pub(crate) fn failed(&self, template: Option<&'static str>, kind: &'static str, now: Instant) -> Line {
+        let mut state = self.state();
+        if state.last_failure.is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
+            *state = State::default();
+        }
+        self.lasts.store(true, Ordering::Release);
+        state.failures += 1;
+        state.last_failure = Some(now);
+        if state.began.is_none() {
+            (state.began, state.last_line) = (Some(now), Some(now));
+            return Line::First;
+        }
+        *state.untold.entry((template.unwrap_or("no template"), kind)).or_default() += 1;
+        if state.last_line.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+            return Line::Nothing;
+        }
+        state.last_line = Some(now);
+        let untold = std::mem::take(&mut state.untold);
+        let rest = untold.len().saturating_sub(KINDS);
+        let mut text = String::new();
+        for ((template, kind), count) in untold.iter().take(KINDS) {
+            let separator = if text.is_empty() { "" } else { ", " };
+            let _ = write!(text, "{separator}{template} {kind}: {count}");
+        }
+        if rest > 0 {
+            let _ = write!(text, ", and {rest} more");
+        }
+        Line::Counts(text)
+    }
+
+    /// Notes a success; says what to tell when it ends an outage. Costs next to nothing when there is none.
+    pub(crate) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Over> {
+        if !self.lasts.load(Ordering::Acquire) {
+            return None;
+        }
+        let (now, mut state) = (now(), self.state());
+        let began = state.began?;
+        if now.saturating_duration_since(state.last_failure?) < QUIET {
+            return None;
+        }
+        self.lasts.store(false, Ordering::Release);
+        let over = Over { lasted: now.saturating_duration_since(began), failures: state.failures };
+        *state = State::default();
+        Some(over)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_told_of_at_its_begin_every_ten_seconds_and_at_its_end() {
+        let (outage, start) = (Outage::default(), Instant::now());
+        let at = |millis| start + Duration::from_millis(millis);
+        assert_eq!(outage.succeeded(|| start), None);
+        assert_eq!(outage.failed(Some("room_<id>"), "unavailable", start), Line::First);
+        let mut lines = Vec::new();
+        for n in 1..=25_000 {
+            let template = if n % 5 == 0 { None } else { Some("room_<id>") };
+            match outage.failed(template, "unavailable", at(n)) {
+                Line::Nothing => {}
+                line => lines.push(line),
+            }
+            assert_eq!(outage.succeeded(|| at(n)), None);
+        }
+        let counts = "no template unavailable: 2000, room_<id> unavailable: 8000";
+        assert_eq!(lines, [Line::Counts(counts.into()), Line::Counts(counts.into())]);
+        let over = outage.succeeded(|| at(26_000)).unwrap();
+        assert_eq!(over, Over { lasted: Duration::from_secs(26), failures: 25_001 });
+        assert_eq!(outage.succeeded(|| at(27_000)), None);
+        assert_eq!(outage.failed(None, "unknown", at(28_000)), Line::First);
+        assert_eq!(outage.failed(None, "unknown", at(57_000)), Line::Counts("no template unknown: 1".into()));
+        assert_eq!(outage.failed(None, "unknown", at(88_000)), Line::First);
+    }
+
+    #[test]
+    fn a_line_tells_a_few_kinds_apart() {
+        let (outage, start) = (Outage::default(), Instant::now());
+        for n in 0..100_u32 {
+            let template: &'static str = Box::leak(format!("t{n:02}").into());
+            outage.failed(Some(template), "unknown", start);
+        }
+        let Line::Counts(text) = outage.failed(None, "unknown", start + EVERY) else { panic!() };
+        assert!(text.ends_with("and 80 more") && text.len() < 1_000, "{text}");
+    }
+}

@@ -1,0 +1,77 @@
+//! What locks do in a child made by `fork`. One program without a test runner, since only the thread that forks lives on in
+//! the child.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Locks, Memory};
+use fork::{Fork, WEXITSTATUS, WIFEXITED};
+use tokio::runtime::{Builder, Runtime};
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+async fn renewed(locks: &Locks) {
+    let before = locks.stats().renewals;
+    let renewal = async {
+        while locks.stats().renewals == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), renewal).await.expect("it is renewed");
+}
+
+/// The parent's locks are refused, and new ones work.
+async fn child(old: Locks, guards: [dlock_core::Guard; 2]) {
+    let [released, dropped] = guards;
+    let errors = [
+        old.lock("other").acquire().await.expect_err("nobody would renew it"),
+        old.inspect("k").await.expect_err("the connections are the parent's"),
+        old.shutdown(Duration::from_secs(5)).await.expect_err("there is nothing of ours"),
+        released.release().await.expect_err("it is the parent's"),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        assert!(error.to_string().contains("before the process forked"), "{error}");
+    }
+    drop(dropped);
+    let memory = Memory::new();
+    let locks = Locks::builder(memory.clone()).with_lease(Duration::from_millis(300)).build().expect("locks");
+    let guard = locks.lock("k").acquire().await.expect("it is free");
+    renewed(&locks).await;
+    guard.check().expect("it is held");
+    drop(guard);
+    locks.shutdown(Duration::from_secs(20)).await.expect("it is given back");
+    assert_eq!(memory.held(), 0);
+}
+
+fn main() {
+    let memory = Memory::new();
+    let locks = Locks::builder(memory.clone()).with_lease(Duration::from_millis(300)).build().expect("locks");
+    let parents = runtime();
+    let guards = parents.block_on(async {
+        let guards = [locks.lock("a").acquire().await, locks.lock("b").acquire().await];
+        guards.map(|guard| guard.expect("it is free"))
+    });
+    match fork::fork().expect("a child") {
+        Fork::Child => {
+            // Its threads are not here, so that it cannot be ended.
+            std::mem::forget(parents);
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                runtime().block_on(child(locks, guards));
+            }));
+            std::process::exit(i32::from(ran.is_err()));
+        }
+        Fork::Parent(child) => {
+            let status = fork::waitpid(child).expect("it ends");
+            assert!(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child failed: {status}");
+            parents.block_on(async {
+                renewed(&locks).await;
+                for guard in guards {
+                    guard.release().await.expect("it was kept all the time");
+                }
+            });
+            assert_eq!(memory.held(), 0);
+        }
+    }
+}

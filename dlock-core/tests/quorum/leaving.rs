@@ -1,0 +1,72 @@
+//! What is left on nodes that do not answer, and who knows of it.
+
+use std::time::Duration;
+
+use crate::support::{left_with_nothing, nodes, process, take, until};
+use dlock_core::{ErrorKind, Wait};
+
+#[tokio::test]
+async fn shutdown_waits_until_the_last_node_has_given_the_lock_back() {
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    let guard = take(&locks).await;
+    until("the third vote", || nodes.iter().all(|node| node.held() == 1));
+    nodes[2].faults().set_hanging(true);
+    guard.release().await.unwrap();
+    assert_eq!((locks.stats().background, nodes[2].held()), (1, 1));
+    let ours = locks.clone();
+    let shutdown = tokio::spawn(async move { ours.shutdown(Duration::from_secs(20)).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!shutdown.is_finished());
+    nodes[2].faults().set_hanging(false);
+    shutdown.await.unwrap().unwrap();
+    assert_eq!(nodes[2].held(), 0);
+    assert_eq!((locks.stats().background, locks.stats().abandoned), (0, 0));
+}
+
+#[tokio::test]
+async fn a_shutdown_that_a_node_keeps_from_its_end_says_so() {
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    let guard = take(&locks).await;
+    until("the third vote", || nodes.iter().all(|node| node.held() == 1));
+    nodes[2].faults().set_hanging(true);
+    guard.release().await.unwrap();
+    let error = locks.shutdown(Duration::from_millis(100)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("1 background releases"), "{error}");
+    nodes[2].faults().set_hanging(false);
+    left_with_nothing(&nodes);
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_costs_little_and_comes_back() {
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    nodes[2].faults().set_hanging(true);
+    for n in 0..200 {
+        let lock =
+            locks.lock(format!("{n}")).with_request_timeout(Duration::from_millis(20)).with_wait(Wait::No);
+        lock.acquire().await.unwrap().release().await.unwrap();
+        // As long as one request to a node may take.
+        if n < 5 {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    }
+    // Asked now and then, and not by everybody: what those left is all that is being given back.
+    let left = locks.stats().background;
+    assert!(left < 20, "{left} of 200 are still being given back");
+    nodes[2].faults().set_hanging(false);
+    until("the clean-up", || locks.stats().background == 0);
+    left_with_nothing(&nodes);
+    for _ in 0..1_000 {
+        let guard = take(&locks).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let votes = nodes[2].held();
+        guard.release().await.unwrap();
+        if votes == 1 {
+            return;
+        }
+    }
+    panic!("it is not asked for its vote any more");
+}
