@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock_sim::{Summary, current_seed, run, seed_of};
 
-const USAGE: &str =
-    "usage: dlock-sim [--runs N] [--series HEX] [--threads N] [--keep-going] | --seed HEX [--trace]";
+const USAGE: &str = "usage: dlock-sim [--runs N] [--series HEX | --fresh] [--threads N] [--keep-going] | --seed HEX [--trace]";
 
 struct Arguments {
     runs: u64,
@@ -37,6 +36,7 @@ fn arguments() -> Result<Arguments, String> {
             "--runs" => all.runs = value()?.parse().map_err(|e| format!("--runs: {e}"))?,
             "--threads" => all.threads = value()?.parse().map_err(|e| format!("--threads: {e}"))?,
             "--series" => all.series = hex(value()?)?,
+            "--fresh" => all.series = fresh(),
             "--seed" => all.seed = Some(hex(value()?)?),
             "--trace" => all.trace = true,
             "--keep-going" => all.keep_going = true,
@@ -44,6 +44,12 @@ fn arguments() -> Result<Arguments, String> {
         }
     }
     Ok(all)
+}
+
+/// A series that nobody has seen, printed at the end.
+fn fresh() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    seed_of(u64::from(std::process::id()), u64::try_from(now.as_nanos() & u128::from(u64::MAX)).unwrap_or(0))
 }
 
 fn main() -> ExitCode {

@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_sim::{current_seed, run, seed_of};
 
-/// Unoptimised builds have less of everything, so that they take no longer.
-const RUNS: u64 = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+/// An unoptimised build makes about a tenth of the runs in the same time.
+const RUNS: u64 = if cfg!(debug_assertions) { 1_500 } else { 20_000 };
 
 fn all_pass(series: u64) {
     let next = AtomicU64::new(0);
@@ -48,7 +48,7 @@ fn no_rule_is_broken_in_a_series_that_is_new_each_time() {
 
 #[test]
 fn the_same_seed_is_the_same_story_byte_for_byte() {
-    for n in 0..200 {
+    for n in 0..60 {
         let seed = seed_of(7, n);
         let first = run(seed, true);
         // Also after others on the same thread, and on another one.

@@ -6,10 +6,16 @@ use crate::needs;
 use crate::run::{Step, Tests, cargo};
 
 pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
-    vec![
+    let all = arguments.is_empty();
+    let mut steps = vec![
         Step::new("what the tests need", || needs::install(needs::TEST)),
         Step::counting("tests", move || tests(arguments)),
-    ]
+    ];
+    if all {
+        steps.push(Step::new("simulation, the series that is always the same", || simulate(&[])));
+        steps.push(Step::new("simulation, a series that is new each time", || simulate(&["--fresh"])));
+    }
+    steps
 }
 
 /// Services in Rust and Java on the same locks.
@@ -18,6 +24,13 @@ pub(crate) fn interop() -> Vec<Step> {
         Step::new("what interop needs", || needs::install(needs::INTEROP)),
         Step::new("interop", || cargo(["run", "--release", "--package", "dlock-interop"]).run()),
     ]
+}
+
+/// 20,000 runs of the engine in a simulated world. A failure prints the seed that repeats it.
+fn simulate(arguments: &[&str]) -> Result<()> {
+    cargo(["run", "--release", "--package", "dlock-sim", "--bin", "dlock-sim", "--", "--runs", "20000"])
+        .args(arguments)
+        .run()
 }
 
 /// Unit tests, integration tests and doctests of all members, with every feature. Goes on after a failure, so that

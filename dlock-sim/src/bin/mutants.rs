@@ -46,7 +46,14 @@ fn all(wanted: &str) -> Fallible<usize> {
         apply(&tree, &patch, &[])?;
         let found = find(&tree, &place.join("build"));
         apply(&tree, &patch, &["-R"])?;
-        match found? {
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => {
+                println!("| {} | {error} | |", name.replace('-', " "));
+                continue;
+            }
+        };
+        match found {
             Some((run, what)) => println!("| {} | {run} | {what} |", name.replace('-', " ")),
             None => {
                 missed += 1;
