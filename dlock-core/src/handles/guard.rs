@@ -184,15 +184,18 @@ struct Leaving {
 impl Leaving {
     async fn leave(mut self, was: Condition) -> Result<()> {
         let limit = self.hold.request_timeout;
-        // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
-        match tokio::time::timeout(limit, self.hold.take_claim()).await {
-            Ok(claim) => self.claim = claim,
-            Err(_) => {
-                let why =
-                    format!("a renewal did not end within {limit:?}; does the backend block its thread?");
-                return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
-            }
-        }
+        self.claim = match self.hold.try_take_claim() {
+            Some(claim) => claim,
+            // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
+            None => match tokio::time::timeout(limit, self.hold.take_claim()).await {
+                Ok(claim) => claim,
+                Err(_) => {
+                    let why =
+                        format!("no end of a renewal within {limit:?}; does the backend block its thread?");
+                    return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
+                }
+            },
+        };
         let mut asked = 0;
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
