@@ -1,10 +1,10 @@
--- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write to
--- the counter writes nothing.
+-- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
+-- refused for its arguments.
 -- KEYS or ARGV: the lock, the counter. Reply: the commands that the user may not use there.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
-  { 'INCRBY', counter, 0 }, { 'TIME' }, { 'SET', counter, '', 'NX' }, { 'APPEND', counter, '' }, { 'GET', lock },
-  { 'GETRANGE', lock, 0, 0 }, { 'PTTL', lock }, { 'PEXPIRE', lock, 1 }, { 'DEL', lock }, { 'PUBLISH', lock, '' },
+  { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'GET', lock }, { 'GETRANGE', lock, 0, 0 },
+  { 'PTTL', lock }, { 'PEXPIRE', lock, 1 }, { 'DEL', lock }, { 'PUBLISH', lock, '' },
 }
 for n = 1, #tries do
   local reply = redis.pcall(unpack(tries[n]))
@@ -13,6 +13,15 @@ for n = 1, #tries do
   local command = string.find(refused, 'to run the') or string.find(refused, "can't run this")
   if command or KEYS[1] and string.find(refused, 'ermission') then
     missing[#missing + 1] = tries[n][1]
+  end
+end
+if #missing == 0 then
+  -- What this makes goes at once.
+  local reply = redis.pcall('APPEND', lock, '')
+  if type(reply) ~= 'table' then
+    redis.pcall('DEL', lock)
+  elseif string.find(reply.err, 'to run the') or string.find(reply.err, "can't run this") then
+    missing[1] = 'APPEND'
   end
 end
 return missing

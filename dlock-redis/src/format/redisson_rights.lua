@@ -1,9 +1,9 @@
--- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write to
--- the counter writes nothing.
+-- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
+-- refused for its arguments.
 -- KEYS or ARGV: the lock, the counter; behind them in ARGV the channel. Reply: the commands that the user may not use there.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
-  { 'INCRBY', counter, 0 }, { 'TIME' }, { 'SET', counter, '', 'NX' }, { 'HSET', counter, 'a', 'b' }, { 'HLEN', lock },
+  { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'HSET', lock, 'a', 'b', 'c' }, { 'HLEN', lock },
   { 'HGET', lock, 'a' }, { 'HGETALL', lock }, { 'HEXISTS', lock, 'a' }, { 'HDEL', lock, 'a' }, { 'PTTL', lock },
   { 'PEXPIRE', lock, 1 }, { 'PUBLISH', ARGV[#ARGV], '' },
 }
