@@ -219,3 +219,27 @@ async fn names_that_no_transaction_has_are_pruned() {
     assert_eq!(locks.prune(&mut other).await.unwrap(), 1);
     assert_eq!(db.number("SELECT count(*) FROM names").await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_costs_one_round_trip_on_postgresql() {
+    use dlock_testkit::proxy::{Loss, Pgwire, Proxy};
+    use sqlx::Connection;
+
+    let db = crate::support::postgres().await;
+    let proxy = Proxy::speaking(Pgwire::default(), db.server.address()).unwrap();
+    let mut connection = sqlx::PgConnection::connect(&db.server.url_through(proxy.address())).await.unwrap();
+    let locks = TransactionLocks::<sqlx::Postgres>::new("names").unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    let limited = Patience::AtMost(Duration::from_secs(2));
+    for patience in [Patience::No, Patience::OfServer, limited] {
+        // The server has to know the statement first.
+        locks.lock(&mut transaction, "a", patience).await.unwrap();
+        proxy.lose_reply(2, "", Loss::Cut);
+        locks.lock(&mut transaction, "b", patience).await.unwrap();
+        assert_eq!(proxy.lost(), 0, "{patience:?} sent more than one request");
+        proxy.mend();
+    }
+    let limit: String = sqlx::query_scalar("SHOW lock_timeout").fetch_one(&mut *transaction).await.unwrap();
+    assert_eq!(limit, "0", "it is as it was");
+    transaction.commit().await.unwrap();
+}
