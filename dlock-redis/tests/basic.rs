@@ -72,6 +72,7 @@ async fn a_lock_of_our_own_is_one_short_text() {
 async fn a_release_is_published_only_to_who_listens() {
     let server = RedisServer::start().unwrap();
     let locks = locks(&server).await;
+    server.command::<()>(&["CONFIG", "RESETSTAT"]);
     for _ in 0..3 {
         locks.lock("room").acquire().await.unwrap().release().await.unwrap();
     }
