@@ -39,8 +39,11 @@ struct Listing {
     /// It was sent after so many had asked.
     covers: u64,
     children: Children,
-    under_way: Option<(u64, Answer<Result<Vec<String>, Error>>)>,
+    /// One that was sent, and what it will cover.
+    under_way: Option<(u64, Listed)>,
 }
+
+type Listed = Answer<Result<Vec<String>, Error>>;
 
 impl Queue {
     fn new(directory: Arc<str>) -> Self {
@@ -102,12 +105,19 @@ impl Queue {
 
 /// The queues that somebody of this process is in.
 #[derive(Default)]
-pub(crate) struct Queues(Mutex<(HashMap<Arc<str>, Weak<Queue>>, usize)>);
+pub(crate) struct Queues(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    queues: HashMap<Arc<str>, Weak<Queue>>,
+    /// With so many it is time to forget those that nobody needs any more.
+    limit: usize,
+}
 
 impl Queues {
     pub(crate) fn of(&self, directory: Arc<str>) -> Arc<Queue> {
-        let mut guard = lock(&self.0);
-        let (queues, limit) = &mut *guard;
+        let mut known = lock(&self.0);
+        let Known { queues, limit } = &mut *known;
         if let Some(queue) = queues.get(&directory).and_then(Weak::upgrade) {
             return queue;
         }

@@ -197,3 +197,18 @@ async fn a_server_that_never_answers_is_unavailable() {
     on.proxy.cut();
     soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn servers_that_are_away_are_tried_again_and_again_without_long_pauses() {
+    let on = Proxied::start();
+    let locks = on.locks(Duration::from_secs(4)).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    on.proxy.set_arrivals(Arrivals::Reset);
+    on.proxy.cut();
+    let before = on.proxy.traffic().connections;
+    // Pauses that double would leave time for seven until the session ends.
+    until("the tries", || on.proxy.traffic().connections >= before + 30).await;
+    on.proxy.mend();
+    drop(guard);
+    soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
