@@ -258,7 +258,7 @@ pub(crate) fn withdrawal_failed(engine: &Engine, key: &Key, site: Site, failure:
             || warn!(target: "dlock", backend, key, %failure, "a release was given up; the lease ends the lock"),
         ),
         Line::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"))
+            tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
         }
         Line::Nothing => {}
     }

@@ -36,9 +36,9 @@ fn process(stores: &Stores, reversed: bool) -> [Locks; 5] {
 fn lock(locks: &[Locks; 5], key: &str, by: u64) -> (Lock, String) {
     let number = u64::from(key.as_bytes()[1] - b'0');
     match number % 4 {
-        0 if by % 2 == 0 => (locks[0].lock(format!("p:{key}")), format!("0 p:{key}")),
+        0 if by.is_multiple_of(2) => (locks[0].lock(format!("p:{key}")), format!("0 p:{key}")),
         0 => (locks[1].lock(key), format!("0 p:{key}")),
-        1 if by % 2 == 0 => (locks[2].lock(key), format!("1 {key}")),
+        1 if by.is_multiple_of(2) => (locks[2].lock(key), format!("1 {key}")),
         1 => (locks[4].lock(key), format!("1 {key}")),
         2 => (locks[3].lock(key), format!("q {key}")),
         _ => (locks[0].lock(key), format!("0 {key}")),
