@@ -198,7 +198,7 @@ impl<'a> Section<'a> {
         }
         match self.recheck {
             Some(false) => lock.with_rechecks(0),
-            Some(true) => lock.with_rechecks(1),
+            Some(true) => lock.with_unbounded_rechecks(),
             None => lock,
         }
     }

@@ -25,6 +25,11 @@ impl Token {
         Ok(Self(bits))
     }
 
+    /// A token of these bits, which a simulation draws by itself.
+    pub(crate) const fn of(bits: [u8; 16]) -> Self {
+        Self(bits)
+    }
+
     /// The 16 bytes, for backends that store binary values.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {

@@ -23,12 +23,22 @@ impl Backoff {
         Self::new(Duration::from_millis(10), Duration::from_millis(500))
     }
 
+    /// After unknown outcomes, which a server gives most often when it has too much to do.
+    pub(crate) fn of_unknown_outcomes() -> Self {
+        Self::new(Duration::from_millis(10), Duration::from_secs(2))
+    }
+
     /// Returns the next pause.
     pub fn next_pause(&mut self) -> Duration {
+        self.pause(fastrand::f64())
+    }
+
+    /// Returns the next pause; `fraction` is what is random in it, of one.
+    pub(crate) fn pause(&mut self, fraction: f64) -> Duration {
         let limit = self.limit;
-        self.limit = (limit * 2).min(self.to);
+        self.limit = limit.saturating_mul(2).min(self.to);
         // Never quite zero, so that a loop of attempts cannot spin.
-        limit.mul_f64(0.05 + 0.95 * fastrand::f64())
+        limit.mul_f64(0.05 + 0.95 * fraction)
     }
 }
 

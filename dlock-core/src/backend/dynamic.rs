@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock, Signal,
+    Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -148,6 +149,7 @@ pub(crate) trait DynClaim: Send {
     fn granted(&mut self, signal: Signal);
     fn renew(&mut self) -> Step<'_, Result<Renewed, Failure>>;
     fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>>;
+    fn request_clock(&self) -> Option<RequestClock>;
     fn is_clean(&self) -> bool;
     fn as_any(&mut self) -> &mut dyn Any;
 }
@@ -192,6 +194,10 @@ impl<C: Claim> DynClaim for Guarded<C> {
 
     fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>> {
         Step::new("withdraw", async move { Claim::withdraw(self.claim()?).await })
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        guard(|| self.0.as_ref().and_then(Claim::request_clock)).unwrap_or_default()
     }
 
     fn is_clean(&self) -> bool {
@@ -280,6 +286,10 @@ impl Claim for ErasedClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.0.withdraw().await
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        self.0.request_clock()
     }
 
     fn is_clean(&self) -> bool {

@@ -35,6 +35,7 @@ mod backoff;
 pub(crate) mod dynamic;
 mod lock_id;
 pub mod notify;
+pub(crate) mod request_clock;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,10 +44,11 @@ use std::time::{Duration, SystemTime};
 
 pub use self::backoff::Backoff;
 pub use self::lock_id::LockId;
+pub use self::request_clock::RequestClock;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
-use crate::handles::options::{Options, Wait};
+use crate::handles::options::Options;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::telemetry::{Trace, Votes};
@@ -200,6 +202,13 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await; it is then called again.
     fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawal, Failure>> + Send;
 
+    /// Returns what this claim's attempts tell of their way to the wire, where requests may wait for each other in this
+    /// process. The default has nothing to tell: a request counts from the call. The engine asks once, before the first
+    /// attempt; of several claims that are tried for at once it is the first that tells.
+    fn request_clock(&self) -> Option<RequestClock> {
+        None
+    }
+
     /// Returns whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
     /// correct. The engine does not rely on it after an unknown outcome.
     fn is_clean(&self) -> bool {
@@ -239,7 +248,7 @@ impl ClaimRequest {
         votes: Votes,
     ) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
-        let (recheck, waits) = (options.rechecks > 0, options.wait != Wait::No);
+        let (recheck, waits) = (options.rechecks != Some(0), options.waits());
         let trace = Trace::current();
         Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
     }

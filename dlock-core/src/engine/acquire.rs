@@ -5,6 +5,8 @@
 //! next try can meet another one that is busy, and so on; after some tries in vain they are therefore taken one after
 //! the other, where every place in line that was reached is kept.
 
+mod limits;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +15,16 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use crate::backend::dynamic::DynClaim;
+use crate::backend::request_clock::Stage;
 use crate::backend::{Attempt, Backoff, BatchAttempt, Busy, Grant};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
+use crate::engine::acquire::limits::{Limits, Pace, is_over, pause_after, timed_out, within};
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::keeper::Tasks;
 use crate::engine::pending::{Pending, Spec};
 use crate::engine::threads;
-use crate::engine::wait_queue::Ticket;
+use crate::engine::wait_queue::{Ticket, Turn};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
 use crate::handles::options::Wait;
@@ -109,46 +114,78 @@ struct Acquire<'a> {
     engine: &'a Arc<Engine>,
     specs: &'a [Spec],
     pendings: SmallVec<[Pending<'a>; 1]>,
-    wait: Wait,
     started: Instant,
+    /// Whether a busy lock is waited for.
+    waits: bool,
+    /// When all of it ends, requests too; `None` without an end.
+    until: Option<Instant>,
+    /// When a busy lock is waited for no longer.
+    patient_until: Option<Instant>,
     request_timeout: Duration,
-    rechecks: u32,
+    rechecks: Option<u32>,
     span: AcquireSpan<'a>,
+    asked_at: Instant,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
+    /// When the last request was sent.
+    last_sent: Timestamp,
     /// Attempts since the outcome was last known.
     unknowns: u32,
     /// Attempts that found one of many busy.
     tries: u32,
     /// Which of them is in the way.
     place: usize,
-    /// Between polls of a busy lock.
+    /// How long the last answer took.
+    round_trip: Duration,
+    /// The clock that waits are measured with stands still and jumps: it is paused, in a test.
+    virtual_time: bool,
+    /// Between polls of a busy lock without a line.
     polls: Backoff,
-    /// After failures.
+    pace: Pace,
     failures: Backoff,
+    unknown_outcomes: Backoff,
     holder: Option<Holder>,
 }
+
+/// The place in line, and that of the lock in the list.
+type Place<'a> = Option<(usize, Ticket<'a>)>;
 
 impl<'a> Acquire<'a> {
     fn new(specs: &'a [Spec], started: Instant) -> Result<Self, Error> {
         let first = &specs[0];
-        let engine = &first.engine;
+        let (engine, options) = (&first.engine, &first.options);
         let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
+        let request_timeout = timeouts.min().unwrap_or_default();
+        let until = match options.wait {
+            _ if !options.waits() => Some(Instant::now() + request_timeout),
+            Wait::For(limit) => Some(started + limit),
+            Wait::No | Wait::Forever => None,
+        };
+        let patient_until = options.patience.and_then(|patience| started.checked_add(patience));
         Ok(Self {
             engine,
             specs,
             pendings: pendings(specs).map_err(|failure| first.error(Operation::Acquire, failure))?,
-            wait: first.options.wait,
             started,
-            request_timeout: timeouts.min().unwrap_or_default(),
-            rechecks: specs.iter().map(|spec| spec.options.rechecks).min().unwrap_or_default(),
+            waits: options.waits(),
+            until,
+            patient_until: until.into_iter().chain(patient_until).min(),
+            request_timeout,
+            // The least of those that have a bound.
+            rechecks: specs.iter().filter_map(|spec| spec.options.rechecks).min(),
             span: AcquireSpan::begin(engine, &first.key, first.site, started),
+            asked_at: started,
             first_sent: None,
+            last_sent: engine.clock.now(),
             unknowns: 0,
             tries: 0,
             place: 0,
+            round_trip: Duration::ZERO,
+            virtual_time: false,
             polls: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
+            pace: Pace::new(engine.capabilities.poll_from),
             failures: Backoff::of_failures(),
+            unknown_outcomes: Backoff::of_unknown_outcomes(),
             holder: None,
         })
     }
@@ -188,73 +225,84 @@ impl<'a> Acquire<'a> {
 
     async fn attempt_until_done(&mut self) -> Result<Option<Guards>, Failure> {
         let engine = self.engine;
-        let mut ticket = None;
+        let lines = self.waits && !engine.capabilities.fair;
+        let mut line: Place<'a> = None;
         // With a line before us there is no point in asking: the first in line does.
-        if self.wait != Wait::No
-            && !engine.capabilities.fair
-            && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key))
-        {
+        if lines && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key)) {
             self.turn_to(place);
             self.span.wait();
-            ticket = Some((place, self.stand_in_line().await?));
+            let ticket = engine.wait_queue.join(&self.specs[place].key, None);
+            within(engine, self.patient_until, ticket.turn()).await?;
+            line = Some((place, ticket));
             self.span.turn();
         }
         loop {
             engine.refuse_when_closed()?;
+            if self.waits && is_over(self.until) {
+                return Err(timed_out());
+            }
+            // Before the request: a release while it is under way may not be in its answer.
+            let releases: SmallVec<[u32; 1]> = match lines {
+                true => self.specs.iter().map(|spec| engine.wait_queue.releases(&spec.key)).collect(),
+                false => SmallVec::new(),
+            };
+            let was_released = line.as_ref().is_some_and(|(_, ticket)| ticket.ask());
             match self.attempt().await {
                 Step::Granted(grants) => {
                     if let Some(guards) = self.accept(grants)? {
-                        if let Some((_, ticket)) = ticket {
-                            ticket.win();
+                        if let Some((_, ticket)) = line {
+                            ticket.win(self.next_poll(None));
                         }
                         return Ok(Some(guards));
                     }
+                    // Never at once: a backend that is always late would be asked without end.
+                    let pause = self.failures.pause(engine.entropy.fraction());
+                    within(engine, self.until, tokio::time::sleep(pause)).await?;
                 }
                 Step::Separately => return Ok(None),
                 Step::Busy(place, busy) => {
                     self.turn_to(place);
                     let retry_after = busy.retry_after;
                     self.note_busy(busy);
-                    if self.wait == Wait::No {
+                    if !self.waits {
                         return Err(Failure::new(ErrorKind::Busy, ""));
+                    }
+                    if let Some((_, ticket)) = line.take_if(|(at, _)| *at != place) {
+                        // The lock of that line may well be free: the next one is to look.
+                        ticket.tell();
                     }
                     self.tries += 1;
                     if self.specs.len() > 1 && self.tries >= MOST_TRIES {
                         return Ok(None);
                     }
                     self.span.wait();
-                    if !engine.capabilities.fair && ticket.as_ref().is_none_or(|(at, _)| *at != place) {
-                        drop(ticket.take());
-                        let first = !engine.wait_queue.has(&self.specs[place].key);
-                        ticket = Some((place, self.stand_in_line().await?));
-                        if !first {
-                            self.span.turn();
-                            continue;
-                        }
+                    if lines && line.is_none() {
+                        let seen = releases.get(place).copied();
+                        line = Some((place, engine.wait_queue.join(&self.specs[place].key, seen)));
                     }
-                    let ticket = ticket.as_ref().map(|(_, ticket)| ticket);
-                    self.wait_for_change(retry_after, ticket).await?;
+                    self.let_real_time_pass().await;
+                    self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await?;
                     self.span.woken();
                 }
                 Step::Unknown(failure) => {
-                    let again = self.unknowns < self.rechecks;
+                    let again = self.rechecks.is_none_or(|limit| self.unknowns < limit);
                     self.span.unknown(&failure, again);
                     if !again {
                         return Err(failure);
                     }
                     self.unknowns += 1;
-                    // Not bounded by the wait: whether we hold the lock has to be found out in any case.
-                    tokio::time::sleep(self.failures.next_pause()).await;
+                    let pause = self.unknown_outcomes.pause(engine.entropy.fraction());
+                    pause_after(engine, self.until, failure, pause).await?;
                 }
                 Step::Failed(failure) => {
-                    if !failure.is_transient() || self.wait == Wait::No {
+                    if was_released && let Some((_, ticket)) = &line {
+                        ticket.tell();
+                    }
+                    if !failure.is_transient() || !self.waits {
                         return Err(failure);
                     }
-                    let pause = tokio::time::sleep(self.failures.next_pause());
-                    match within(engine, self.left(), pause).await {
-                        Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
-                        slept => slept?,
-                    }
+                    let pause = self.failures.pause(engine.entropy.fraction());
+                    pause_after(engine, self.until, failure, pause).await?;
                 }
             }
         }
@@ -275,16 +323,25 @@ impl<'a> Acquire<'a> {
 
     async fn ask(&mut self) -> Step {
         let sent = self.engine.clock.now();
+        self.asked_at = Instant::now();
         let first_sent = self.first_sent;
         let unsettled = self.pendings.iter().any(|pending| pending.unsettled);
         // Noted before the request goes out: from now on something of ours may be on the server.
         self.first_sent.get_or_insert(sent);
+        self.last_sent = sent;
         self.set_unsettled(true);
-        let limit = self.request_timeout;
-        let step = match tokio::time::timeout(limit, request(self.engine, &mut self.pendings)).await {
-            Ok(step) => step,
-            Err(_) => Step::Unknown(Failure::unknown(format!("no answer within {limit:?}"))),
-        };
+        let written = self.pendings[0].begin_request();
+        let limits = Limits { request: self.request_timeout, until: self.until };
+        let step =
+            limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;
+        self.round_trip = self.asked_at.elapsed();
+        let passed = self.engine.clock.now().since(sent);
+        self.virtual_time = (self.round_trip.is_zero() && passed > Duration::from_micros(1))
+            || self.round_trip > passed + Duration::from_millis(1);
+        if let Some(Stage::Written(at)) = written.map(|written| written.stage()) {
+            self.last_sent = at.max(sent);
+            self.first_sent = first_sent.or(Some(self.last_sent));
+        }
         match step {
             Step::Granted(_) | Step::Unknown(_) => return step,
             // Others of them may have been taken all the same, and are not wanted without this one.
@@ -335,7 +392,7 @@ impl<'a> Acquire<'a> {
             return Ok(Some(guards));
         }
         drop(guards);
-        if self.wait == Wait::No || self.left().is_some_and(|left| left.is_zero()) {
+        if !self.waits || is_over(self.until) {
             return Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"));
         }
         self.begin_anew()?;
@@ -358,6 +415,22 @@ impl<'a> Acquire<'a> {
         }
     }
 
+    /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that, seems
+    /// to be hours late. It is given the time to finish what it was told of.
+    async fn let_real_time_pass(&mut self) {
+        let registry = &self.engine.registry;
+        if !self.virtual_time || registry.activity.in_background() == 0 {
+            return;
+        }
+        let Tasks::Thread(keeper) = &registry.tasks else { return };
+        let (keeper, activity) = (keeper.runtime().clone(), Arc::clone(&registry.activity));
+        let finish = move || {
+            keeper.block_on(async { tokio::time::timeout(Duration::from_secs(1), activity.quiet()).await })
+        };
+        // While a blocking task runs, a paused clock does not go on.
+        let _ = tokio::task::spawn_blocking(finish).await;
+    }
+
     /// Waits until another attempt may be worth while, or the time is up: when the lock was given back, the backend
     /// tells of a change, the holder's lease has ended, or after a pause.
     async fn wait_for_change(
@@ -365,63 +438,72 @@ impl<'a> Acquire<'a> {
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
-        let (pause, left) = (self.next_poll(), self.left());
-        let pause = retry_after.map_or(pause, |left| pause.min(left + Duration::from_millis(1)));
-        let Some(claim) = self.pendings[self.place].claim.as_mut() else { return Err(gone()) };
+        let poll = self.next_poll(ticket);
+        let pause = retry_after.map_or(poll, |left| poll.min(left + Duration::from_millis(1)));
+        if let Some(ticket) = ticket {
+            ticket.poll_after(pause);
+        }
+        let (engine, place, patient_until) = (self.engine, self.place, self.patient_until);
+        let Some(claim) = self.pendings[place].claim.as_mut() else { return Err(gone()) };
         let changed = async {
-            let poll = tokio::time::sleep(pause);
-            let released = async {
+            let turn = async {
                 match ticket {
-                    Some(ticket) => ticket.released().await,
-                    None => std::future::pending().await,
+                    Some(ticket) => ticket.turn().await,
+                    None => {
+                        tokio::time::sleep(pause).await;
+                        Turn::Due
+                    }
                 }
+            };
+            let told = async {
+                if let Some(ticket) = ticket {
+                    ticket.first().await;
+                }
+                watch(claim).await
             };
             tokio::select! {
                 biased;
-                () = poll => Ok(()),
-                () = released => Ok(()),
-                told = watch(claim) => told,
+                turn = turn => Ok(if turn == Turn::Due && pause < poll { None } else { Some(turn) }),
+                told = told => told.map(|()| None),
             }
         };
-        within(self.engine, left, changed).await?
-    }
-
-    /// Waits until it is our turn among the waiters of this process, and asking is worth while. The place is taken at
-    /// once.
-    fn stand_in_line(&mut self) -> impl Future<Output = Result<Ticket<'a>, Failure>> + use<'a> {
-        let (engine, left, poll) = (self.engine, self.left(), self.next_poll());
-        let ticket = engine.wait_queue.join(&self.specs[self.place].key);
-        async move {
-            let turn = async {
-                ticket.first().await;
-                if ticket.follows_holder() {
-                    let _ = tokio::time::timeout(poll, ticket.released()).await;
+        match within(engine, patient_until, changed).await?? {
+            Some(Turn::Due) => self.pace.reset(),
+            Some(Turn::Released) => {}
+            None => {
+                // Told of, and not yet asked about: whoever follows is to know.
+                if let Some(ticket) = ticket {
+                    ticket.tell();
                 }
-            };
-            within(engine, left, turn).await?;
-            Ok(ticket)
+                if let Some(at) = self.pace.next(self.asked_at, engine.entropy.fraction()) {
+                    within(engine, patient_until, tokio::time::sleep_until(at)).await?;
+                }
+            }
+        }
+        // One that can hardly be answered in time would end in doubt, where the answer so far is certain.
+        match self.until {
+            Some(until) if until.saturating_duration_since(Instant::now()) < self.round_trip * 2 => {
+                Err(timed_out())
+            }
+            _ => Ok(()),
         }
     }
 
     /// When to ask again if nobody tells.
-    fn next_poll(&mut self) -> Duration {
-        match self.engine.capabilities.notified {
+    fn next_poll(&mut self, ticket: Option<&Ticket<'_>>) -> Duration {
+        let fraction = self.engine.entropy.fraction();
+        if self.engine.capabilities.notified {
             // A notification will come; the poll is only the safety net.
-            true => self.engine.capabilities.poll_to.mul_f64(0.75 + fastrand::f64() / 4.0),
-            false => self.polls.next_pause(),
+            return self.engine.capabilities.poll_to.mul_f64(0.75 + fraction / 4.0);
         }
-    }
-
-    /// What is left of the wait; `None` when it has no end.
-    fn left(&self) -> Option<Duration> {
-        left(self.wait, self.started)
+        ticket.and_then(|ticket| ticket.next_pause(fraction)).unwrap_or_else(|| self.polls.pause(fraction))
     }
 
     fn maybe_held_for(&self) -> Duration {
         let now = self.engine.clock.now();
         let lease = self.specs.iter().map(|spec| spec.options.lease).max().unwrap_or_default();
         // A request that is still on its way starts its lease when it arrives.
-        (self.first_sent.unwrap_or(now) + lease + self.request_timeout).since(now)
+        (self.last_sent + lease + self.request_timeout).since(now)
     }
 }
 
@@ -463,36 +545,5 @@ async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
         Err(failure) if failure.is_transient() => std::future::pending().await,
         told => told,
-    }
-}
-
-/// What is left of a wait that began at `started`; `None` when it has no end.
-pub(crate) fn left(wait: Wait, started: Instant) -> Option<Duration> {
-    match wait {
-        Wait::No => Some(Duration::ZERO),
-        Wait::For(limit) => Some(limit.saturating_sub(started.elapsed())),
-        Wait::Forever => None,
-    }
-}
-
-/// Waits, unless the time is up or the locks are shut down.
-async fn within<T>(
-    engine: &Engine,
-    left: Option<Duration>,
-    future: impl Future<Output = T>,
-) -> Result<T, Failure> {
-    let open = async {
-        tokio::select! {
-            biased;
-            () = engine.registry.shut() => Err(engine.registry.closed()),
-            output = future => Ok(output),
-        }
-    };
-    match left {
-        None => open.await,
-        Some(left) => match tokio::time::timeout(left, open).await {
-            Ok(output) => output,
-            Err(_) => Err(Failure::new(ErrorKind::TimedOut, "")),
-        },
     }
 }

@@ -46,6 +46,18 @@ impl Activity {
         }
     }
 
+    /// Resolves when nothing goes on in the background.
+    pub(crate) async fn quiet(&self) {
+        loop {
+            let changed = self.changed.notified();
+            self.watched.store(true, Ordering::SeqCst);
+            if self.in_background() == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Has those who wait look again.
     pub(crate) fn changed(&self) {
         if self.watched.load(Ordering::SeqCst) {

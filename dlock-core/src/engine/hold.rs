@@ -80,7 +80,7 @@ impl Hold {
         let renew_at = match grant.term {
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the keeper for
             // locks that are given back soon.
-            Term::Lease(length) => sent + part_of(length / 3, 0.5),
+            Term::Lease(length) => sent + part_of(&engine, length / 3, 0.5),
             Term::Session(_) => Timestamp::NEVER,
         };
         let hold = Arc::new(Self {
@@ -90,7 +90,7 @@ impl Hold {
             fence: grant.fence,
             acquired_at: now,
             request_timeout: options.request_timeout(),
-            rechecks: options.rechecks,
+            rechecks: options.rechecks.unwrap_or(1),
             lease: length.unwrap_or(options.lease),
             term: grant.term,
             trace: Trace::current(),
@@ -208,7 +208,7 @@ impl Hold {
             self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
         }
         if let Term::Lease(length) = self.term {
-            self.plan_renewal(sent + part_of(length / 3, 0.75));
+            self.plan_renewal(sent + part_of(&self.engine, length / 3, 0.75));
         }
         self.at_risk.store(false, Ordering::Release);
         let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
@@ -218,7 +218,7 @@ impl Hold {
     /// A renewal failed: it is tried again soon.
     pub(crate) fn renewal_failed(&self) {
         let pause = (self.lease / 12).max(Duration::from_millis(5));
-        self.plan_renewal(self.engine.clock.now() + part_of(pause, 0.5));
+        self.plan_renewal(self.engine.clock.now() + part_of(&self.engine, pause, 0.5));
         self.mark_at_risk();
     }
 
@@ -348,8 +348,8 @@ fn valid_until(sent: Timestamp, length: Duration) -> Timestamp {
 }
 
 /// A random part of `length`, at least the share `least` of it.
-fn part_of(length: Duration, least: f64) -> Duration {
-    length.mul_f64(least + (1.0 - least) * fastrand::f64())
+fn part_of(engine: &Engine, length: Duration, least: f64) -> Duration {
+    length.mul_f64(least + (1.0 - least) * engine.entropy.fraction())
 }
 
 impl SignalSink for Hold {

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod cleanup;
+pub(crate) mod entropy;
 pub(crate) mod hold;
 pub mod keeper;
 pub(crate) mod pending;
@@ -18,9 +19,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::backend::Capabilities;
 use crate::backend::dynamic::DynBackend;
+use crate::backend::{Backoff, Capabilities};
 use crate::clock::Clock;
+use crate::engine::entropy::Entropy;
 use crate::engine::hold::Hold;
 use crate::engine::keeper::{Job, Tasks};
 use crate::engine::registry::HoldRegistry;
@@ -38,6 +40,7 @@ pub(crate) struct Engine {
     pub(crate) clock: Clock,
     pub(crate) identity: Arc<Identity>,
     pub(crate) show_keys: bool,
+    pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
     pub(crate) registry: Arc<HoldRegistry>,
     jobs: mpsc::UnboundedSender<Job>,
@@ -53,18 +56,20 @@ impl Engine {
         show_keys: bool,
         metrics: Metrics,
         tasks: Tasks,
+        entropy: Entropy,
     ) -> Arc<Self> {
-        let clock = backend.clock();
+        let (clock, capabilities) = (backend.clock(), backend.capabilities());
         let registry = Arc::new(HoldRegistry::new(clock.clone(), metrics, tasks));
         let (jobs, inbox) = mpsc::unbounded_channel();
         keeper::look_after(Arc::clone(&registry), inbox);
         Arc::new(Self {
             name: backend.name(),
-            capabilities: backend.capabilities(),
+            capabilities,
+            entropy,
             clock,
             identity: Identity::of_this_process(label),
             show_keys,
-            wait_queue: WaitQueue::default(),
+            wait_queue: WaitQueue::new(Backoff::new(capabilities.poll_from, capabilities.poll_to)),
             registry,
             jobs,
             process: std::process::id(),

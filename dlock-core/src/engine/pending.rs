@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::backend::ClaimRequest;
 use crate::backend::dynamic::DynClaim;
+use crate::backend::{ClaimRequest, RequestClock};
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
@@ -13,7 +13,6 @@ use crate::guarded::guard;
 use crate::handles::options::{Options, Site};
 use crate::key::Key;
 use crate::telemetry::Trace;
-use crate::token::Token;
 
 /// One lock that is wanted: where, which, how, and from which place in the program.
 #[derive(Clone)]
@@ -35,7 +34,7 @@ impl Spec {
         engine.refuse_in_child()?;
         let request = ClaimRequest::new(
             self.key.clone(),
-            Token::random()?,
+            engine.entropy.token()?,
             &self.options,
             Arc::clone(&engine.identity),
             engine.registry.metrics.votes(),
@@ -49,6 +48,7 @@ impl Spec {
 pub(crate) struct Pending<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) claim: Option<Box<dyn DynClaim>>,
+    written: Option<RequestClock>,
     /// An attempt is under way, or the outcome of one was never found out.
     pub(crate) unsettled: bool,
     activity: Option<ActivityToken>,
@@ -57,7 +57,15 @@ pub(crate) struct Pending<'a> {
 impl<'a> Pending<'a> {
     pub(crate) fn new(spec: &'a Spec) -> Result<Self, Failure> {
         let activity = Some(spec.engine.registry.activity.begin());
-        Ok(Self { spec, claim: Some(spec.claim()?), unsettled: false, activity })
+        let claim = spec.claim()?;
+        let written = claim.request_clock();
+        Ok(Self { spec, claim: Some(claim), written, unsettled: false, activity })
+    }
+
+    /// An attempt begins. Returns what tells of its way to the wire, if anything does.
+    pub(crate) fn begin_request(&self) -> Option<RequestClock> {
+        let written = self.written.clone();
+        written.inspect(RequestClock::begin)
     }
 }
 

@@ -2,166 +2,399 @@
 //!
 //! Where the backend has no queue of its own, only the first waiter of a key asks it; the others wait here, in their
 //! order. A release in this process wakes the first at once, and nobody asks while the lock is known to be held in this
-//! process. So a herd of local waiters costs the server no more than one, and a hand-over no more than its release and its
+//! process. So a herd of local waiters costs the server no more than one, and a handoff no more than its release and its
 //! acquire.
+//!
+//! * What is known of a lock belongs to its line, not to its first waiter: when the first leaves, the next one knows
+//!   when to ask, and asks no earlier.
+//! * Only the waiter that becomes the first is woken. One that leaves from the middle wakes nobody, and costs the same
+//!   whatever the length of the line.
+//! * A release between an answer and the place in line is not missed: releases are counted, and who joins compares.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use tokio::sync::Notify;
+use slab::Slab;
+use tokio::time::Instant;
 
+use crate::backend::Backoff;
 use crate::key::Key;
 
+/// Keys of different shards do not wait for each other.
+const SHARDS: usize = 32;
+/// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed release.
+const COUNTERS: usize = 512;
+/// Who becomes the first since the one before gave up need not ask again for so long after the last answer. He may
+/// have missed a notification while nobody listened.
+const SETTLED: Duration = Duration::from_millis(250);
+/// A shard that had more waiters than this gives its memory back when all have left.
+const KEPT: usize = 256;
+
 /// The lines of all keys.
-#[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     /// How many wait in all, so that the common case need not look.
     waiting: AtomicUsize,
-    places: Mutex<HashMap<Key, VecDeque<Arc<Waiter>>>>,
+    releases: [AtomicU32; COUNTERS],
+    shards: [Mutex<Shard>; SHARDS],
+    /// The pauses between polls of a line that begins.
+    polls: Backoff,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
+struct Shard {
+    lines: HashMap<Key, Line>,
+    waiters: Slab<Waiter>,
+}
+
+/// Who waits for one key, and what is known of its lock.
+struct Line {
+    first: usize,
+    last: usize,
+    /// It was given back since it was asked for last.
+    released: bool,
+    asked_at: Option<Instant>,
+    /// When it is to be asked for if nobody tells; at once when this is not known.
+    due_at: Option<Instant>,
+    polls: Backoff,
+}
+
+#[derive(Default)]
 struct Waiter {
-    first: AtomicBool,
-    /// The one before took the lock, so that it is held here until a release tells.
-    follows_holder: AtomicBool,
-    /// Told when the place becomes the first, and of releases while it is.
-    told: Notify,
+    before: Option<usize>,
+    after: Option<usize>,
+    waker: Option<Waker>,
 }
 
-/// A place in line; leaves it when dropped.
-#[derive(Debug)]
+/// Why it is worth while to ask now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The lock was given back in this process, or it was never asked for.
+    Released,
+    /// Nobody told of it for long enough.
+    Due,
+}
+
+/// A waiter's place in line; leaves it when dropped.
 pub(crate) struct Ticket<'a> {
-    line: &'a WaitQueue,
+    queue: &'a WaitQueue,
     key: &'a Key,
-    place: Arc<Waiter>,
+    shard: usize,
+    place: usize,
     won: bool,
 }
 
 impl WaitQueue {
-    fn places(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Arc<Waiter>>>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Lines whose first waiter polls with these pauses.
+    pub(crate) fn new(polls: Backoff) -> Self {
+        Self {
+            waiting: AtomicUsize::new(0),
+            releases: [const { AtomicU32::new(0) }; COUNTERS],
+            shards: std::array::from_fn(|_| Mutex::default()),
+            polls,
+        }
+    }
+
+    /// The same in every process: simulations repeat.
+    fn hash(key: &Key) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key) as usize;
+        hash
+    }
+
+    fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
+        self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether somebody waits for `key`.
     pub(crate) fn has(&self, key: &Key) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0 && self.places().contains_key(key)
+        self.waiting.load(Ordering::SeqCst) > 0
+            && self.shard(Self::hash(key) % SHARDS).lines.contains_key(key)
     }
 
-    /// Takes the last place.
-    pub(crate) fn join<'a>(&'a self, key: &'a Key) -> Ticket<'a> {
-        let place = Arc::new(Waiter::default());
-        let mut places = self.places();
-        let line = places.entry(key.clone()).or_default();
-        place.first.store(line.is_empty(), Ordering::Release);
-        line.push_back(Arc::clone(&place));
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        Ticket { line: self, key, place, won: false }
+    /// Counts the releases of `key` in this process, and of some other keys. To be read before it is asked for.
+    pub(crate) fn releases(&self, key: &Key) -> u32 {
+        self.releases[Self::hash(key) % COUNTERS].load(Ordering::SeqCst)
+    }
+
+    /// Takes the last place. `seen` is what [`releases`](Self::releases) was before the lock was asked for, if it was.
+    pub(crate) fn join<'a>(&'a self, key: &'a Key, seen: Option<u32>) -> Ticket<'a> {
+        let hash = Self::hash(key);
+        let number = hash % SHARDS;
+        let mut shard = self.shard(number);
+        let Shard { lines, waiters } = &mut *shard;
+        let place = waiters.insert(Waiter::default());
+        // Before the count of releases is read: a release either sees this waiter, or is seen by it.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        if let Some(line) = lines.get_mut(key) {
+            waiters[line.last].after = Some(place);
+            waiters[place].before = Some(line.last);
+            line.last = place;
+        } else {
+            let missed =
+                seen.is_none_or(|seen| self.releases[hash % COUNTERS].load(Ordering::SeqCst) != seen);
+            let asked_at = seen.map(|_| Instant::now());
+            let polls = self.polls.clone();
+            let line = Line { first: place, last: place, released: missed, asked_at, due_at: None, polls };
+            lines.insert(key.clone(), line);
+        }
+        Ticket { queue: self, key, shard: number, place, won: false }
     }
 
     /// The lock was given back in this process: its first waiter may try.
     pub(crate) fn released(&self, key: &Key) {
-        if self.waiting.load(Ordering::Acquire) == 0 {
-            return;
+        let hash = Self::hash(key);
+        self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.shard(hash % SHARDS).tell(key);
         }
-        if let Some(first) = self.places().get(key).and_then(VecDeque::front) {
-            first.told.notify_one();
+    }
+}
+
+impl Shard {
+    fn tell(&mut self, key: &Key) {
+        if let Some(line) = self.lines.get_mut(key) {
+            line.released = true;
+            if let Some(waker) = self.waiters[line.first].waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    fn leave(&mut self, key: &Key, place: usize, won: bool) {
+        let Some(Waiter { before, after, .. }) = self.waiters.try_remove(place) else { return };
+        if let Some(before) = before {
+            self.waiters[before].after = after;
+        }
+        if let Some(after) = after {
+            self.waiters[after].before = before;
+        }
+        match (before, after) {
+            (Some(_), Some(_)) => {}
+            (Some(before), None) => {
+                if let Some(line) = self.lines.get_mut(key) {
+                    line.last = before;
+                }
+            }
+            (None, Some(next)) => {
+                if let Some(line) = self.lines.get_mut(key) {
+                    line.first = next;
+                    line.first_left(won);
+                }
+                if let Some(waker) = self.waiters[next].waker.take() {
+                    waker.wake();
+                }
+            }
+            (None, None) => {
+                self.lines.remove(key);
+                if self.lines.is_empty() && self.waiters.capacity() > KEPT {
+                    *self = Self::default();
+                }
+            }
+        }
+    }
+}
+
+impl Line {
+    /// One who leaves with the lock holds it in this process until a release tells. One who leaves without it says nothing new.
+    fn first_left(&mut self, won: bool) {
+        if won {
+            self.released = false;
+        } else if let (Some(due_at), Some(asked_at)) = (self.due_at, self.asked_at) {
+            self.due_at = Some(due_at.min(asked_at + SETTLED));
         }
     }
 }
 
 impl Ticket<'_> {
-    /// Resolves when this place is the first.
+    fn shard(&self) -> MutexGuard<'_, Shard> {
+        self.queue.shard(self.shard)
+    }
+
+    /// Applies `change` to the line, if this is its first waiter.
+    fn as_first<T>(&self, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        self.shard().lines.get_mut(self.key).filter(|line| line.first == self.place).map(change)
+    }
+
+    /// Resolves when nobody waits before.
     pub(crate) async fn first(&self) {
-        while !self.place.first.load(Ordering::Acquire) {
-            self.place.told.notified().await;
+        std::future::poll_fn(|context| self.poll_when(context, |_| true)).await;
+    }
+
+    /// Resolves when nobody waits before and it is worth while to ask.
+    pub(crate) async fn turn(&self) -> Turn {
+        self.first().await;
+        let released = std::future::poll_fn(|context| self.poll_when(context, |line| line.released));
+        match self.as_first(|line| line.due_at).flatten() {
+            None => Turn::Released,
+            Some(due_at) => match tokio::time::timeout_at(due_at, released).await {
+                Ok(()) => Turn::Released,
+                Err(_) => Turn::Due,
+            },
         }
     }
 
-    /// Whether the lock is held in this process, by the one who stood before.
-    pub(crate) fn follows_holder(&self) -> bool {
-        self.place.follows_holder.load(Ordering::Acquire)
+    fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&Line) -> bool) -> Poll<()> {
+        let mut shard = self.shard();
+        let Shard { lines, waiters } = &mut *shard;
+        if lines.get(self.key).is_none_or(|line| line.first == self.place && test(line)) {
+            return Poll::Ready(());
+        }
+        if let Some(waiter) = waiters.get_mut(self.place) {
+            match &mut waiter.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                waker => *waker = Some(context.waker().clone()),
+            }
+        }
+        Poll::Pending
     }
 
-    /// Leaves the line with the lock.
-    pub(crate) fn win(mut self) {
+    /// The lock is asked for. Returns whether a release was known of, to be told again if nothing comes of the asking.
+    pub(crate) fn ask(&self) -> bool {
+        let ask = |line: &mut Line| {
+            line.asked_at = Some(Instant::now());
+            std::mem::take(&mut line.released)
+        };
+        self.as_first(ask).unwrap_or(false)
+    }
+
+    /// Whoever is the first asks at once.
+    pub(crate) fn tell(&self) {
+        self.shard().tell(self.key);
+    }
+
+    /// Returns the pause until the next poll, which is longer each time; `fraction` is random, of one.
+    pub(crate) fn next_pause(&self, fraction: f64) -> Option<Duration> {
+        self.as_first(|line| line.polls.pause(fraction))
+    }
+
+    /// The lock is to be asked for after this pause at the latest.
+    pub(crate) fn poll_after(&self, pause: Duration) {
+        self.as_first(|line| line.due_at = Some(Instant::now() + pause));
+    }
+
+    /// Leaves the line with the lock. The next one waits for its release, and asks by itself after a while.
+    pub(crate) fn win(mut self, pause: Duration) {
+        let polls = self.queue.polls.clone();
+        self.as_first(|line| {
+            line.polls = polls;
+            line.due_at = Some(Instant::now() + pause);
+        });
         self.won = true;
-    }
-
-    /// Resolves when the lock was given back in this process. May resolve for nothing.
-    pub(crate) async fn released(&self) {
-        self.place.told.notified().await;
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let mut places = self.line.places();
-        self.line.waiting.fetch_sub(1, Ordering::AcqRel);
-        let Some(line) = places.get_mut(self.key) else { return };
-        line.retain(|place| !Arc::ptr_eq(place, &self.place));
-        match line.front() {
-            None => {
-                places.remove(self.key);
-            }
-            Some(next) => {
-                // One who leaves without the lock says nothing new about it.
-                next.follows_holder.store(self.won, Ordering::Release);
-                next.first.store(true, Ordering::Release);
-                // Also hands on a release that the leaving place was told of and did not use.
-                next.told.notify_one();
-            }
-        }
+        self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.shard().leave(self.key, self.place, self.won);
+    }
+}
+
+impl Default for WaitQueue {
+    fn default() -> Self {
+        Self::new(Backoff::new(Duration::from_millis(10), Duration::from_millis(250)))
+    }
+}
+
+impl fmt::Debug for WaitQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitQueue").field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
+
+    /// Whether this resolves now.
+    fn is_ready(future: impl Future) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        pin!(future).poll(&mut context).is_ready()
+    }
 
     #[tokio::test]
     async fn places_come_first_in_their_order_and_nothing_is_left() {
         let line = WaitQueue::default();
         let key = Key::new("k").unwrap();
-        let (a, b, c) = (line.join(&key), line.join(&key), line.join(&key));
+        let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
         a.first().await;
-        assert!(!b.place.first.load(Ordering::Acquire));
+        assert!(!is_ready(b.first()));
         drop(b);
         drop(a);
         c.first().await;
         assert!(line.has(&key));
         drop(c);
-        assert!(!line.has(&key) && line.places().is_empty());
+        assert!(!line.has(&key) && line.shards.iter().all(|shard| shard.lock().unwrap().waiters.is_empty()));
     }
 
-    #[tokio::test]
-    async fn who_follows_a_holder_knows_and_hears_of_its_release() {
+    #[tokio::test(start_paused = true)]
+    async fn who_follows_a_holder_waits_for_its_release() {
         let line = WaitQueue::default();
         let key = Key::new("k").unwrap();
-        let (a, b, c) = (line.join(&key), line.join(&key), line.join(&key));
-        a.first().await;
-        a.win();
-        // Even when the release comes before the next one looks.
-        line.released(&key);
-        b.first().await;
-        assert!(b.follows_holder());
-        b.released().await;
-        drop(b);
-        c.first().await;
-        assert!(!c.follows_holder());
+        for early in [true, false] {
+            let (a, b) = (line.join(&key, None), line.join(&key, None));
+            assert_eq!(a.turn().await, Turn::Released, "never asked for");
+            a.ask();
+            a.win(Duration::from_secs(60));
+            assert!(!is_ready(b.turn()));
+            if early {
+                line.released(&key);
+                assert_eq!(b.turn().await, Turn::Released);
+            } else {
+                assert_eq!(b.turn().await, Turn::Due);
+            }
+        }
     }
 
     #[tokio::test]
-    async fn a_release_wakes_the_first_only() {
+    async fn a_release_is_told_to_the_first_only() {
         let line = WaitQueue::default();
         let (key, other) = (Key::new("k").unwrap(), Key::new("o").unwrap());
-        let (a, b, o) = (line.join(&key), line.join(&key), line.join(&other));
-        line.released(&key);
-        a.released().await;
-        for quiet in [&b, &o] {
-            let told = tokio::time::timeout(std::time::Duration::from_millis(20), quiet.released()).await;
-            assert!(told.is_err());
+        let seen = (line.releases(&key), line.releases(&other));
+        let (a, b) = (line.join(&key, Some(seen.0)), line.join(&key, Some(seen.0)));
+        let o = line.join(&other, Some(seen.1));
+        for ticket in [&a, &o] {
+            ticket.poll_after(Duration::from_secs(60));
         }
+        line.released(&key);
+        assert!(is_ready(a.turn()) && !is_ready(b.turn()) && !is_ready(o.turn()));
+    }
+
+    #[tokio::test]
+    async fn a_release_before_the_place_in_line_is_known_there() {
+        let line = WaitQueue::default();
+        let key = Key::new("k").unwrap();
+        let seen = line.releases(&key);
+        line.released(&key);
+        let late = line.join(&key, Some(seen));
+        late.poll_after(Duration::from_secs(60));
+        assert!(is_ready(late.turn()));
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_changes_nothing_for_the_others() {
+        let line = WaitQueue::default();
+        let key = Key::new("k").unwrap();
+        let seen = Some(line.releases(&key));
+        let (a, b, c, d) =
+            (line.join(&key, seen), line.join(&key, seen), line.join(&key, seen), line.join(&key, seen));
+        a.ask();
+        a.poll_after(Duration::from_secs(60));
+        // Neither one from the middle, nor the first, who had nothing to say.
+        drop(c);
+        assert!(!is_ready(a.turn()) && !is_ready(b.turn()));
+        drop(a);
+        assert!(is_ready(b.first()) && !is_ready(b.turn()));
+        // What the first was told of and did not use goes on to the next.
+        line.released(&key);
+        drop(b);
+        assert!(is_ready(d.turn()));
     }
 }

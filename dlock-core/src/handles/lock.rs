@@ -1,6 +1,7 @@
 //! A lock: a key with options.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -49,6 +50,12 @@ impl Lock {
     }
 
     option_setters!();
+
+    /// Stops waiting for a busy lock after so long, though the rest of the wait is there for the answers of requests.
+    pub(crate) const fn with_patience(mut self, patience: Duration) -> Self {
+        self.options.patience = Some(patience);
+        self
+    }
 
     /// Sets the pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
     /// attribute gives it by itself.

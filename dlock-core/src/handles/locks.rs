@@ -10,6 +10,7 @@ use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::Prefixed;
 use crate::backends::quorum::{Lent, Node};
 use crate::engine::Engine;
+use crate::engine::entropy::Entropy;
 use crate::engine::keeper::{Spawn, Tasks};
 use crate::engine::registry::Stats;
 use crate::engine::scope::Scope;
@@ -73,6 +74,7 @@ impl Locks {
             required: Vec::new(),
             show_keys: false,
             tasks: None,
+            seed: None,
             #[cfg(feature = "otel")]
             meter: None,
         }
@@ -281,6 +283,7 @@ pub struct LocksBuilder {
     required: Vec<Requirement>,
     show_keys: bool,
     tasks: Option<Arc<dyn Spawn>>,
+    seed: Option<u64>,
     #[cfg(feature = "otel")]
     meter: Option<opentelemetry::metrics::Meter>,
 }
@@ -331,6 +334,13 @@ impl LocksBuilder {
         self
     }
 
+    /// Draws everything random, tokens too, from this seed instead of the operating system, for simulations.
+    #[doc(hidden)]
+    pub const fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
     /// Sets the meter of the metrics. Default: one named `dlock` of the provider that is the global one when
     /// [`build`](Self::build) is called, so set yours before.
     #[cfg(feature = "otel")]
@@ -364,7 +374,8 @@ impl LocksBuilder {
         #[cfg(not(feature = "otel"))]
         let metrics = Metrics;
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
-        let engine = Engine::start(backend, self.label, self.show_keys, metrics, tasks);
+        let engine =
+            Engine::start(backend, self.label, self.show_keys, metrics, tasks, Entropy::new(self.seed));
         Ok(Locks { engine, defaults: self.options })
     }
 }

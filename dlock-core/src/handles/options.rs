@@ -9,7 +9,7 @@ use crate::error::Failure;
 pub enum Wait {
     /// Ask once; a held lock is [`ErrorKind::Busy`](crate::ErrorKind::Busy) at once.
     No,
-    /// Wait up to this long, then fail with [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut).
+    /// Wait up to this long, then fail with [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut). Zero is [`Wait::No`].
     For(Duration),
     /// Wait without end.
     Forever,
@@ -48,9 +48,9 @@ pub enum OnLost {
 /// | option | default | bounds |
 /// |---|---|---|
 /// | `lease`: how long the backend keeps the lock if nothing is heard of its holder | 30 s | 50 ms to 24 h |
-/// | `wait`: how long to wait for a busy lock | 30 s | up to 24 h, `Wait::No`, or `Wait::Forever` |
+/// | `wait`: how long an acquire may take, waiting and requests together | 30 s | up to 24 h, `Wait::No`, or `Wait::Forever` |
 /// | `request_timeout`: how long one request may take before its outcome counts as unknown | lease / 6, at most 5 s | 1 ms to half the lease |
-/// | `rechecks`: how often the owner is asked again after an unknown outcome | 1 | 0 (off) to 10 |
+/// | `rechecks`: how often the owner is asked again after an unknown outcome | as long as the caller waits | 0 (off) to 10 |
 /// | `max_hold`: after which renewal stops and the lock is lost | no limit | at least the lease, up to 30 days |
 /// | `max_depth`: how deep one owner may nest the same key | 64 | 1 to 10 000 |
 /// | `reentrant`: whether a nested acquire of a key that the caller holds succeeds | yes | |
@@ -62,7 +62,9 @@ pub(crate) struct Options {
     pub(crate) lease: Duration,
     pub(crate) wait: Wait,
     pub(crate) request_timeout: Option<Duration>,
-    pub(crate) rechecks: u32,
+    pub(crate) rechecks: Option<u32>,
+    /// The part of the wait after which somebody who has other locks to try stops waiting for this one.
+    pub(crate) patience: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) max_depth: u32,
     pub(crate) reentrant: bool,
@@ -93,7 +95,8 @@ impl Default for Options {
             lease: Duration::from_secs(30),
             wait: Wait::For(Duration::from_secs(30)),
             request_timeout: None,
-            rechecks: 1,
+            rechecks: None,
+            patience: None,
             max_hold: None,
             max_depth: 64,
             reentrant: true,
@@ -108,15 +111,17 @@ impl Options {
         self.request_timeout.unwrap_or_else(|| (self.lease / 6).min(MAX_REQUEST_TIMEOUT))
     }
 
+    /// Whether a busy lock is waited for.
+    pub(crate) fn waits(&self) -> bool {
+        !self.wait.limit().is_zero()
+    }
+
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let refuse = |what: String| Err(Failure::invalid_config(what));
         if !(MIN_LEASE..=MAX_LEASE).contains(&self.lease) {
             return refuse(format!("lease is {:?}; use 50 ms to 24 h", self.lease));
         }
         match self.wait {
-            Wait::For(Duration::ZERO) => {
-                return refuse("wait is zero; use Wait::No to ask once without waiting".into());
-            }
             Wait::For(limit) if limit > MAX_WAIT => {
                 return refuse(format!("wait is {limit:?}; use up to 24 h, or Wait::Forever on purpose"));
             }
@@ -130,10 +135,9 @@ impl Options {
                 self.lease / 2
             ));
         }
-        if self.rechecks > 10 {
+        if let Some(times @ 11..) = self.rechecks {
             return refuse(format!(
-                "rechecks is {}; use up to 10, since many retries make an overload worse",
-                self.rechecks
+                "rechecks is {times}; use up to 10, or ask for as long as the caller waits, which is the default"
             ));
         }
         if let Some(limit) = self.max_hold
@@ -152,7 +156,13 @@ impl Options {
 /// and when a `Lock` is acquired.
 macro_rules! option_setters {
     () => {
-        /// How long to wait for a busy lock. Default 30 s; up to 24 h, `Wait::No`, or `Wait::Forever`.
+        /// Sets how long an acquire may take: waiting for a busy lock and all requests together. Default 30 s; up to 24 h,
+        /// `Wait::No`, or `Wait::Forever`.
+        ///
+        /// `Wait::No`, and a wait of zero, ask once and take no longer than one
+        /// [request timeout](Self::with_request_timeout). When the time is up while a request is under way, the error is
+        /// [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; what was sent is
+        /// withdrawn in the background. A wait shorter than the way to the server and back therefore ends so each time.
         pub fn with_wait(mut self, wait: impl Into<$crate::handles::options::Wait>) -> Self {
             self.options.wait = wait.into();
             self
@@ -172,10 +182,18 @@ macro_rules! option_setters {
             self
         }
 
-        /// How often the owner is asked again, under the same token, after an unknown outcome. Default 1, up to 10; 0
-        /// switches the re-check off, and an unknown outcome is an error at once.
+        /// Sets how often the owner is asked again, under the same token, after an unknown outcome: up to 10 times in a row. 0
+        /// switches this off, and an unknown outcome is an error at once. The default asks for as long as the caller
+        /// [waits](Self::with_wait), with pauses that grow to 2 s.
         pub const fn with_rechecks(mut self, times: u32) -> Self {
-            self.options.rechecks = times;
+            self.options.rechecks = Some(times);
+            self
+        }
+
+        /// Asks again after an unknown outcome for as long as the caller waits, which is the default, also where
+        /// [`with_rechecks`](Self::with_rechecks) gave a bound before.
+        pub const fn with_unbounded_rechecks(mut self) -> Self {
+            self.options.rechecks = None;
             self
         }
 
@@ -208,10 +226,10 @@ macro_rules! option_setters {
 }
 pub(crate) use option_setters;
 
-/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms. It covers the error of two clocks that
+/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest lease. It covers the error of two clocks that
 /// run at slightly different rates.
 pub(crate) fn margin(lease: Duration) -> Duration {
-    (lease / 100).max(Duration::from_millis(2))
+    (lease / 100).clamp(Duration::from_millis(2), MAX_LEASE / 100)
 }
 
 #[cfg(test)]
@@ -231,12 +249,11 @@ mod tests {
             (Options { lease: Duration::ZERO, ..ok }, "50 ms to 24 h"),
             (Options { lease: Duration::from_millis(49), ..ok }, "50 ms to 24 h"),
             (Options { lease: Duration::MAX, ..ok }, "50 ms to 24 h"),
-            (Options { wait: Wait::For(Duration::ZERO), ..ok }, "Wait::No"),
             (Options { wait: Wait::For(day + Duration::from_secs(1)), ..ok }, "Wait::Forever"),
             (Options { wait: Wait::For(Duration::MAX), ..ok }, "Wait::Forever"),
             (Options { request_timeout: Some(Duration::ZERO), ..ok }, "half the lease"),
             (Options { request_timeout: Some(ok.lease), ..ok }, "half the lease"),
-            (Options { rechecks: 11, ..ok }, "up to 10"),
+            (Options { rechecks: Some(11), ..ok }, "up to 10"),
             (Options { max_hold: Some(Duration::from_secs(1)), ..ok }, "30 days"),
             (Options { max_hold: Some(Duration::MAX), ..ok }, "30 days"),
             (Options { max_depth: 0, ..ok }, "1 to 10000"),

@@ -208,7 +208,7 @@ impl SegmentedSection {
         }
         lock.checked(lock.options())?;
         let left = self.left.get_or_insert_with(|| {
-            let start = fastrand::u32(0..*segments);
+            let start = lock.engine().entropy.below(*segments as usize) as u32;
             (start..*segments).chain(0..start).collect()
         });
         if left.is_empty() {
@@ -248,12 +248,11 @@ impl SegmentedSection {
                 // All are held in this process: the last word is the backend's.
                 return Ok((left[0], enter(&self.segmented, left[0], Wait::No).await?));
             }
-            let number = left[fastrand::usize(..left.len())];
-            // Never quite nothing, which no option can be.
-            let wait = patience.min(still).max(Duration::from_millis(1));
-            match enter(&self.segmented, number, Wait::For(wait)).await {
+            let number = left[lock.engine().entropy.below(left.len())];
+            let wait = if still == Duration::MAX { Wait::Forever } else { Wait::For(still) };
+            match enter_patiently(&self.segmented, number, wait, patience).await {
                 Ok(section) => return Ok((number, section)),
-                Err(error) if error.is_busy() && wait < still => {}
+                Err(error) if error.is_busy() && patience < still => {}
                 Err(error) => return Err(error),
             }
             patience = (patience * 2).min(PATIENCE.1);
@@ -262,7 +261,16 @@ impl SegmentedSection {
 }
 
 async fn enter(segmented: &Segmented, number: u32, wait: Wait) -> Result<Section> {
-    let mut section = Section::new(segmented.lock(number).with_wait(wait));
+    enter_patiently(segmented, number, wait, Duration::MAX).await
+}
+
+async fn enter_patiently(
+    segmented: &Segmented,
+    number: u32,
+    wait: Wait,
+    patience: Duration,
+) -> Result<Section> {
+    let mut section = Section::new(segmented.lock(number).with_wait(wait).with_patience(patience));
     section.enter().await?;
     Ok(section)
 }

@@ -198,7 +198,7 @@ mod tests {
         let (holders, line, key) = (Holders::default(), WaitQueue::default(), Key::new("k").unwrap());
         let trace = Trace::parse(TEXT);
         holders.begins(&key, &trace);
-        let (first, second) = (line.join(&key), line.join(&key));
+        let (first, second) = (line.join(&key, None), line.join(&key, None));
         holders.ends(&key, &trace, &line);
         drop(first);
         holders.line_left(&key, &line);

@@ -2,6 +2,7 @@
 
 mod keeping;
 mod lifecycle;
+mod limits;
 mod many;
 mod memory;
 mod nesting;

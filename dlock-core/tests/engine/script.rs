@@ -24,6 +24,8 @@ pub(crate) enum Call {
 pub(crate) enum Answer {
     Grant(Term),
     Busy,
+    /// Busy, as it was before the answer is let go.
+    BusyLate(Arc<Notify>),
     Fail(Failure),
     Hang,
 }
@@ -167,6 +169,10 @@ impl Claim for ScriptedClaim {
         match answer {
             Answer::Grant(term) => Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(7)))),
             Answer::Busy => Ok(Attempt::Busy(Busy::default())),
+            Answer::BusyLate(gate) => {
+                gate.notified().await;
+                Ok(Attempt::Busy(Busy::default()))
+            }
             Answer::Fail(failure) => Err(failure),
             Answer::Hang => std::future::pending().await,
         }

@@ -32,7 +32,7 @@ async fn a_lost_reply_is_asked_again_under_the_same_token() {
 async fn rechecks_are_bounded_and_the_claim_is_then_withdrawn_in_the_background() {
     let backend = Scripted::new([lost_reply(), lost_reply(), granted()]);
     let locks = Locks::new(backend.clone());
-    let error = locks.lock("k").acquire().await.unwrap_err();
+    let error = locks.lock("k").with_rechecks(1).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
     let left = error.maybe_held_for_at_most().unwrap();
     assert!(left > LEASE && left < LEASE * 2, "{left:?}");
@@ -96,7 +96,7 @@ async fn a_busy_answer_settles_the_outcome_but_the_claim_is_still_withdrawn() {
     // The first request may still be on its way and take effect later.
     let backend = Scripted::unpolled([lost_reply(), Answer::Busy]);
     let locks = Locks::new(backend.clone());
-    let error = locks.lock("k").with_wait(Duration::from_millis(1)).acquire().await.unwrap_err();
+    let error = locks.lock("k").with_wait(Duration::from_millis(100)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     backend.wait_for(|calls| matches!(calls.last(), Some(Call::Withdraw(_)))).await;
 }

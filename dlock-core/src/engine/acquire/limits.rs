@@ -1,0 +1,123 @@
+//! The bounds of an acquire: how long a request and a wait may take, and how often it asks.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Step;
+use crate::backend::request_clock::Stage;
+use crate::backend::{Backoff, RequestClock};
+use crate::engine::Engine;
+use crate::error::{ErrorKind, Failure};
+
+/// How long a request may take.
+pub(super) struct Limits {
+    /// From when it was written, or else called.
+    pub(super) request: Duration,
+    /// Whatever it waits for.
+    pub(super) until: Option<Instant>,
+}
+
+impl Limits {
+    pub(super) async fn bound(
+        &self,
+        engine: &Engine,
+        written: Option<&RequestClock>,
+        request: impl Future<Output = Step>,
+    ) -> Step {
+        let mut request = std::pin::pin!(request);
+        let mut end = Instant::now() + self.request;
+        loop {
+            let over = self.until.is_some_and(|until| until <= end);
+            let limit = if over { self.until.unwrap_or(end) } else { end };
+            if let Ok(step) = tokio::time::timeout_at(limit, &mut request).await {
+                return step;
+            }
+            if over && written.is_some_and(RequestClock::cancel) {
+                let what = "the request was still waiting for its turn in this process";
+                return Step::Failed(Failure::new(ErrorKind::TimedOut, what));
+            }
+            let left = match written.map(RequestClock::stage) {
+                Some(Stage::Queued) => self.request,
+                Some(Stage::Written(at)) => (at + self.request).since(engine.clock.now()),
+                Some(Stage::Called) | None => Duration::ZERO,
+            };
+            if over || left.is_zero() {
+                let limit =
+                    if over { "what was left of the wait".into() } else { format!("{:?}", self.request) };
+                return Step::Unknown(Failure::unknown(format!("no answer within {limit}")));
+            }
+            end = Instant::now() + left;
+        }
+    }
+}
+
+/// Keeps a distance between attempts that notifications ask for, as long as these are for nothing. A backend may tell of
+/// changes that are none, as often as it likes.
+pub(super) struct Pace {
+    distances: Backoff,
+    /// The longest distance.
+    to: Duration,
+    /// Somebody told before, for nothing.
+    vain: bool,
+}
+
+impl Pace {
+    /// The longest distance is what would be a useful pause between polls.
+    pub(super) fn new(to: Duration) -> Self {
+        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: false }
+    }
+
+    /// When to ask, after somebody told; at once at first.
+    pub(super) fn next(&mut self, asked_at: Instant, fraction: f64) -> Option<Instant> {
+        let was_vain = std::mem::replace(&mut self.vain, true);
+        was_vain.then(|| asked_at + self.distances.pause(fraction))
+    }
+
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.to);
+    }
+}
+
+/// Pauses; when the time is up first, the failure is what there is to say.
+pub(super) async fn pause_after(
+    engine: &Engine,
+    until: Option<Instant>,
+    failure: Failure,
+    pause: Duration,
+) -> Result<(), Failure> {
+    match within(engine, until, tokio::time::sleep(pause)).await {
+        Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
+        slept => slept,
+    }
+}
+
+pub(super) fn timed_out() -> Failure {
+    Failure::new(ErrorKind::TimedOut, "")
+}
+
+pub(super) fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| until <= Instant::now())
+}
+
+/// Waits, unless the time is up or the locks are shut down.
+pub(super) async fn within<T>(
+    engine: &Engine,
+    until: Option<Instant>,
+    future: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    let open = async {
+        tokio::select! {
+            biased;
+            () = engine.registry.shut() => Err(engine.registry.closed()),
+            output = future => Ok(output),
+        }
+    };
+    match until {
+        None => open.await,
+        Some(until) => match tokio::time::timeout_at(until, open).await {
+            Ok(output) => output,
+            Err(_) => Err(timed_out()),
+        },
+    }
+}
