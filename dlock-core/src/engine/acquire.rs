@@ -273,6 +273,9 @@ impl<'a> Acquire<'a> {
                     }
                     self.tries += 1;
                     if self.specs.len() > 1 && self.tries >= MOST_TRIES {
+                        if let Some((_, ticket)) = &line {
+                            ticket.tell();
+                        }
                         return Ok(None);
                     }
                     self.span.wait();
@@ -438,7 +441,7 @@ impl<'a> Acquire<'a> {
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
-        let poll = self.next_poll(ticket);
+        let (began, poll) = (Instant::now(), self.next_poll(ticket));
         let pause = retry_after.map_or(poll, |left| poll.min(left + Duration::from_millis(1)));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
@@ -475,7 +478,7 @@ impl<'a> Acquire<'a> {
                 if let Some(ticket) = ticket {
                     ticket.tell();
                 }
-                if let Some(at) = self.pace.next(self.asked_at, engine.entropy.fraction()) {
+                if let Some(at) = self.pace.next(began.elapsed(), self.asked_at, engine.entropy.fraction()) {
                     within(engine, patient_until, tokio::time::sleep_until(at)).await?;
                 }
             }

@@ -29,9 +29,9 @@ use crate::key::Key;
 const SHARDS: usize = 32;
 /// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed release.
 const COUNTERS: usize = 512;
-/// Who becomes the first since the one before gave up need not ask again for so long after the last answer. He may
-/// have missed a notification while nobody listened.
-const SETTLED: Duration = Duration::from_millis(250);
+/// One who becomes the first since the one before gave up asks so long after the last time it was asked: nobody listened
+/// for a notification meanwhile. However many give up, that is a bounded number of requests.
+const SETTLED: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this gives its memory back when all have left.
 const KEPT: usize = 256;
 

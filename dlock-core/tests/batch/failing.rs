@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Batch, ErrorKind, Locks, Memory, Wait};
+use dlock_core::{Batch, ErrorKind, Lock, Locks, Memory, Wait};
 
 use super::Process;
 
@@ -46,7 +46,8 @@ async fn a_backend_that_hangs_is_an_unknown_outcome_within_the_request_timeout()
     for process in Process::both() {
         process.memory.faults().set_hanging(true);
         let limit = Duration::from_millis(50);
-        let batch = process.locks.lock_all(["a", "b"]).with_each(|lock| lock.with_request_timeout(limit));
+        let once = |lock: Lock| lock.with_request_timeout(limit).with_rechecks(0);
+        let batch = process.locks.lock_all(["a", "b"]).with_each(once);
         let error = batch.acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         process.memory.faults().set_hanging(false);

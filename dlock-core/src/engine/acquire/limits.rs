@@ -52,26 +52,34 @@ impl Limits {
     }
 }
 
-/// Keeps a distance between attempts that notifications ask for, as long as these are for nothing. A backend may tell of
-/// changes that are none, as often as it likes.
+/// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may tell
+/// of changes that are none, as often as it likes.
 pub(super) struct Pace {
     distances: Backoff,
     /// The longest distance.
     to: Duration,
-    /// Somebody told before, for nothing.
-    vain: bool,
+    /// How often somebody told, for nothing.
+    vain: u32,
 }
 
 impl Pace {
+    /// So many notifications at once may be for nothing where several want a lock that is held for moments only.
+    const FREE: u32 = 16;
+    /// One that comes so soon after the question was there before it. One that had to be waited for sets its own pace.
+    const AT_ONCE: Duration = Duration::from_micros(100);
+
     /// The longest distance is what would be a useful pause between polls.
     pub(super) fn new(to: Duration) -> Self {
-        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: false }
+        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: 0 }
     }
 
-    /// When to ask, after somebody told; at once at first.
-    pub(super) fn next(&mut self, asked_at: Instant, fraction: f64) -> Option<Instant> {
-        let was_vain = std::mem::replace(&mut self.vain, true);
-        was_vain.then(|| asked_at + self.distances.pause(fraction))
+    /// When to ask, after somebody told who was waited for so long; at once at first.
+    pub(super) fn next(&mut self, waited: Duration, asked_at: Instant, fraction: f64) -> Option<Instant> {
+        if waited >= Self::AT_ONCE {
+            return None;
+        }
+        self.vain = self.vain.saturating_add(1);
+        (self.vain > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
     }
 
     pub(super) fn reset(&mut self) {
