@@ -246,7 +246,9 @@ impl<'a> Acquire<'a> {
                 true => self.specs.iter().map(|spec| engine.wait_queue.releases(&spec.key)).collect(),
                 false => SmallVec::new(),
             };
-            let was_released = line.as_ref().is_some_and(|(_, ticket)| ticket.ask());
+            if let Some((_, ticket)) = &line {
+                ticket.ask();
+            }
             match self.attempt().await {
                 Step::Granted(grants) => {
                     if let Some(guards) = self.accept(grants)? {
@@ -298,9 +300,6 @@ impl<'a> Acquire<'a> {
                     pause_after(engine, self.until, failure, pause).await?;
                 }
                 Step::Failed(failure) => {
-                    if was_released && let Some((_, ticket)) = &line {
-                        ticket.tell();
-                    }
                     if !failure.is_transient() || !self.waits {
                         return Err(failure);
                     }

@@ -68,6 +68,8 @@ struct Waiter {
     before: Option<usize>,
     after: Option<usize>,
     waker: Option<Waker>,
+    /// A release was taken as the reason to ask, and there is no answer yet.
+    owes_an_answer: bool,
 }
 
 /// Why it is worth while to ask now.
@@ -166,7 +168,9 @@ impl Shard {
     }
 
     fn leave(&mut self, key: &Key, place: usize, won: bool) {
-        let Some(Waiter { before, after, .. }) = self.waiters.try_remove(place) else { return };
+        let Some(Waiter { before, after, owes_an_answer, .. }) = self.waiters.try_remove(place) else {
+            return;
+        };
         if let Some(before) = before {
             self.waiters[before].after = after;
         }
@@ -183,6 +187,7 @@ impl Shard {
             (None, Some(next)) => {
                 if let Some(line) = self.lines.get_mut(key) {
                     line.first = next;
+                    line.released |= owes_an_answer;
                     line.first_left(won);
                 }
                 if let Some(waker) = self.waiters[next].waker.take() {
@@ -253,13 +258,14 @@ impl Ticket<'_> {
         Poll::Pending
     }
 
-    /// The lock is asked for. Returns whether a release was known of, to be told again if nothing comes of the asking.
-    pub(crate) fn ask(&self) -> bool {
-        let ask = |line: &mut Line| {
+    /// The lock is asked for. A release that was the reason is known to the next one if this one leaves before the answer.
+    pub(crate) fn ask(&self) {
+        let mut shard = self.shard();
+        let Shard { lines, waiters } = &mut *shard;
+        if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
             line.asked_at = Some(Instant::now());
-            std::mem::take(&mut line.released)
-        };
-        self.as_first(ask).unwrap_or(false)
+            waiters[self.place].owes_an_answer |= std::mem::take(&mut line.released);
+        }
     }
 
     /// Whoever is the first asks at once.
@@ -272,9 +278,14 @@ impl Ticket<'_> {
         self.as_first(|line| line.polls.pause(fraction))
     }
 
-    /// The lock is to be asked for after this pause at the latest.
+    /// The answer was that somebody has it: to be asked for after this pause at the latest.
     pub(crate) fn poll_after(&self, pause: Duration) {
-        self.as_first(|line| line.due_at = Some(Instant::now() + pause));
+        let mut shard = self.shard();
+        let Shard { lines, waiters } = &mut *shard;
+        if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
+            line.due_at = Some(Instant::now() + pause);
+            waiters[self.place].owes_an_answer = false;
+        }
     }
 
     /// Leaves the line with the lock. The next one waits for its release, and asks by itself after a while.
@@ -317,6 +328,28 @@ mod tests {
     fn is_ready(future: impl Future) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         pin!(future).poll(&mut context).is_ready()
+    }
+
+    #[tokio::test]
+    async fn a_release_that_was_not_answered_is_known_to_the_next_one() {
+        let line = WaitQueue::default();
+        let key = Key::new("k").unwrap();
+        let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
+        assert_eq!(a.turn().await, Turn::Released);
+        a.ask();
+        a.poll_after(Duration::from_secs(60));
+        assert!(!is_ready(a.turn()));
+        line.released(&key);
+        assert_eq!(a.turn().await, Turn::Released);
+        a.ask();
+        // Cancelled, or refused by the backend, with the request under way.
+        drop(a);
+        assert_eq!(b.turn().await, Turn::Released);
+        b.ask();
+        b.poll_after(Duration::from_secs(60));
+        // This one was told that somebody has it.
+        drop(b);
+        assert!(!is_ready(c.turn()));
     }
 
     #[tokio::test]
