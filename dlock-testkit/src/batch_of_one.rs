@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock, Signal,
+    Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -109,6 +110,10 @@ impl<B: Backend> Claim for ClaimOfOne<B> {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.claim.withdraw().await
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        self.claim.request_clock()
     }
 
     fn is_clean(&self) -> bool {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{
+    Attempt, BatchAttempt, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+};
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
 
@@ -145,6 +147,10 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
             Withdrawal::ABSENT if self.is(Mutation::ReleasesNothingHappily) => Ok(Withdrawal::REMOVED),
             answer => Ok(answer),
         }
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        self.claim.as_ref().and_then(Claim::request_clock)
     }
 
     fn is_clean(&self) -> bool {

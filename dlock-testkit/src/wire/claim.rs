@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, Signal, Withdrawal};
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestClock, Signal, Withdrawal};
 use dlock_core::{Backend, Claim, Failure};
 use tokio::sync::OwnedMutexGuard;
 
@@ -103,6 +103,10 @@ impl<B: Backend> Claim for WiredClaim<B> {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.shared.wire.without(|state| &state.keeping).await;
         self.send(Request::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        self.claim.try_lock().ok().and_then(|claim| claim.request_clock())
     }
 
     fn is_clean(&self) -> bool {
