@@ -1,5 +1,7 @@
 //! What has to be so in every run, whatever happens in it.
 
+use std::time::Duration;
+
 use std::collections::HashMap;
 
 use dlock_core::{Error, ErrorKind, Held};
@@ -225,6 +227,14 @@ impl World {
             ErrorKind::Busy | ErrorKind::TimedOut => self.judge.ops[id].wait.is_some(),
             ErrorKind::Closed => self.is_closing(self.judge.ops[id].process, self.judge.ops[id].engine),
             ErrorKind::Lost if self.is_closing(self.judge.ops[id].process, self.judge.ops[id].engine) => true,
+            // The wait bounds requests too: its end can come while one is under way.
+            ErrorKind::Unknown
+                if self.judge.ops[id].wait.is_some_and(|wait| {
+                    error.waited().is_some_and(|waited| waited >= Duration::from_millis(wait))
+                }) =>
+            {
+                true
+            }
             ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::Lost | ErrorKind::Suspect => {
                 !self.plan.healthy
             }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::Stage;
-use crate::backend::{Attempt, Backoff, BatchAttempt, Busy, Grant};
+use crate::backend::{Attempt, Backoff, BatchAttempt, Busy, Grant, RequestClock};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::acquire::limits::{Limits, Pace, is_over, pause_after, timed_out, within};
@@ -176,7 +176,7 @@ impl<'a> Acquire<'a> {
             span: AcquireSpan::begin(engine, &first.key, first.site, started),
             asked_at: started,
             first_sent: None,
-            last_sent: engine.clock.now(),
+            last_sent: Timestamp::from_nanos(0),
             unknowns: 0,
             tries: 0,
             place: 0,
@@ -238,7 +238,8 @@ impl<'a> Acquire<'a> {
         }
         loop {
             engine.refuse_when_closed()?;
-            if self.waits && is_over(self.until) {
+            // The first one is made in any case.
+            if self.waits && self.span.attempts() > 0 && is_over(self.until) {
                 return Err(timed_out());
             }
             // Before the request: a release while it is under way may not be in its answer.
@@ -333,17 +334,19 @@ impl<'a> Acquire<'a> {
         self.last_sent = sent;
         self.set_unsettled(true);
         let written = self.pendings[0].begin_request();
-        let limits = Limits { request: self.request_timeout, until: self.until };
+        let limits = Limits { from: self.asked_at, request: self.request_timeout, until: self.until };
         let step =
             limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;
+        if let Step::Granted(_) = &step {
+            // Nothing below matters any more, and a look at the clock costs as much as all else here.
+            self.note_written(written, sent, first_sent);
+            return step;
+        }
         self.round_trip = self.asked_at.elapsed();
         let passed = self.engine.clock.now().since(sent);
         self.virtual_time = (self.round_trip.is_zero() && passed > Duration::from_micros(1))
             || self.round_trip > passed + Duration::from_millis(1);
-        if let Some(Stage::Written(at)) = written.map(|written| written.stage()) {
-            self.last_sent = at.max(sent);
-            self.first_sent = first_sent.or(Some(self.last_sent));
-        }
+        self.note_written(written, sent, first_sent);
         match step {
             Step::Granted(_) | Step::Unknown(_) => return step,
             // Others of them may have been taken all the same, and are not wanted without this one.
@@ -365,6 +368,19 @@ impl<'a> Acquire<'a> {
             }
         }
         step
+    }
+
+    /// Counts from when the request was written, where that is known.
+    fn note_written(
+        &mut self,
+        written: Option<RequestClock>,
+        sent: Timestamp,
+        first_sent: Option<Timestamp>,
+    ) {
+        if let Some(Stage::Written(at)) = written.map(|written| written.stage()) {
+            self.last_sent = at.max(sent);
+            self.first_sent = first_sent.or(Some(self.last_sent));
+        }
     }
 
     fn set_unsettled(&mut self, unsettled: bool) {
@@ -390,7 +406,7 @@ impl<'a> Acquire<'a> {
             guards.push(Guard::new(hold));
         }
         self.engine.refuse_when_closed()?;
-        if guards.iter().all(|guard| guard.hold().condition() != Condition::Lost) {
+        if guards.iter().all(|guard| guard.hold().condition_when_granted() != Condition::Lost) {
             return Ok(Some(guards));
         }
         drop(guards);
@@ -447,6 +463,8 @@ impl<'a> Acquire<'a> {
         }
         let (engine, place, patient_until) = (self.engine, self.place, self.patient_until);
         let Some(claim) = self.pendings[place].claim.as_mut() else { return Err(gone()) };
+        // One with others before it learns of the lock from them, and asks when it is its turn.
+        let listens = ticket.is_none_or(Ticket::is_first);
         let changed = async {
             let turn = async {
                 match ticket {
@@ -458,10 +476,10 @@ impl<'a> Acquire<'a> {
                 }
             };
             let told = async {
-                if let Some(ticket) = ticket {
-                    ticket.first().await;
+                match listens {
+                    true => watch(claim).await,
+                    false => std::future::pending().await,
                 }
-                watch(claim).await
             };
             tokio::select! {
                 biased;
@@ -485,6 +503,7 @@ impl<'a> Acquire<'a> {
         // One that can hardly be answered in time would end in doubt, where the answer so far is certain.
         match self.until {
             Some(until) if until.saturating_duration_since(Instant::now()) < self.round_trip * 2 => {
+                within(engine, None, tokio::time::sleep_until(until)).await?;
                 Err(timed_out())
             }
             _ => Ok(()),

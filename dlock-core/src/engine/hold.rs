@@ -119,6 +119,11 @@ impl Hold {
         self.condition_at(|| self.engine.clock.now())
     }
 
+    /// The same at the moment of the grant, without another look at the clock.
+    pub(crate) fn condition_when_granted(&self) -> Condition {
+        self.condition_at(|| self.acquired_at)
+    }
+
     fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Condition::Released,

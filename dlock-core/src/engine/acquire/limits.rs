@@ -12,6 +12,8 @@ use crate::error::{ErrorKind, Failure};
 
 /// How long a request may take.
 pub(super) struct Limits {
+    /// When it was called.
+    pub(super) from: Instant,
     /// From when it was written, or else called.
     pub(super) request: Duration,
     /// Whatever it waits for.
@@ -26,7 +28,7 @@ impl Limits {
         request: impl Future<Output = Step>,
     ) -> Step {
         let mut request = std::pin::pin!(request);
-        let mut end = Instant::now() + self.request;
+        let mut end = self.from + self.request;
         loop {
             let over = self.until.is_some_and(|until| until <= end);
             let limit = if over { self.until.unwrap_or(end) } else { end };

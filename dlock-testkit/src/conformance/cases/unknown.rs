@@ -75,7 +75,8 @@ async fn without_rechecks_a_lost_reply_is_unknown_and_cleaned_up(stage: Stage) {
 async fn when_no_reply_comes_through_the_outcome_is_unknown_and_cleaned_up(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     ours.wire.lose_replies(1_000);
-    error_of(soon("the answer", ours.locks.lock(&key).acquire()).await, &[ErrorKind::Unknown]);
+    let lock = ours.locks.lock(&key).with_rechecks(1);
+    error_of(soon("the answer", lock.acquire()).await, &[ErrorKind::Unknown]);
     assert_eq!(ours.wire.attempts(), 2, "one attempt and one re-check");
     ours.wire.mend();
     theirs.sees_free_soon(&key).await;
@@ -85,7 +86,7 @@ async fn when_no_reply_comes_through_the_outcome_is_unknown_and_cleaned_up(stage
 /// The request lies in some queue, its caller gives up, and then it is carried out. The withdrawal comes after it.
 async fn a_stalled_request_that_arrives_late_leaves_no_lock(stage: Stage) {
     let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
-    let lock = ours.locks.lock(&key).with_lease(Duration::from_secs(20));
+    let lock = ours.locks.lock(&key).with_lease(Duration::from_secs(20)).with_rechecks(1);
     for cancel in [false, true] {
         ours.wire.stall();
         let acquire = lock.clone().with_request_timeout(Duration::from_millis(100));
@@ -103,12 +104,15 @@ async fn a_stalled_request_that_arrives_late_leaves_no_lock(stage: Stage) {
     }
 }
 
-/// No answer at all is an error after a bounded time, also when the caller would wait for much longer.
+/// No answer at all is an error when the wait is over, or the re-checks are used up, also when the caller would wait for much
+/// longer.
 async fn an_acquire_on_a_backend_that_hangs_comes_to_an_end(stage: Stage) {
     let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
     ours.wire.hang();
-    let acquire = ours.locks.lock(&key).with_wait(Duration::from_secs(3_600));
-    error_of(soon("the answer", acquire.acquire()).await, &[ErrorKind::Unknown]);
+    let patient = ours.locks.lock(&key).with_wait(Duration::from_secs(3_600)).with_rechecks(1);
+    error_of(soon("the answer", patient.acquire()).await, &[ErrorKind::Unknown]);
+    let short = ours.locks.lock(&key).with_wait(Duration::from_millis(300));
+    error_of(soon("the answer", short.acquire()).await, &[ErrorKind::Unknown]);
     error_of(soon("the answer", ours.locks.lock(&key).try_acquire()).await, &[ErrorKind::Unknown]);
     ours.wire.mend();
     theirs.sees_free_soon(&key).await;

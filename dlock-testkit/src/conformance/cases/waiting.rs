@@ -55,15 +55,21 @@ async fn a_waiter_of_the_same_process_gets_the_lock_when_it_is_released(stage: S
 async fn a_wait_that_times_out_took_its_time_and_names_the_holder(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let guard = ours.take(&key).await;
-    for wait in [Duration::from_millis(1), Duration::from_millis(250)] {
+    // The shorter one may be over before the first answer is there, which leaves the outcome unknown.
+    for (wait, kinds) in [
+        (Duration::from_millis(1), &[ErrorKind::TimedOut, ErrorKind::Unknown][..]),
+        (Duration::from_millis(250), &[ErrorKind::TimedOut]),
+    ] {
         let started = Instant::now();
         let result = soon("the time-out", theirs.locks.lock(&key).with_wait(wait).acquire()).await;
-        let error = error_of(result, &[ErrorKind::TimedOut]);
+        let error = error_of(result, kinds);
         assert!(started.elapsed() >= wait, "gave up after {:?} of {wait:?}", started.elapsed());
         assert!(error.waited().is_some_and(|waited| waited >= wait));
-        assert!(error.is_busy() && error.is_retryable());
         assert_eq!(error.key(), Some(&*key));
-        assert_eq!(error.holder().and_then(|holder| holder.pid), Some(std::process::id()), "{error}");
+        if error.kind() == ErrorKind::TimedOut {
+            assert!(error.is_busy() && error.is_retryable());
+            assert_eq!(error.holder().and_then(|holder| holder.pid), Some(std::process::id()), "{error}");
+        }
     }
     guard.check().expect("those who waited did not change that");
     give_back(guard).await;
