@@ -101,6 +101,8 @@ pub const WITH_FENCES: &[&str] = &[
 /// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests say what that
 /// does instead.
 pub const LEASES: &[&str] = &[
+    "a_lock_of_a_batch_that_was_deleted_ends_it_and_the_others_are_given_back",
+    "a_renewal_that_panics_is_made_again",
     "a_waiter_takes_over_when_the_holder_goes_silent",
     "the_shortest_and_the_longest_lease_work",
     "releasing_a_lock_that_was_deleted_is_not_held",

@@ -135,7 +135,7 @@ struct Acquire<'a> {
     tries: u32,
     /// Which of them is in the way.
     place: usize,
-    /// How long the last answer took.
+    /// How long the slowest answer took.
     round_trip: Duration,
     /// The clock that waits are measured with stands still and jumps: it is paused, in a test.
     virtual_time: bool,
@@ -342,10 +342,11 @@ impl<'a> Acquire<'a> {
             self.note_written(written, sent, first_sent);
             return step;
         }
-        self.round_trip = self.asked_at.elapsed();
+        let took = self.asked_at.elapsed();
+        self.round_trip = self.round_trip.max(took);
         let passed = self.engine.clock.now().since(sent);
-        self.virtual_time = (self.round_trip.is_zero() && passed > Duration::from_micros(1))
-            || self.round_trip > passed + Duration::from_millis(1);
+        self.virtual_time =
+            (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
         self.note_written(written, sent, first_sent);
         match step {
             Step::Granted(_) | Step::Unknown(_) => return step,

@@ -107,7 +107,9 @@ async fn a_waiter_that_gives_up_leaves_its_place_to_the_next(stage: Stage) {
     until("the first waiter's attempt", || theirs.wire.attempts() > 0).await;
     let second = theirs.locks.lock(&key);
     let second = tokio::spawn(async move { second.acquire().await });
-    error_of(soon("giving up", first).await.expect("no panic"), &[ErrorKind::TimedOut]);
+    // Its last request may be under way when the wait ends.
+    let kinds = [ErrorKind::TimedOut, ErrorKind::Unknown];
+    error_of(soon("giving up", first).await.expect("no panic"), &kinds);
     assert!(!second.is_finished());
     give_back(guard).await;
     give_back(soon("its turn", second).await.expect("no panic").expect("it was released")).await;
