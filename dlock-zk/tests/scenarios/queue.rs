@@ -39,6 +39,7 @@ async fn a_release_wakes_one_waiter_of_two_hundred_and_each_watches_one_other_an
         // Each watches its own node and the one before it, and the holder its own after a while.
         let watched: HashSet<_> =
             (turn + 1..=WAITERS).flat_map(|n| [(nodes[n].session, n), (nodes[n].session, n - 1)]).collect();
+        until("everybody to watch", || server.admin().watches() >= watched.len() as u64).await;
         let others = server.admin().watches() - watched.len() as u64;
         assert!(others <= 1, "nobody else was woken, and nobody watches more");
     }

@@ -170,7 +170,8 @@ impl Tour {
         self.memory.faults().set_unavailable(true);
         drop(guard);
         self.until(|stats| stats.failed_withdrawals > before).await;
-        self.clock.advance(LEASE);
+        // A request that was under way could begin a lease when it arrives.
+        self.clock.advance(LEASE * 2);
         self.until(|stats| stats.abandoned == 1).await;
         self.memory.faults().set_unavailable(false);
         say("abandoned", self.locks.stats().abandoned);
