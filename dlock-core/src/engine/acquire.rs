@@ -135,7 +135,7 @@ struct Acquire<'a> {
     tries: u32,
     /// Which of them is in the way.
     place: usize,
-    /// How long the slowest answer took.
+    /// How long a recent answer took, at most half of the request timeout.
     round_trip: Duration,
     /// The clock that waits are measured with stands still and jumps: it is paused, in a test.
     virtual_time: bool,
@@ -343,7 +343,8 @@ impl<'a> Acquire<'a> {
             return step;
         }
         let took = self.asked_at.elapsed();
-        self.round_trip = self.round_trip.max(took);
+        // One slow answer, or a pause of this process, is forgotten soon.
+        self.round_trip = took.min(self.request_timeout / 2).max(self.round_trip / 2);
         let passed = self.engine.clock.now().since(sent);
         self.virtual_time =
             (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
