@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Failure, Result};
+use tokio::task::JoinSet;
 use zookeeper::{Acl, Acls, Client, CreateMode};
 
 use self::certificates::{Certificates, Tls};
@@ -26,9 +27,13 @@ const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Dur
 /// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which each
 /// server stands several times, it hardly gets there before the session ends, and pauses a second or so at the most.
 const ADDRESSES: usize = 24;
-/// A connection without a sign of life counts as broken after this share of the session timeout, which leaves time to
-/// find another server before the locks are lost.
-const SILENCE: u32 = 4;
+/// A connection without a sign of life counts as broken after this share of the session timeout. That leaves time to try two
+/// more servers that are silent before the locks are lost: the client library picks them at random, and may well pick the
+/// same one again.
+const SILENCE: u32 = 6;
+/// How many attempts to open a session are under way at the most. Another one is begun when none has succeeded for as long as
+/// one server may be silent.
+const OPENINGS: usize = 4;
 
 /// Settings of a [`ZooKeeper`] backend that are not the defaults.
 ///
@@ -283,7 +288,33 @@ impl Config {
         vec![self.servers.as_str(); ADDRESSES.div_ceil(count)].join(",")
     }
 
+    /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick those
+    /// again and again.
     async fn open_with(&self, silence: Duration) -> std::result::Result<Client, zookeeper::Error> {
+        let mut attempts = JoinSet::new();
+        let mut begun = 0;
+        loop {
+            if begun < OPENINGS {
+                attempts.spawn(self.attempt(silence));
+                begun += 1;
+            }
+            let more = begun < OPENINGS;
+            tokio::select! {
+                Some(opened) = attempts.join_next() => match opened {
+                    Ok(Err(zookeeper::Error::Timeout)) if !attempts.is_empty() => {}
+                    Ok(opened) => return opened,
+                    Err(error) => return Err(zookeeper::Error::UnexpectedError(error.to_string())),
+                },
+                () = tokio::time::sleep(silence), if more => {}
+            }
+        }
+    }
+
+    /// Tries to open a session.
+    fn attempt(
+        &self,
+        silence: Duration,
+    ) -> impl Future<Output = std::result::Result<Client, zookeeper::Error>> + Send + use<> {
         let mut connector = Client::connector()
             .with_session_timeout(self.session_timeout)
             .with_connection_timeout(silence)
@@ -299,13 +330,15 @@ impl Config {
             }
             None => {}
         }
-        let servers = self.addresses();
-        match &self.tls {
-            None => connector.connect(&servers).await,
-            #[cfg(feature = "tls")]
-            Some(tls) => connector.with_tls(tls.clone()).secure_connect(&servers).await,
-            #[cfg(not(feature = "tls"))]
-            Some(never) => match *never {},
+        let (servers, tls) = (self.addresses(), self.tls.clone());
+        async move {
+            match tls {
+                None => connector.connect(&servers).await,
+                #[cfg(feature = "tls")]
+                Some(tls) => connector.with_tls(tls).secure_connect(&servers).await,
+                #[cfg(not(feature = "tls"))]
+                Some(never) => match never {},
+            }
         }
     }
 }

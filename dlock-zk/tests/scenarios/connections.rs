@@ -8,8 +8,8 @@ use dlock_testkit::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, SHORT, builder, error_of, fence, lock_nodes, locks, locks_at, over, places, soon, until,
-    until_clean, until_in_line, wait_for,
+    LONG, Proxied, SHORT, before, builder, error_of, fence, lock_nodes, locks, locks_at, over, places, soon,
+    until, until_clean, until_in_line, wait_for,
 };
 
 #[tokio::test]
@@ -177,13 +177,23 @@ async fn a_wait_is_over_in_time_although_the_server_hangs() {
 }
 
 #[tokio::test]
-async fn another_server_of_the_list_is_used_when_one_does_not_answer() {
+async fn another_server_of_the_list_is_used_when_the_rest_is_silent() {
     let on = Proxied::start();
-    let silent = crate::support::before(&on.server);
-    silent.set_arrivals(Arrivals::BlackHole);
-    let locks = locks_at(&[silent.address(), on.proxy.address()], SHORT).await;
-    let guard = soon("the lock", locks.lock("room").acquire()).await.unwrap();
-    guard.release().await.unwrap();
+    let silent = [before(&on.server), before(&on.server)];
+    for proxy in &silent {
+        proxy.set_arrivals(Arrivals::BlackHole);
+    }
+    let servers = [silent[0].address(), silent[1].address(), on.proxy.address()];
+    // Each picks servers at random, so that some pick silent ones again and again.
+    let mut clients = JoinSet::new();
+    for number in 0..12 {
+        clients.spawn(async move {
+            let locks = locks_at(&servers, SHORT).await;
+            let guard = soon("the lock", locks.lock(format!("room_{number}")).acquire()).await.unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+    clients.join_all().await;
 }
 
 #[tokio::test]

@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
+use dlock_testkit::proxy::Arrivals;
 use dlock_testkit::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, SHORT, error_of, fence, locks, places, soon, until, until_in_line, wait_for};
+use crate::support::{
+    LONG, Proxied, error_of, fence, locks, locks_at, places, soon, until, until_in_line, wait_for,
+};
 
 #[tokio::test]
 async fn a_quick_restart_keeps_locks_and_waiters() {
@@ -32,16 +35,21 @@ async fn a_quick_restart_keeps_locks_and_waiters() {
 
 #[tokio::test]
 async fn a_server_that_is_away_for_longer_than_a_session_ends_the_belief_although_the_node_is_still_there() {
-    let mut server = ZooKeeperServer::start().unwrap();
-    let ours = locks(&server, SHORT).await;
+    // Long enough for a look before the restarted server ends it.
+    const SESSION: Duration = Duration::from_secs(3);
+    let Proxied { mut server, proxy } = Proxied::start();
+    let ours = locks_at(&[proxy.address()], SESSION).await;
     let guard = ours.lock("room").acquire().await.unwrap();
     let before = fence(&guard);
+    // It gives the node up as soon as it has a connection again, which is not before the look.
+    proxy.set_arrivals(Arrivals::Reset);
     server.kill();
     soon("the loss", guard.lost()).await;
     error_of(guard.check(), ErrorKind::Lost);
     server.restart().unwrap();
     assert_eq!(places(server.admin(), "room").len(), 1, "the server counts from its start");
-    // Our session may go on, and the node with it, which is not the lock any more.
+    proxy.mend();
+    // The session may go on, and the node with it, which is not the lock any more.
     error_of(guard.check(), ErrorKind::Lost);
     drop(guard);
     let theirs = locks(&server, LONG).await;
