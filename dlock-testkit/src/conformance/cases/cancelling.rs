@@ -1,5 +1,6 @@
 //! Futures that are dropped in the middle.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use dlock_core::Guard;
@@ -34,17 +35,30 @@ async fn an_acquire_dropped_at_any_await_leaves_nothing(stage: Stage) {
     assert_eq!(ours.locks.stats().held, 0);
 }
 
-/// The same without waiting.
+/// The same without waiting. Each try has a key of its own: what a dropped one has asked for may still arrive after somebody else
+/// had the lock and released it, and would be in the way of the next one until it is withdrawn.
 async fn a_try_dropped_at_any_await_leaves_nothing(stage: Stage) {
-    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
-    let lock = ours.locks.lock(&key);
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = Mutex::new(Vec::new());
+    let make = || {
+        let key = stage.key();
+        keys.lock().expect("nobody panicked").push(key.clone());
+        let lock = ours.locks.lock(&key);
+        async move { lock.try_acquire().await }
+    };
     let after_each = async |_cut, output: Option<dlock_core::Result<Option<Guard>>>| {
         if let Some(result) = output {
             assert!(result.expect("it can be asked").is_some(), "it is free");
         }
-        theirs.sees_free_soon(&key).await;
+        let key = keys.lock().expect("nobody panicked").last().cloned();
+        theirs.sees_free_soon(&key.expect("it was tried for")).await;
     };
-    every_await_point(|| lock.try_acquire(), after_each).await;
+    let points = every_await_point(make, after_each).await;
+    assert!(points >= 2);
+    until("the background work", || ours.locks.stats().background == 0).await;
+    for key in keys.into_inner().expect("nobody panicked") {
+        give_back(theirs.take(&key).await).await;
+    }
 }
 
 /// At every await of an acquire that finds the lock taken and gives up after a while.
