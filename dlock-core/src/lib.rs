@@ -29,7 +29,6 @@ pub use backends::prefix::Prefixed;
 pub use backends::quorum::{Node, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
 pub use clock::{Clock, ManualClock, Timestamp};
 pub use engine::keeper;
-pub use engine::registry::Stats;
 pub use engine::scope::{current_hold, in_current_scope};
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
@@ -44,6 +43,7 @@ pub use handles::section::Section;
 pub use handles::segment::{Segment, Segmented, SegmentedSection};
 pub use holder::{Holder, Identity};
 pub use key::Key;
+pub use telemetry::Stats;
 pub use token::Token;
 
 #[cfg(feature = "otel")]

@@ -29,9 +29,7 @@ use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
 use crate::handles::options::Wait;
 use crate::holder::Holder;
-use crate::telemetry::acquire::AcquireSpan;
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{AcquireSpan, Spanned};
 
 /// How often all of many are tried for before they are taken one after the other.
 const MOST_TRIES: u32 = 8;
@@ -70,7 +68,7 @@ fn take(specs: Specs, started: Instant) -> Result<Taking, Error> {
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
     first.engine.refuse_when_closed().map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
-    let span = spans::acquire_span(&first.engine, &first.key, first.site, keys);
+    let span = first.engine.telemetry.acquire_started(first.subject(), keys);
     // Inside of the span, whose trace goes along with the claims.
     let engine = Arc::clone(&first.engine);
     let acquire = async move { Acquire::new(&specs, started)?.run().await }.in_span(span);
@@ -173,7 +171,7 @@ impl<'a> Acquire<'a> {
             request_timeout,
             // The least of those that have a bound.
             rechecks: specs.iter().filter_map(|spec| spec.options.rechecks).min(),
-            span: AcquireSpan::begin(engine, &first.key, first.site, started),
+            span: AcquireSpan::begin(&engine.telemetry, &engine.wait_queue, first.subject(), started),
             asked_at: started,
             first_sent: None,
             last_sent: Timestamp::from_nanos(0),
@@ -312,11 +310,8 @@ impl<'a> Acquire<'a> {
     }
 
     async fn attempt(&mut self) -> Step {
-        self.span.attempt();
         let rechecks = self.unknowns > 0;
-        if rechecks {
-            self.engine.registry.count(|counters| &counters.rechecks);
-        }
+        self.span.attempt(rechecks);
         let step = self.ask().await;
         if rechecks {
             self.span.rechecked(step.outcome());

@@ -12,11 +12,8 @@ use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::hold::Hold;
 use crate::error::{ErrorKind, Failure};
-use crate::handles::options::Site;
 use crate::key::Key;
-use crate::telemetry::Trace;
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{Site, Spanned, Subject, Telemetry, Trace};
 
 /// A claim that nobody waits for any more.
 pub(crate) struct Cleanup {
@@ -48,40 +45,38 @@ impl Cleanup {
 
     /// Withdraws, again and again until nothing is left or the lease has ended it anyway.
     pub(crate) async fn carry_out(self) {
-        let span = spans::release_span(&self.engine, &self.key, self.site, true);
-        self.trace.adopt(&span);
+        let span = self.engine.telemetry.cleanup_started(self.subject(), &self.trace);
         self.withdraw().in_span(span).await;
     }
 
+    const fn subject(&self) -> Subject<'_> {
+        Subject { key: &self.key, site: self.site }
+    }
+
     async fn withdraw(mut self) {
-        let registry = &self.engine.registry;
+        let clock = &self.engine.clock;
         // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and would be
         // kept for as long as this process lives.
         let until = match self.engine.capabilities.session_kept {
             true => Timestamp::NEVER,
-            false => registry.clock.now() + self.lease + self.request_timeout,
+            false => clock.now() + self.lease + self.request_timeout,
         };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
             let answer = withdraw_once(&mut self.claim, self.request_timeout).await;
-            let over = registry.clock.now() >= until;
+            let over = clock.now() >= until;
             match answer {
                 Ok(withdrawal) if withdrawal.settled || over => {
-                    spans::outcome("released");
+                    Telemetry::cleaned_up();
                     break;
                 }
                 // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait here
                 // need not wait for that.
                 Ok(_) => self.engine.wait_queue.released(&self.key),
                 Err(failure) => {
-                    registry.count(|counters| &counters.failed_withdrawals);
-                    registry.metrics.release_failed(self.site, failure.kind());
                     let given_up = over || !failure.is_transient();
-                    spans::withdrawal_failed(&self.engine, &self.key, self.site, &failure, given_up);
+                    self.engine.telemetry.cleanup_failed(self.subject(), &failure, given_up);
                     if given_up {
-                        registry.count(|counters| &counters.abandoned);
-                        registry.metrics.abandoned(self.site);
-                        spans::failed(failure.kind());
                         break;
                     }
                 }

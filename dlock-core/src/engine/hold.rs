@@ -16,9 +16,9 @@ use crate::engine::pending::Spec;
 use crate::engine::registry::Listing;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
-use crate::handles::options::{Options, Site, margin};
+use crate::handles::options::{Options, margin};
 use crate::key::Key;
-use crate::telemetry::{Loss, Trace, spans};
+use crate::telemetry::{Loss, Site, Subject, Trace};
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -114,6 +114,11 @@ impl Hold {
         hold
     }
 
+    /// What is told of it is told about this.
+    pub(crate) const fn subject(&self) -> Subject<'_> {
+        Subject { key: &self.key, site: self.site }
+    }
+
     /// A pure local test; no I/O. Notices by itself that the deadline has passed.
     pub(crate) fn condition(&self) -> Condition {
         self.condition_at(|| self.engine.clock.now())
@@ -189,18 +194,23 @@ impl Hold {
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
         if was.is_ok() {
-            // First what counts, then what is told of it.
-            self.engine.registry.count(|counters| &counters.lost);
-            self.changed.notify_waiters();
-            self.engine.note_lost(self, loss);
+            let held = || self.engine.clock.now().since(self.acquired_at);
+            let wake = || {
+                self.engine.registry.note_lost(self);
+                self.changed.notify_waiters();
+            };
+            self.engine.telemetry.lost(self.subject(), loss, &self.cause(), held, wake);
         }
     }
 
     /// Until it is confirmed again, the hold cannot be relied on.
     pub(crate) fn suspect(&self) {
         self.at_risk.store(true, Ordering::Release);
-        let _ = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
+        let was = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
         self.changed.notify_waiters();
+        if was.is_ok() {
+            self.engine.telemetry.suspected(self.subject());
+        }
     }
 
     /// The backend confirmed the hold by a request sent at `sent`. Comes too late when the deadline has passed.
@@ -372,9 +382,9 @@ impl SignalSink for Hold {
 
     fn release_requested(&self) {
         if !self.release_requested.swap(true, Ordering::AcqRel) {
-            spans::release_requested(self);
+            self.changed.notify_waiters();
+            self.engine.telemetry.release_requested(self.subject());
         }
-        self.changed.notify_waiters();
     }
 }
 

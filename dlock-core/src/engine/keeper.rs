@@ -22,9 +22,7 @@ use crate::engine::registry::HoldRegistry;
 use crate::engine::threads::{self, Thread};
 use crate::error::Failure;
 use crate::guarded::Panicked;
-use crate::telemetry::Loss;
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{Loss, Spanned, Telemetry};
 
 /// Work for the keeper.
 pub(crate) enum Job {
@@ -100,7 +98,7 @@ pub(crate) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedRece
 async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
     let alive = Alive(&registry);
     while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {
-        spans::keeper_panicked(&Panicked::new(panic));
+        Telemetry::keeper_panicked(&Panicked::new(panic));
         tokio::time::sleep(AFTER_PANIC).await;
     }
     std::mem::forget(alive);
@@ -129,7 +127,7 @@ async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<
             tokio::select! {
                 biased;
                 () = registry.clock.sleep_until(next) => {
-                    registry.metrics.keeper_lagged(registry.clock.now().since(next));
+                    registry.telemetry.keeper_lagged(registry.clock.now().since(next));
                 }
                 () = registry.wake.notified() => {}
             }
@@ -150,8 +148,9 @@ async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<
 
 async fn renew(hold: Arc<Hold>) {
     let renewal = Renewal(hold);
-    let span = spans::renew_span(&renewal.0);
-    renew_once(&renewal.0).in_span(span).await;
+    let hold = &renewal.0;
+    let span = hold.engine.telemetry.renewal_started(hold.subject(), &hold.trace);
+    renew_once(hold).in_span(span).await;
 }
 
 /// A renewal under way. However it ends, the next one is planned while the hold lasts.
@@ -174,7 +173,7 @@ async fn renew_once(hold: &Hold) {
         return;
     }
     let clock = &hold.engine.clock;
-    let registry = &hold.engine.registry;
+    let telemetry = &hold.engine.telemetry;
     let sent = clock.now();
     let limit = hold.request_timeout.min(hold.deadline().since(sent));
     let answer = tokio::select! {
@@ -183,29 +182,25 @@ async fn renew_once(hold: &Hold) {
         () = hold.ended() => return,
         answer = tokio::time::timeout(limit, claim.renew()) => answer,
     };
+    let took = || clock.now().since(sent);
     match answer {
         Ok(Ok(Renewed::Extended)) => {
             hold.confirm(sent);
-            registry.count(|counters| &counters.renewals);
-            registry.metrics.renewal(hold.site, "renewed", None, || clock.now().since(sent));
-            spans::renewed(hold);
+            telemetry.renewed(hold.site, took);
         }
         Ok(Ok(Renewed::Gone)) => {
-            hold.engine.registry.metrics.renewal(hold.site, "gone", None, || clock.now().since(sent));
-            spans::outcome("gone");
             hold.lose_by(Loss::Gone);
+            telemetry.renewal_found_gone(hold.site, took);
         }
         failed => {
             let failure = match failed {
                 Ok(Err(failure)) => failure,
                 _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
             };
-            registry.count(|counters| &counters.failed_renewals);
-            let took = || clock.now().since(sent);
-            registry.metrics.renewal(hold.site, "failed", Some(failure.kind()), took);
             // First what counts, then what is told of it.
             hold.renewal_failed();
-            spans::renewal_failed(hold, &failure);
+            let left = || hold.deadline().since(clock.now());
+            telemetry.renewal_failed(hold.site, &failure, took, left);
         }
     }
 }

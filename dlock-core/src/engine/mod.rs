@@ -23,14 +23,12 @@ use crate::backend::dynamic::DynBackend;
 use crate::backend::{Backoff, Capabilities};
 use crate::clock::Clock;
 use crate::engine::entropy::Entropy;
-use crate::engine::hold::Hold;
 use crate::engine::keeper::{Job, Tasks};
 use crate::engine::registry::HoldRegistry;
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::holder::Identity;
-use crate::telemetry::spans;
-use crate::telemetry::{Loss, Metrics};
+use crate::telemetry::{Loss, Telemetry};
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
@@ -39,7 +37,7 @@ pub(crate) struct Engine {
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
     pub(crate) identity: Arc<Identity>,
-    pub(crate) show_keys: bool,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
     pub(crate) registry: Arc<HoldRegistry>,
@@ -53,13 +51,13 @@ impl Engine {
     pub(crate) fn start(
         backend: Box<dyn DynBackend>,
         label: Option<String>,
-        show_keys: bool,
-        metrics: Metrics,
+        telemetry: Telemetry,
         tasks: Tasks,
         entropy: Entropy,
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities());
-        let registry = Arc::new(HoldRegistry::new(clock.clone(), metrics, tasks));
+        let telemetry = Arc::new(telemetry);
+        let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), tasks));
         let (jobs, inbox) = mpsc::unbounded_channel();
         keeper::look_after(Arc::clone(&registry), inbox);
         Arc::new(Self {
@@ -68,7 +66,7 @@ impl Engine {
             entropy,
             clock,
             identity: Identity::of_this_process(label),
-            show_keys,
+            telemetry,
             wait_queue: WaitQueue::new(Backoff::new(capabilities.poll_from, capabilities.poll_to)),
             registry,
             jobs,
@@ -173,12 +171,6 @@ impl Engine {
             ),
         };
         Err(self.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
-    }
-
-    pub(crate) fn note_lost(&self, hold: &Hold, cause: Loss) {
-        self.registry.note_lost(hold);
-        self.registry.metrics.lost(hold.site, cause);
-        spans::lost(hold, cause);
     }
 }
 

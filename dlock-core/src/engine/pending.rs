@@ -10,9 +10,9 @@ use crate::engine::cleanup::Cleanup;
 use crate::engine::keeper::Job;
 use crate::error::{Error, Failure, Operation};
 use crate::guarded::guard;
-use crate::handles::options::{Options, Site};
+use crate::handles::options::Options;
 use crate::key::Key;
-use crate::telemetry::Trace;
+use crate::telemetry::{Site, Subject, Trace};
 
 /// One lock that is wanted: where, which, how, and from which place in the program.
 #[derive(Clone)]
@@ -24,6 +24,11 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// What is told of it is told about this.
+    pub(crate) const fn subject(&self) -> Subject<'_> {
+        Subject { key: &self.key, site: self.site }
+    }
+
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
         self.engine.error(operation, failure).of(&self.key)
     }
@@ -37,7 +42,7 @@ impl Spec {
             engine.entropy.token()?,
             &self.options,
             Arc::clone(&engine.identity),
-            engine.registry.metrics.votes(),
+            engine.telemetry.votes(),
         );
         let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
         guard(|| engine.backend.claim(request)).map_err(panicked)

@@ -15,18 +15,14 @@ use crate::engine::keeper::Tasks;
 use crate::engine::scope;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
-use crate::telemetry::outage::Outage;
-use crate::telemetry::spans;
-use crate::telemetry::{Holders, Loss, Metrics};
+use crate::telemetry::{Loss, Stats, Telemetry};
 
 /// What is held, and what is under way.
 pub(crate) struct HoldRegistry {
     pub(crate) clock: Clock,
-    pub(crate) metrics: Metrics,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) tasks: Tasks,
     pub(crate) activity: Arc<Activity>,
-    /// The traces of those who hold something here.
-    pub(crate) holders: Holders,
     holds: Mutex<Holds>,
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
@@ -36,13 +32,6 @@ pub(crate) struct HoldRegistry {
     /// Nobody renews any more.
     dead: AtomicBool,
     shut: Notify,
-    counters: Counters,
-    /// Renewals that fail.
-    pub(crate) renewal_outage: Outage,
-    /// Clean-ups that are given up.
-    pub(crate) cleanup_outage: Outage,
-    /// Locks that are lost, which come by the thousand too.
-    pub(crate) losses: Outage,
 }
 
 /// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a step down
@@ -96,45 +85,6 @@ impl Holds {
     }
 }
 
-/// How often things happened.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) looks: AtomicU64,
-    pub(crate) wakes: AtomicU64,
-    pub(crate) renewals: AtomicU64,
-    pub(crate) failed_renewals: AtomicU64,
-    pub(crate) lost: AtomicU64,
-    pub(crate) failed_withdrawals: AtomicU64,
-    pub(crate) abandoned: AtomicU64,
-    pub(crate) rechecks: AtomicU64,
-}
-
-/// Counts of one `Locks` since it was built, for tests and health pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Locks held now.
-    pub held: usize,
-    /// Releases and clean-ups under way in the background.
-    pub background: usize,
-    /// How often the keeper looked through what is held.
-    pub keeper_looks: u64,
-    /// How often an acquire had to wake the keeper, because its first renewal is due before the keeper's next look.
-    pub keeper_wakes: u64,
-    /// Renewals that the backend confirmed.
-    pub renewals: u64,
-    /// Renewals that failed or timed out; each is tried again until the lease ends.
-    pub failed_renewals: u64,
-    /// Locks that were lost.
-    pub lost: u64,
-    /// Releases and clean-ups in the background that failed; each is tried again until the lease ends.
-    pub failed_withdrawals: u64,
-    /// Releases and clean-ups that were given up: the lease ended them.
-    pub abandoned: u64,
-    /// Attempts that asked the owner again after an unknown outcome.
-    pub rechecks: u64,
-}
-
 /// The keeper looks at least this often, so that a lock with a longer sixth of its lease never has to wake it.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
@@ -142,13 +92,12 @@ const IDLE_LOOK: Duration = Duration::from_secs(5);
 const BATCH: usize = 64;
 
 impl HoldRegistry {
-    pub(crate) fn new(clock: Clock, metrics: Metrics, tasks: Tasks) -> Self {
+    pub(crate) fn new(clock: Clock, telemetry: Arc<Telemetry>, tasks: Tasks) -> Self {
         Self {
             clock,
-            metrics,
+            telemetry,
             tasks,
             activity: Arc::default(),
-            holders: Holders::default(),
             holds: Mutex::default(),
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
@@ -156,10 +105,6 @@ impl HoldRegistry {
             draining: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             shut: Notify::new(),
-            counters: Counters::default(),
-            renewal_outage: Outage::default(),
-            cleanup_outage: Outage::default(),
-            losses: Outage::default(),
         }
     }
 
@@ -183,15 +128,14 @@ impl HoldRegistry {
                 holds.count_out(hold);
             }
         }
-        self.metrics.hold_begins(hold.site);
-        self.holders.begins(&hold.key, &hold.trace);
+        self.telemetry.granted(hold.subject(), &hold.trace);
         self.look_by(due);
     }
 
     /// Has the keeper look at this time. Wakes it only when it would come too late by itself.
     pub(crate) fn look_by(&self, at: Timestamp) {
         if self.next_look.fetch_min(at.as_nanos(), Ordering::AcqRel) > at.as_nanos() {
-            self.count(|counters| &counters.wakes);
+            self.telemetry.keeper_woken();
             self.wake.notify_one();
         }
     }
@@ -222,8 +166,8 @@ impl HoldRegistry {
             holds.count_out(hold);
             holds.due.remove(&place)
         };
-        self.metrics.hold_ends(hold.site, lost, now.since(hold.acquired_at));
-        self.holders.ends(&hold.key, &hold.trace, &hold.engine.wait_queue);
+        let held = now.since(hold.acquired_at);
+        self.telemetry.ended(hold.subject(), &hold.trace, lost, held, &hold.engine.wait_queue);
         // Outside of the lock.
         drop(listed);
         self.activity.changed();
@@ -243,7 +187,7 @@ impl HoldRegistry {
 
     /// Looks at what is due: ends what has run out, and returns what is to be renewed and when to look next.
     pub(crate) fn look(&self) -> (Vec<Arc<Hold>>, Timestamp) {
-        self.count(|counters| &counters.looks);
+        self.telemetry.keeper_looks();
         let now = self.clock.now();
         let idle = now + IDLE_LOOK;
         // A hold listed while this looks is either seen below or lowers this again.
@@ -311,7 +255,7 @@ impl HoldRegistry {
         self.dead.store(true, Ordering::SeqCst);
         self.close();
         let held = self.held();
-        spans::keeper_died(held.len());
+        Telemetry::keeper_died(held.len());
         for hold in held {
             hold.lose_by(Loss::Keeper);
         }
@@ -348,25 +292,8 @@ impl HoldRegistry {
         self.activity.settled(|| self.holds().due.is_empty()).await;
     }
 
-    pub(crate) fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
-        counter(&self.counters).fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(crate) fn stats(&self) -> Stats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
-        Stats {
-            held: self.holds().due.len(),
-            background: self.activity.in_background(),
-            keeper_looks: read(&counters.looks),
-            keeper_wakes: read(&counters.wakes),
-            renewals: read(&counters.renewals),
-            failed_renewals: read(&counters.failed_renewals),
-            lost: read(&counters.lost),
-            failed_withdrawals: read(&counters.failed_withdrawals),
-            abandoned: read(&counters.abandoned),
-            rechecks: read(&counters.rechecks),
-        }
+        self.telemetry.stats(self.holds().due.len(), self.activity.in_background())
     }
 }
 
@@ -376,7 +303,8 @@ mod tests {
     use crate::backend::{Grant, Term};
     use crate::engine::Engine;
     use crate::engine::pending::Spec;
-    use crate::handles::options::{Options, Site};
+    use crate::handles::options::Options;
+    use crate::telemetry::Site;
     use crate::{Locks, ManualClock, Memory};
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -388,21 +316,15 @@ mod tests {
         Hold::new(&spec, claim, Grant::new(Term::Lease(lease)), now)
     }
 
-    fn locks_metrics() -> Metrics {
-        #[cfg(feature = "otel")]
-        return Metrics::new("memory", None);
-        #[cfg(not(feature = "otel"))]
-        Metrics
-    }
-
     #[test]
     fn a_look_sees_what_is_due_and_nothing_else() {
         let clock = ManualClock::stopped();
         let locks = Locks::new(Memory::with_clock(clock.clock()));
         let engine = locks.engine();
+        let telemetry = Telemetry::new("memory", false, false, None);
         // Of its own, which no keeper looks at.
         let tasks = engine.registry.tasks.clone();
-        let registry = HoldRegistry::new(clock.clock(), locks_metrics(), tasks);
+        let registry = HoldRegistry::new(clock.clock(), Arc::new(telemetry), tasks);
         let holds: Vec<_> = (0..1_000).map(|n| hold(engine, &format!("{n}"), LEASE * 100)).collect();
         holds.iter().for_each(|hold| registry.list(hold));
         let short = hold(engine, "short", LEASE);

@@ -20,7 +20,6 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::options::Options;
 use crate::key::Key;
-use crate::telemetry::spans;
 
 tokio::task_local! {
     static SCOPE: Scope;
@@ -227,7 +226,7 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
         return Ok(None);
     }
     if hold.keeps_other_options(options) {
-        spans::nested_options_ignored(&hold, options);
+        engine.telemetry.nested_options_ignored(hold.subject(), hold.lease, options.lease);
     }
     Ok(Some(Guard::new(hold)))
 }

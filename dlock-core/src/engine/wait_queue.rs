@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::backend::Backoff;
 use crate::key::Key;
+use crate::telemetry::Waiters;
 
 /// Keys of different shards do not wait for each other.
 const SHARDS: usize = 32;
@@ -212,6 +213,12 @@ impl Line {
         } else if let (Some(due_at), Some(asked_at)) = (self.due_at, self.asked_at) {
             self.due_at = Some(due_at.min(asked_at + SETTLED));
         }
+    }
+}
+
+impl Waiters for WaitQueue {
+    fn has(&self, key: &Key) -> bool {
+        Self::has(self, key)
     }
 }
 

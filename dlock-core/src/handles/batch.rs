@@ -182,7 +182,7 @@ impl Batch {
         match take(&wanted, &mut taken, started).await {
             Ok(()) => {
                 if let [first, ..] = &*wanted {
-                    first.engine.registry.metrics.batch_taken(first.site, wanted.len());
+                    first.engine.telemetry.batch_taken(first.site, wanted.len());
                 }
                 Ok(BatchGuard::new(taken.into_iter().flatten().collect()))
             }

@@ -14,8 +14,7 @@ use crate::engine::scope::Noted;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::handles::held::{Ended, Held};
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{Spanned, Telemetry};
 
 /// A lock that is held, until this is released or dropped.
 ///
@@ -139,13 +138,13 @@ impl Guard {
         }
         let activity = Some(engine.registry.activity.begin());
         let was = hold.close();
-        let span = spans::release_span(&engine, &hold.key, hold.site, false);
+        let span = engine.telemetry.release_started(hold.subject());
         let leaving = Leaving { hold: Arc::clone(&hold), claim: None, activity };
         let result = match engine.run(leaving.leave(was).in_span(span.clone())).await {
             Ok(result) => result,
             Err(failure) => Err(hold.error(Operation::Release, failure)),
         };
-        spans::released(&span, result.as_ref().err());
+        Telemetry::released(&span, result.as_ref().err());
         result
     }
 }

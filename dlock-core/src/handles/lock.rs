@@ -11,9 +11,10 @@ use crate::engine::pending::Spec;
 use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
-use crate::handles::options::{Options, Site, Wait, option_setters};
+use crate::handles::options::{Options, Wait, option_setters};
 use crate::handles::segment::Segmented;
 use crate::key::Key;
+use crate::telemetry::Site;
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -124,7 +125,7 @@ impl Lock {
     pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
         let key = self.checked(&self.options)?;
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
-            self.engine.registry.metrics.reentered(self.site);
+            self.engine.telemetry.reentered(self.site);
             return Ok(guard);
         }
         acquire(self.spec(key, self.options), Instant::now()).await

@@ -8,11 +8,10 @@ use std::time::Duration;
 use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::Prefixed;
-use crate::backends::quorum::{Lent, Node};
+use crate::backends::quorum::{self, Lent, Node};
 use crate::engine::Engine;
 use crate::engine::entropy::Entropy;
 use crate::engine::keeper::{Spawn, Tasks};
-use crate::engine::registry::Stats;
 use crate::engine::scope::Scope;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
@@ -22,7 +21,7 @@ use crate::handles::requirement::{self, Requirement};
 use crate::handles::segment::Segmented;
 use crate::holder::Holder;
 use crate::key::Key;
-use crate::telemetry::Metrics;
+use crate::telemetry::{Meter, Stats, Telemetry};
 use crate::template;
 
 /// Locks on one backend, with default options. Cheap to clone: clones share everything.
@@ -75,7 +74,6 @@ impl Locks {
             show_keys: false,
             tasks: None,
             seed: None,
-            #[cfg(feature = "otel")]
             meter: None,
         }
     }
@@ -284,8 +282,7 @@ pub struct LocksBuilder {
     show_keys: bool,
     tasks: Option<Arc<dyn Spawn>>,
     seed: Option<u64>,
-    #[cfg(feature = "otel")]
-    meter: Option<opentelemetry::metrics::Meter>,
+    meter: Option<Meter>,
 }
 
 impl LocksBuilder {
@@ -344,7 +341,7 @@ impl LocksBuilder {
     /// Sets the meter of the metrics. Default: one named `dlock` of the provider that is the global one when
     /// [`build`](Self::build) is called, so set yours before.
     #[cfg(feature = "otel")]
-    pub fn with_meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
+    pub fn with_meter(mut self, meter: Meter) -> Self {
         self.meter = Some(meter);
         self
     }
@@ -369,13 +366,9 @@ impl LocksBuilder {
             None => self.backend,
             Some(prefix) => Box::new(Prefixed::new(Erased(self.backend), prefix).map_err(refuse)?),
         };
-        #[cfg(feature = "otel")]
-        let metrics = Metrics::new(name, self.meter);
-        #[cfg(not(feature = "otel"))]
-        let metrics = Metrics;
+        let telemetry = Telemetry::new(name, name == quorum::NAME, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
-        let engine =
-            Engine::start(backend, self.label, self.show_keys, metrics, tasks, Entropy::new(self.seed));
+        let engine = Engine::start(backend, self.label, telemetry, tasks, Entropy::new(self.seed));
         Ok(Locks { engine, defaults: self.options })
     }
 }

@@ -71,15 +71,6 @@ pub(crate) struct Options {
     pub(crate) on_lost: OnLost,
 }
 
-/// Where in the program a lock is used: labels with few values, for spans and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Site {
-    /// The pattern the key was made from.
-    pub(crate) template: Option<&'static str>,
-    /// The function that the attribute stands on.
-    pub(crate) function: Option<&'static str>,
-}
-
 /// The shortest lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(50);
 /// The longest lease.

@@ -10,8 +10,7 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::options::OnLost;
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{Span, Spanned, Telemetry};
 
 /// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
 /// made of.
@@ -123,7 +122,7 @@ impl Section {
         self.state = match self.target.take().await {
             Ok(taken) => State::Locked(taken),
             Err(error) if self.run_when_unavailable && is_unavailable(error.kind()) => {
-                spans::running_unlocked(&error);
+                Telemetry::body_unlocked(&error);
                 State::Unlocked
             }
             Err(error) => return Err(error),
@@ -146,13 +145,18 @@ impl Section {
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
         self.enter().await?;
         let held = self.held();
-        let span = spans::hold_span(&held);
+        let span = held.holds().first().map_or_else(Span::none, |hold| {
+            let telemetry = &hold.engine.telemetry;
+            telemetry.body_started(hold.subject(), held.holds().len(), held.fence())
+        });
         let supervised = supervise(&held, self.target.on_lost(), body).in_span(span);
         let result = Scope::of_body(held.clone()).enter(supervised).await;
         match (std::mem::replace(&mut self.state, State::Outside), result) {
             (State::Locked(taken), Some(output)) => {
-                if let Err(error) = taken.release().await {
-                    spans::release_failed_after_body(&held, &error);
+                if let Err(error) = taken.release().await
+                    && let Some(hold) = held.holds().first()
+                {
+                    hold.engine.telemetry.release_after_body_failed(hold.subject(), &error);
                 }
                 Ok(output)
             }
@@ -201,7 +205,7 @@ async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F
         lost.as_mut().poll(cx).map(|()| None)
     })
     .await;
-    spans::body_ended(output.is_none());
+    Telemetry::body_ended(output.is_none());
     output
 }
 

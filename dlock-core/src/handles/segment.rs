@@ -191,7 +191,7 @@ impl SegmentedSection {
             return Ok(Some(output));
         }
         let lock = &self.segmented.lock;
-        lock.engine().registry.metrics.segment_moved(lock.site());
+        lock.engine().telemetry.segment_moved(lock.site());
         if let Some(left) = &mut self.left {
             left.retain(|number| *number != segment.number);
         }

@@ -1,23 +1,27 @@
-//! The course of one acquire, as it is told of in spans and metrics.
+//! One acquire, as it is told of in spans, metrics and counts.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::Engine;
+use super::{Subject, Telemetry, Trace, spans};
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
-use crate::handles::options::Site;
 use crate::holder::Holder;
 use crate::key::Key;
-use crate::telemetry::Trace;
-use crate::telemetry::spans;
+
+/// Knows who waits for locks in this process.
+pub(crate) trait Waiters: Sync {
+    /// Returns whether somebody waits for `key`.
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only links between spans need it"))]
+    fn has(&self, key: &Key) -> bool;
+}
 
 /// One acquire. Dropping it before its end is an end too: the caller went away.
 pub(crate) struct AcquireSpan<'a> {
-    engine: &'a Engine,
-    key: &'a Key,
-    site: Site,
+    to: &'a Telemetry,
+    waiters: &'a dyn Waiters,
+    lock: Subject<'a>,
     started: Instant,
     attempts: u32,
     waits: bool,
@@ -27,17 +31,23 @@ pub(crate) struct AcquireSpan<'a> {
 }
 
 impl<'a> AcquireSpan<'a> {
-    pub(crate) fn begin(engine: &'a Engine, key: &'a Key, site: Site, started: Instant) -> Self {
-        Self { engine, key, site, started, attempts: 0, waits: false, over: false, linked: Trace::default() }
+    pub(crate) fn begin(
+        to: &'a Telemetry,
+        waiters: &'a dyn Waiters,
+        lock: Subject<'a>,
+        started: Instant,
+    ) -> Self {
+        let linked = Trace::default();
+        Self { to, waiters, lock, started, attempts: 0, waits: false, over: false, linked }
     }
 
     /// From here on it is this key that is waited for.
     pub(crate) fn turn_to(&mut self, key: &'a Key) {
-        if self.key != key {
+        if self.lock.key != key {
             if self.waits {
-                self.engine.registry.holders.line_left(self.key, &self.engine.wait_queue);
+                self.to.holders.waiter_left(self.lock.key, self.waiters);
             }
-            self.key = key;
+            self.lock.key = key;
         }
     }
 
@@ -46,9 +56,12 @@ impl<'a> AcquireSpan<'a> {
         self.over = true;
     }
 
-    /// The backend is asked.
-    pub(crate) const fn attempt(&mut self) {
+    /// The backend is asked, again if the outcome of the last attempt is unknown.
+    pub(crate) fn attempt(&mut self, again: bool) {
         self.attempts = self.attempts.saturating_add(1);
+        if again {
+            self.to.counts.rechecks.add();
+        }
     }
 
     pub(crate) const fn attempts(&self) -> u32 {
@@ -66,7 +79,7 @@ impl<'a> AcquireSpan<'a> {
     /// It waits for the holder, in line with others of this process or as the first of them.
     pub(crate) fn wait(&mut self) {
         if !std::mem::replace(&mut self.waits, true) {
-            self.engine.registry.metrics.wait_begins(self.site);
+            self.to.metrics.wait_begins(self.lock.site);
         }
         self.link_to_local_holder();
     }
@@ -79,7 +92,7 @@ impl<'a> AcquireSpan<'a> {
 
     /// One in this process may be told of by nobody else.
     fn link_to_local_holder(&mut self) {
-        self.link(self.engine.registry.holders.of(self.key));
+        self.link(self.to.holders.of(self.lock.key));
     }
 
     fn link(&mut self, holder: Trace) {
@@ -91,8 +104,8 @@ impl<'a> AcquireSpan<'a> {
 
     /// Its place in the backend's queue was lost, and it goes on waiting at another.
     pub(crate) fn requeued(&self) {
-        spans::requeued(self.engine);
-        self.engine.registry.metrics.requeued(self.site);
+        spans::requeued(self.to);
+        self.to.metrics.requeued(self.lock.site);
     }
 
     /// Asking again may be worth while.
@@ -108,35 +121,34 @@ impl<'a> AcquireSpan<'a> {
     /// The owner was asked again after an unknown outcome.
     pub(crate) fn rechecked(&self, found: &'static str) {
         spans::rechecked(found);
-        self.engine.registry.metrics.rechecked(self.site, found);
+        self.to.metrics.rechecked(self.lock.site, found);
     }
 
     /// We have it.
     pub(crate) fn acquired(&mut self, fence: Option<Fence>, waited: Duration) {
         self.over = true;
         spans::acquired(fence, waited, self.attempts);
-        self.engine.registry.metrics.acquire_ended(self.site, None, waited, self.attempts);
+        self.to.metrics.acquire_ended(self.lock.site, None, waited, self.attempts);
     }
 
     /// We do not get it.
     pub(crate) fn not_acquired(&mut self, error: &Error, waited: Duration) {
         self.over = true;
-        spans::not_acquired(error, waited, self.attempts);
-        self.engine.registry.metrics.acquire_ended(self.site, Some(error.kind()), waited, self.attempts);
+        spans::not_acquired(error.kind(), waited, self.attempts);
+        self.to.metrics.acquire_ended(self.lock.site, Some(error.kind()), waited, self.attempts);
     }
 }
 
 impl Drop for AcquireSpan<'_> {
     fn drop(&mut self) {
-        let metrics = &self.engine.registry.metrics;
         if self.waits {
-            metrics.wait_ends(self.site);
-            self.engine.registry.holders.line_left(self.key, &self.engine.wait_queue);
+            self.to.metrics.wait_ends(self.lock.site);
+            self.to.holders.waiter_left(self.lock.key, self.waiters);
         }
         if !self.over {
             let waited = self.started.elapsed();
             spans::acquire_cancelled(waited, self.attempts);
-            metrics.acquire_cancelled(self.site, waited, self.attempts);
+            self.to.metrics.acquire_cancelled(self.lock.site, waited, self.attempts);
         }
     }
 }

@@ -5,14 +5,13 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use opentelemetry::metrics::{Counter, Histogram, Meter, UpDownCounter};
+pub(crate) use opentelemetry::metrics::Meter;
+use opentelemetry::metrics::{Counter, Histogram, UpDownCounter};
 use opentelemetry::{InstrumentationScope, KeyValue, global};
 use smallvec::SmallVec;
 
-use super::Loss;
+use super::{Loss, Site, caught};
 use crate::error::ErrorKind;
-use crate::guarded::guard;
-use crate::handles::options::Site;
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
 const SECONDS: [f64; 21] = [
@@ -27,7 +26,7 @@ const SIZES: [f64; 10] = [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 
 /// The instruments of one `Locks`. Made when it is built: those made before the program has set its meter provider
 /// would stay silent for ever.
-pub(crate) struct Metrics {
+pub(super) struct Metrics {
     backend: &'static str,
     acquire: Histogram<f64>,
     attempts: Histogram<u64>,
@@ -48,8 +47,8 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// With the global provider's meter if none is given.
-    pub(crate) fn new(backend: &'static str, meter: Option<Meter>) -> Self {
+    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote.
+    pub(crate) fn new(backend: &'static str, votes: bool, meter: Option<Meter>) -> Self {
         let meter = meter.unwrap_or_else(|| {
             let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
             global::meter_with_scope(scope.build())
@@ -111,12 +110,13 @@ impl Metrics {
                 "{move}",
                 "Bodies that found their segment exhausted, so that another one is tried.",
             ),
-            votes: Votes((backend == crate::backends::quorum::NAME).then(|| {
-                count(
+            votes: Votes(votes.then(|| {
+                let votes = count(
                     "dlock.quorum.votes",
                     "{vote}",
                     "What the nodes of quorums said to attempts, by outcome.",
-                )
+                );
+                (votes, Labels::of(backend, Site::default()))
             })),
             lag: seconds("dlock.keeper.lag", "How late the keeper looked after what is held."),
         }
@@ -130,51 +130,51 @@ impl Metrics {
         waited: Duration,
         attempts: u32,
     ) {
-        let place = self.place(site);
+        let labels = self.labels(site);
         let (outcome, error) = match failed {
-            None => return self.record_acquire(&place.acquired, waited, attempts),
+            None => return self.record_acquire(&labels.acquired, waited, attempts),
             Some(ErrorKind::Busy) => ("busy", None),
             Some(kind @ ErrorKind::TimedOut) => (kind.as_str(), Some(kind)),
             Some(kind) => ("failed", Some(kind)),
         };
-        self.record_acquire(&place.with(outcome, error), waited, attempts);
+        self.record_acquire(&labels.with(outcome, error), waited, attempts);
     }
 
     /// The caller went away.
     pub(crate) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
-        self.record_acquire(&self.place(site).with("cancelled", None), waited, attempts);
+        self.record_acquire(&self.labels(site).with("cancelled", None), waited, attempts);
     }
 
     fn record_acquire(&self, labels: &[KeyValue], waited: Duration, attempts: u32) {
-        tell(|| self.acquire.record(waited.as_secs_f64(), labels));
-        tell(|| self.attempts.record(attempts.into(), labels));
+        caught(|| self.acquire.record(waited.as_secs_f64(), labels));
+        caught(|| self.attempts.record(attempts.into(), labels));
     }
 
     /// An acquire begins to wait for somebody else.
     pub(crate) fn wait_begins(&self, site: Site) {
-        tell(|| self.waiters.add(1, &self.place(site).site));
+        caught(|| self.waiters.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn wait_ends(&self, site: Site) {
-        tell(|| self.waiters.add(-1, &self.place(site).site));
+        caught(|| self.waiters.add(-1, &self.labels(site).plain));
     }
 
     pub(crate) fn hold_begins(&self, site: Site) {
-        tell(|| self.held.add(1, &self.place(site).site));
+        caught(|| self.held.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
-        let place = self.place(site);
-        tell(|| self.held.add(-1, &place.site));
-        tell(|| self.hold.record(held.as_secs_f64(), if lost { &place.lost } else { &place.released }));
+        let labels = self.labels(site);
+        caught(|| self.held.add(-1, &labels.plain));
+        caught(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
     }
 
     pub(crate) fn requeued(&self, site: Site) {
-        tell(|| self.requeues.add(1, &self.place(site).site));
+        caught(|| self.requeues.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
-        tell(|| self.rechecks.add(1, &self.place(site).with(outcome, None)));
+        caught(|| self.rechecks.add(1, &self.labels(site).with(outcome, None)));
     }
 
     /// A renewal was confirmed, found the lock gone, or failed.
@@ -185,34 +185,34 @@ impl Metrics {
         error: Option<ErrorKind>,
         took: impl FnOnce() -> Duration,
     ) {
-        tell(|| self.renew.record(took().as_secs_f64(), &self.place(site).with(outcome, error)));
+        caught(|| self.renew.record(took().as_secs_f64(), &self.labels(site).with(outcome, error)));
     }
 
     pub(crate) fn lost(&self, site: Site, cause: Loss) {
         let cause = KeyValue::new("dlock.cause", cause.as_str());
-        tell(|| self.lost.add(1, &self.place(site).and([cause])));
+        caught(|| self.lost.add(1, &self.labels(site).and([cause])));
     }
 
     pub(crate) fn release_failed(&self, site: Site, error: ErrorKind) {
         let error = KeyValue::new("error.type", error.as_str());
-        tell(|| self.release_failures.add(1, &self.place(site).and([error])));
+        caught(|| self.release_failures.add(1, &self.labels(site).and([error])));
     }
 
     pub(crate) fn abandoned(&self, site: Site) {
-        tell(|| self.abandoned.add(1, &self.place(site).site));
+        caught(|| self.abandoned.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn reentered(&self, site: Site) {
-        tell(|| self.reentries.add(1, &self.place(site).site));
+        caught(|| self.reentries.add(1, &self.labels(site).plain));
     }
 
     /// A batch of so many locks was taken.
     pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
-        tell(|| self.batch.record(locks as u64, &self.place(site).site));
+        caught(|| self.batch.record(locks as u64, &self.labels(site).plain));
     }
 
     pub(crate) fn segment_moved(&self, site: Site) {
-        tell(|| self.segment_moves.add(1, &self.place(site).site));
+        caught(|| self.segment_moves.add(1, &self.labels(site).plain));
     }
 
     /// For the claims of these locks.
@@ -221,97 +221,93 @@ impl Metrics {
     }
 
     pub(crate) fn keeper_lagged(&self, by: Duration) {
-        tell(|| self.lag.record(by.as_secs_f64(), &self.place(Site::default()).site));
+        caught(|| self.lag.record(by.as_secs_f64(), &self.labels(Site::default()).plain));
     }
 
-    fn place(&self, site: Site) -> &'static Place {
-        Place::of(self.backend, site)
+    fn labels(&self, site: Site) -> &'static Labels {
+        Labels::of(self.backend, site)
     }
 }
 
 /// Counts what the nodes of a quorum say. Nothing for other backends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Votes(Option<Counter<u64>>);
+pub(crate) struct Votes(Option<(Counter<u64>, &'static Labels)>);
 
 impl Votes {
     /// What node `node`, from 1, said to one attempt.
     pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
-        let Some(votes) = &self.0 else { return };
+        let Some((votes, labels)) = &self.0 else { return };
         let node = KeyValue::new("dlock.node", node as i64);
-        let place = Place::of(crate::backends::quorum::NAME, Site::default());
         let outcome = KeyValue::new("dlock.outcome", outcome);
         let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
-        tell(|| votes.add(1, &place.and([node, outcome].into_iter().chain(error))));
+        caught(|| votes.add(1, &labels.and([node, outcome].into_iter().chain(error))));
     }
 }
 
-/// Runs what an exporter may panic in.
-fn tell(event: impl FnOnce()) {
-    let _ = guard(event);
-}
+type Attributes = SmallVec<[KeyValue; 5]>;
 
-type Labels = SmallVec<[KeyValue; 5]>;
-
-/// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more than all
-/// else here. There are few places, since templates are few, and so they are kept for good.
-struct Place {
-    site: Labels,
-    acquired: Labels,
-    released: Labels,
-    lost: Labels,
+/// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more
+/// than all else here. There are few places, since templates are few, and so they are kept for good.
+#[derive(Debug)]
+struct Labels {
+    /// Of what needs no outcome.
+    plain: Attributes,
+    acquired: Attributes,
+    released: Attributes,
+    lost: Attributes,
 }
 
 /// A backend's name, and where a lock of it is used.
-type PlaceName = (&'static str, Site);
+type Origin = (&'static str, Site);
 
 /// Whether they are the same pieces of memory, which is quick to see; equal ones elsewhere are found in the map.
-fn is_same_text(a: &PlaceName, b: &PlaceName) -> bool {
-    let parts = |(backend, Site { template, function }): &PlaceName| [Some(*backend), *template, *function];
+fn is_same_text(a: &Origin, b: &Origin) -> bool {
+    let parts = |(backend, Site { template, function }): &Origin| [Some(*backend), *template, *function];
     parts(a).map(|part| part.map(std::ptr::from_ref)) == parts(b).map(|part| part.map(std::ptr::from_ref))
 }
 
-impl Place {
+impl Labels {
     fn of(backend: &'static str, site: Site) -> &'static Self {
         thread_local! {
-            /// The place of this thread's last measurement, which is often that of the next.
-            static LAST: Cell<Option<(PlaceName, &'static Place)>> = const { Cell::new(None) };
+            /// Those of this thread's last measurement, which are often those of the next.
+            static LAST: Cell<Option<(Origin, &'static Labels)>> = const { Cell::new(None) };
         }
-        static ALL: LazyLock<Mutex<HashMap<PlaceName, &'static Place>>> = LazyLock::new(Mutex::default);
+        static ALL: LazyLock<Mutex<HashMap<Origin, &'static Labels>>> = LazyLock::new(Mutex::default);
 
         let name = (backend, site);
-        if let Ok(Some((last, place))) = LAST.try_with(Cell::get)
+        if let Ok(Some((last, labels))) = LAST.try_with(Cell::get)
             && is_same_text(&last, &name)
         {
-            return place;
+            return labels;
         }
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(backend, site))));
+        let labels = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(backend, site))));
         drop(all);
-        // A thread that ends has no last place any more.
-        let _ = LAST.try_with(|last| last.set(Some((name, place))));
-        place
-    }
-
-    fn new(backend: &'static str, site: Site) -> Self {
-        let mut labels = Labels::new();
-        labels.push(KeyValue::new("dlock.backend", backend));
-        labels.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
-        labels.extend(site.function.map(|function| KeyValue::new("dlock.function", function)));
-        let with = |outcome| {
-            let mut labels = labels.clone();
-            labels.push(KeyValue::new("dlock.outcome", outcome));
-            labels
-        };
-        Self { acquired: with("acquired"), released: with("released"), lost: with("lost"), site: labels }
-    }
-
-    fn and(&self, more: impl IntoIterator<Item = KeyValue>) -> Labels {
-        let mut labels = self.site.clone();
-        labels.extend(more);
+        // A thread that ends has none any more.
+        let _ = LAST.try_with(|last| last.set(Some((name, labels))));
         labels
     }
 
-    fn with(&self, outcome: &'static str, error: Option<ErrorKind>) -> Labels {
+    fn new(backend: &'static str, site: Site) -> Self {
+        let mut plain = Attributes::new();
+        plain.push(KeyValue::new("dlock.backend", backend));
+        plain.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
+        plain.extend(site.function.map(|function| KeyValue::new("dlock.function", function)));
+        let with = |outcome| {
+            let mut attributes = plain.clone();
+            attributes.push(KeyValue::new("dlock.outcome", outcome));
+            attributes
+        };
+        Self { acquired: with("acquired"), released: with("released"), lost: with("lost"), plain }
+    }
+
+    fn and(&self, more: impl IntoIterator<Item = KeyValue>) -> Attributes {
+        let mut attributes = self.plain.clone();
+        attributes.extend(more);
+        attributes
+    }
+
+    fn with(&self, outcome: &'static str, error: Option<ErrorKind>) -> Attributes {
         let outcome = KeyValue::new("dlock.outcome", outcome);
         self.and([outcome].into_iter().chain(error.map(|kind| KeyValue::new("error.type", kind.as_str()))))
     }

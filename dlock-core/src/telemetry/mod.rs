@@ -1,67 +1,317 @@
-//! OpenTelemetry: metrics of the locks, and the links between the spans of waiters and holders.
+//! What happens is told here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and counts.
 //!
-//! Without the feature `otel` everything here does nothing. Only the API is used: which SDK and exporter there are, if
-//! any, is the program's choice, and no exporter is ever waited for.
+//! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code runs
+//! it through [`caught`] or a [`Span`], so that its panics end here. When nobody listens, an event costs a branch.
+//!
+//! Without the feature `otel` there are no metrics and no links between spans: [`off`] has the same signatures and does
+//! nothing. Only the API of OpenTelemetry is used: which SDK and exporter there are, if any, is the program's choice, and
+//! no exporter is ever waited for.
 
-pub(crate) mod acquire;
+mod acquire;
+mod counts;
+mod loss;
 #[cfg(feature = "otel")]
 mod metrics;
 #[cfg(not(feature = "otel"))]
 mod off;
-pub(crate) mod outage;
-pub(crate) mod span;
-pub(crate) mod spans;
+mod outage;
+mod span;
+mod spans;
 #[cfg(feature = "otel")]
 mod trace;
 
+use std::time::{Duration, Instant};
+
+pub(crate) use acquire::{AcquireSpan, Waiters};
+use counts::Counts;
+pub use counts::Stats;
+pub(crate) use loss::Loss;
 #[cfg(feature = "otel")]
-pub(crate) use self::{
-    metrics::{Metrics, Votes},
-    trace::{Holders, Trace},
-};
+use metrics::Metrics;
+#[cfg(feature = "otel")]
+pub(crate) use metrics::{Meter, Votes};
 #[cfg(not(feature = "otel"))]
-pub(crate) use off::{Holders, Metrics, Trace, Votes};
+use off::{Holders, Metrics};
+#[cfg(not(feature = "otel"))]
+pub(crate) use off::{Meter, Trace, Votes};
+use outage::Outage;
+pub(crate) use span::{Span, Spanned};
+#[cfg(feature = "otel")]
+use trace::Holders;
+#[cfg(feature = "otel")]
+pub(crate) use trace::Trace;
 
-use std::borrow::Cow;
+use crate::error::{Error, Failure};
+use crate::fence::Fence;
+use crate::guarded::{Panicked, guard};
+use crate::key::Key;
 
-/// Why a lock was lost, as a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// The lease ran out before a renewal was confirmed.
-    Expired,
-    /// It was held for `max_hold`.
-    MaxHold,
-    /// The backend no longer had it under our token.
-    Gone,
-    /// The backend said so by itself: a session ended.
-    Backend,
-    /// The locks were shut down.
-    Shutdown,
-    /// The keeper has ended, so that nobody renews it.
-    Keeper,
+/// Where in the program a lock is used: labels with few values, for spans and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Site {
+    /// The pattern the key was made from.
+    pub(crate) template: Option<&'static str>,
+    /// The function that the attribute stands on.
+    pub(crate) function: Option<&'static str>,
 }
 
-impl Loss {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Expired => "lease_expired",
-            Self::MaxHold => "max_hold",
-            Self::Gone => "gone",
-            Self::Backend => "backend",
-            Self::Shutdown => "shutdown",
-            Self::Keeper => "keeper",
+/// The lock that something happens to.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) key: &'a Key,
+    pub(crate) site: Site,
+}
+
+/// Tells what happens to the locks of one `Locks`.
+pub(crate) struct Telemetry {
+    backend: &'static str,
+    show_keys: bool,
+    metrics: Metrics,
+    counts: Counts,
+    /// The traces of those who hold something here.
+    holders: Holders,
+    /// Renewals that fail.
+    renewals: Outage,
+    /// Clean-ups that are given up.
+    cleanups: Outage,
+    /// Locks that are lost, which come by the thousand too.
+    losses: Outage,
+}
+
+impl Telemetry {
+    /// Tells of the locks of `backend`. `votes` tells whether that has nodes that vote; without a meter, metrics go to the
+    /// global provider's.
+    pub(crate) fn new(backend: &'static str, votes: bool, show_keys: bool, meter: Option<Meter>) -> Self {
+        Self {
+            backend,
+            show_keys,
+            metrics: Metrics::new(backend, votes, meter),
+            counts: Counts::default(),
+            holders: Holders::default(),
+            renewals: Outage::default(),
+            cleanups: Outage::default(),
+            losses: Outage::default(),
         }
     }
 
-    /// In words.
-    pub(crate) const fn sentence(self) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
-            Self::Expired => "its lease ran out before a renewal was confirmed",
-            Self::MaxHold => "it was held for max_hold",
-            Self::Gone => "the backend no longer has it under our token",
-            Self::Backend => "the backend said that it is gone",
-            Self::Shutdown => "these locks were shut down",
-            Self::Keeper => "dlock's own thread has ended, so that nobody renews it",
-        })
+    /// Returns the counts so far; what there is now is counted elsewhere.
+    pub(crate) fn stats(&self, held: usize, background: usize) -> Stats {
+        self.counts.read(held, background)
     }
+
+    /// Returns what counts the votes of a quorum's nodes, for the claims of these locks.
+    pub(crate) fn votes(&self) -> Votes {
+        self.metrics.votes()
+    }
+
+    /// An acquire begins, of so many locks at once if they are several; what happens to it is told by its [`AcquireSpan`].
+    pub(crate) fn acquire_started(&self, first: Subject<'_>, locks: Option<usize>) -> Span {
+        spans::acquire(self, first, locks)
+    }
+
+    /// Several locks were taken at once.
+    pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
+        self.metrics.batch_taken(site, locks);
+    }
+
+    /// The caller held the lock already.
+    pub(crate) fn reentered(&self, site: Site) {
+        self.metrics.reentered(site);
+    }
+
+    /// A nested acquire asked for another lease than that of the lock it shares.
+    pub(crate) fn nested_options_ignored(&self, lock: Subject<'_>, lease: Duration, asked: Duration) {
+        spans::nested_options_ignored(self, lock, lease, asked);
+    }
+
+    /// A body found its segment exhausted.
+    pub(crate) fn segment_moved(&self, site: Site) {
+        self.metrics.segment_moved(site);
+    }
+
+    /// A lock is held from now on, by the span `trace`.
+    pub(crate) fn granted(&self, lock: Subject<'_>, trace: &Trace) {
+        self.metrics.hold_begins(lock.site);
+        self.holders.begins(lock.key, trace);
+    }
+
+    /// What [`granted`](Self::granted) began is over.
+    pub(crate) fn ended(
+        &self,
+        lock: Subject<'_>,
+        trace: &Trace,
+        lost: bool,
+        held: Duration,
+        waiters: &dyn Waiters,
+    ) {
+        self.metrics.hold_ends(lock.site, lost, held);
+        self.holders.ends(lock.key, trace, waiters);
+    }
+
+    /// A body begins to run under `locks` locks, of which `first` is one.
+    pub(crate) fn body_started(&self, first: Subject<'_>, locks: usize, fence: Option<Fence>) -> Span {
+        spans::hold(self, first, locks, fence)
+    }
+
+    /// A body is done, or was stopped since its lock was lost.
+    pub(crate) fn body_ended(lost: bool) {
+        spans::body_ended(lost);
+    }
+
+    /// A body runs although its lock could not be asked for.
+    pub(crate) fn body_unlocked(error: &Error) {
+        spans::body_unlocked(error);
+    }
+
+    /// A body is done, and its lock was not released properly.
+    pub(crate) fn release_after_body_failed(&self, first: Subject<'_>, error: &Error) {
+        spans::release_after_body_failed(self, first, error);
+    }
+
+    /// A renewal begins, in the trace of the span that took the lock.
+    pub(crate) fn renewal_started(&self, lock: Subject<'_>, trace: &Trace) -> Span {
+        let span = spans::renew(self, lock);
+        trace.adopt(&span);
+        span
+    }
+
+    /// A renewal was confirmed.
+    pub(crate) fn renewed(&self, site: Site, took: impl FnOnce() -> Duration) {
+        self.counts.renewals.add();
+        self.metrics.renewal(site, "renewed", None, took);
+        spans::outcome("renewed");
+        if let Some(over) = self.renewals.succeeded(Instant::now) {
+            spans::renewals_succeed_again(self, &over);
+        }
+    }
+
+    /// A renewal found that the lock is gone.
+    pub(crate) fn renewal_found_gone(&self, site: Site, took: impl FnOnce() -> Duration) {
+        self.metrics.renewal(site, "gone", None, took);
+        spans::outcome("gone");
+    }
+
+    /// A renewal failed, with so much of the lease left.
+    pub(crate) fn renewal_failed(
+        &self,
+        site: Site,
+        failure: &Failure,
+        took: impl FnOnce() -> Duration,
+        left: impl Fn() -> Duration,
+    ) {
+        let kind = failure.kind();
+        self.counts.failed_renewals.add();
+        self.metrics.renewal(site, "failed", Some(kind), took);
+        spans::failed(kind);
+        let line = self.renewals.failed(site.template, kind.as_str(), Instant::now());
+        spans::renewal_failed(self, site, failure, left, line);
+    }
+
+    /// The connection that keeps a lock is gone, so that it cannot be relied on for now.
+    pub(crate) fn suspected(&self, lock: Subject<'_>) {
+        spans::suspected(self, lock);
+    }
+
+    /// A lock was lost while it was held. Calls `wake` once that is counted, and before a subscriber, which may block, hears
+    /// of it.
+    pub(crate) fn lost(
+        &self,
+        lock: Subject<'_>,
+        loss: Loss,
+        cause: &str,
+        held: impl Fn() -> Duration,
+        wake: impl FnOnce(),
+    ) {
+        self.counts.lost.add();
+        wake();
+        self.metrics.lost(lock.site, loss);
+        let line = self.losses.failed(lock.site.template, loss.as_str(), Instant::now());
+        spans::lost(self, lock, cause, held, line);
+    }
+
+    /// Somebody asks the holder to release the lock.
+    pub(crate) fn release_requested(&self, lock: Subject<'_>) {
+        spans::release_requested(self, lock);
+    }
+
+    /// A release begins that the caller waits for.
+    pub(crate) fn release_started(&self, lock: Subject<'_>) -> Span {
+        spans::release(self, lock, false)
+    }
+
+    /// The release of `span` is over, with this error if it failed.
+    pub(crate) fn released(span: &Span, error: Option<&Error>) {
+        spans::released(span, error);
+    }
+
+    /// One lock of several was not released properly.
+    pub(crate) fn release_of_many_failed(error: &Error) {
+        spans::release_of_many_failed(error);
+    }
+
+    /// A lock was taken away from its holder, if it had one.
+    pub(crate) fn forced(had_holder: bool) {
+        spans::outcome("forced");
+        if had_holder {
+            spans::forced();
+        }
+    }
+
+    /// A clean-up in the background begins, in the trace of the span that took the lock, if it was taken.
+    pub(crate) fn cleanup_started(&self, lock: Subject<'_>, trace: &Trace) -> Span {
+        let span = spans::release(self, lock, true);
+        trace.adopt(&span);
+        span
+    }
+
+    /// Nothing is left on the servers.
+    pub(crate) fn cleaned_up() {
+        spans::outcome("released");
+    }
+
+    /// A request of a clean-up failed, and is made again unless it was given up.
+    pub(crate) fn cleanup_failed(&self, lock: Subject<'_>, failure: &Failure, given_up: bool) {
+        let (site, kind) = (lock.site, failure.kind());
+        self.counts.failed_withdrawals.add();
+        self.metrics.release_failed(site, kind);
+        if !given_up {
+            return spans::withdrawal_failed(self, lock, failure);
+        }
+        self.counts.abandoned.add();
+        self.metrics.abandoned(site);
+        spans::failed(kind);
+        let line = self.cleanups.failed(site.template, kind.as_str(), Instant::now());
+        spans::cleanup_given_up(self, lock, failure, line);
+    }
+
+    /// The keeper looks through what is held.
+    pub(crate) fn keeper_looks(&self) {
+        self.counts.keeper_looks.add();
+    }
+
+    /// The keeper had to be woken.
+    pub(crate) fn keeper_woken(&self) {
+        self.counts.keeper_wakes.add();
+    }
+
+    /// The keeper looked so late.
+    pub(crate) fn keeper_lagged(&self, by: Duration) {
+        self.metrics.keeper_lagged(by);
+    }
+
+    /// The keeper panicked, and goes on.
+    pub(crate) fn keeper_panicked(panic: &Panicked) {
+        spans::keeper_panicked(panic);
+    }
+
+    /// The keeper has ended while so much was held.
+    pub(crate) fn keeper_died(held: usize) {
+        spans::keeper_died(held);
+    }
+}
+
+/// Runs what a subscriber or an exporter may panic in.
+fn caught(code: impl FnOnce()) {
+    // It has told less than there was to tell, and nothing else depends on it.
+    let _ = guard(code);
 }

@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use super::Loss;
-use super::span::Span;
-use crate::engine::wait_queue::WaitQueue;
+use super::{Loss, Site, Span, Waiters};
 use crate::error::ErrorKind;
-use crate::handles::options::Site;
 use crate::key::Key;
 
-pub(crate) struct Metrics;
+/// No meter can be given.
+#[derive(Debug)]
+pub(crate) enum Meter {}
+
+pub(super) struct Metrics;
 
 impl Metrics {
+    pub(crate) const fn new(_: &'static str, _: bool, _: Option<Meter>) -> Self {
+        Self
+    }
     pub(crate) const fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: Duration, _: u32) {}
     pub(crate) const fn acquire_cancelled(&self, _: Site, _: Duration, _: u32) {}
     pub(crate) const fn wait_begins(&self, _: Site) {}
@@ -78,12 +82,12 @@ impl Trace {
 }
 
 #[derive(Default)]
-pub(crate) struct Holders {}
+pub(super) struct Holders {}
 
 impl Holders {
     pub(crate) const fn begins(&self, _: &Key, _: &Trace) {}
-    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &WaitQueue) {}
-    pub(crate) const fn line_left(&self, _: &Key, _: &WaitQueue) {}
+    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &dyn Waiters) {}
+    pub(crate) const fn waiter_left(&self, _: &Key, _: &dyn Waiters) {}
     pub(crate) const fn of(&self, _: &Key) -> Trace {
         Trace {}
     }

@@ -8,9 +8,8 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, Tra
 use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::engine::wait_queue::WaitQueue;
+use super::{Span, Waiters};
 use crate::key::Key;
-use crate::telemetry::span::Span;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -99,7 +98,7 @@ fn parse(text: &str) -> Option<SpanContext> {
 /// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
 /// the backend.
 #[derive(Default)]
-pub(crate) struct Holders(Mutex<HashMap<Key, Holder>>);
+pub(super) struct Holders(Mutex<HashMap<Key, Holder>>);
 
 struct Holder {
     trace: Trace,
@@ -119,20 +118,20 @@ impl Holders {
     }
 
     /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
-    pub(crate) fn ends(&self, key: &Key, trace: &Trace, line: &WaitQueue) {
+    pub(crate) fn ends(&self, key: &Key, trace: &Trace, waiters: &dyn Waiters) {
         if trace.is_some() {
             let mut traces = self.traces();
             // A lock that was lost may have a new holder by now.
             if let Some(holder) = traces.get_mut(key).filter(|holder| holder.trace == *trace) {
                 holder.gone = true;
-                forget(&mut traces, key, line);
+                forget(&mut traces, key, waiters);
             }
         }
     }
 
-    /// Who waited for `key` has left the line.
-    pub(crate) fn line_left(&self, key: &Key, line: &WaitQueue) {
-        forget(&mut self.traces(), key, line);
+    /// One who waited for `key` waits no longer.
+    pub(crate) fn waiter_left(&self, key: &Key, waiters: &dyn Waiters) {
+        forget(&mut self.traces(), key, waiters);
     }
 
     pub(crate) fn of(&self, key: &Key) -> Trace {
@@ -140,8 +139,8 @@ impl Holders {
     }
 }
 
-fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &WaitQueue) {
-    if traces.get(key).is_some_and(|holder| holder.gone) && !line.has(key) {
+fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, waiters: &dyn Waiters) {
+    if traces.get(key).is_some_and(|holder| holder.gone) && !waiters.has(key) {
         traces.remove(key);
     }
 }
@@ -149,6 +148,7 @@ fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, line: &WaitQueue) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::wait_queue::WaitQueue;
 
     const TEXT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -201,10 +201,10 @@ mod tests {
         let (first, second) = (line.join(&key, None), line.join(&key, None));
         holders.ends(&key, &trace, &line);
         drop(first);
-        holders.line_left(&key, &line);
+        holders.waiter_left(&key, &line);
         assert_eq!(holders.of(&key), trace);
         drop(second);
-        holders.line_left(&key, &line);
+        holders.waiter_left(&key, &line);
         assert!(holders.traces().is_empty());
     }
 }

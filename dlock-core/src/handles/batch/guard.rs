@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::{Ended, Held};
-use crate::telemetry::spans;
+use crate::telemetry::Telemetry;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
 /// not; a batch is held as long as all of its locks are.
@@ -101,7 +101,7 @@ impl BatchGuard {
             if result.is_ok() {
                 result = released;
             } else if let Err(error) = released {
-                spans::release_of_many_failed(&error);
+                Telemetry::release_of_many_failed(&error);
             }
         }
         result
@@ -111,7 +111,7 @@ impl BatchGuard {
     pub(super) async fn give_back(self, limit: Duration) {
         // What is not confirmed by then goes on in the background.
         if let Ok(Err(error)) = tokio::time::timeout(limit, self.release()).await {
-            spans::release_of_many_failed(&error);
+            Telemetry::release_of_many_failed(&error);
         }
     }
 }

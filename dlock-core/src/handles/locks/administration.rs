@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Failure, Operation, Result};
-use crate::handles::options::Site;
 use crate::holder::Holder;
 use crate::key::Key;
-use crate::telemetry::span::Spanned;
-use crate::telemetry::spans;
+use crate::telemetry::{Site, Spanned, Subject, Telemetry};
 
 use super::Locks;
 
@@ -110,16 +108,13 @@ impl Locks {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
         let limit = self.defaults.request_timeout();
-        let span = spans::release_span(engine, &key, Site::default(), false);
+        let span = engine.telemetry.release_started(Subject { key: &key, site: Site::default() });
         let forced = async {
             let unanswered = Failure::unknown(format!("no answer within {limit:?}; look who holds it"));
             let (asked, of) = (Arc::clone(engine), key.clone());
             let force = async move { asked.backend.force_release(&of).await };
             let held = engine.ask(limit, unanswered, force).await?;
-            spans::outcome("forced");
-            if held {
-                spans::forced();
-            }
+            Telemetry::forced(held);
             Ok(held)
         };
         forced

@@ -1,0 +1,73 @@
+//! How often things happened, for tests and health pages.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How often one thing happened.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counts of one `Locks`; [`Stats`] has what they mean.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) keeper_looks: Count,
+    pub(super) keeper_wakes: Count,
+    pub(super) renewals: Count,
+    pub(super) failed_renewals: Count,
+    pub(super) lost: Count,
+    pub(super) failed_withdrawals: Count,
+    pub(super) abandoned: Count,
+    pub(super) rechecks: Count,
+}
+
+impl Counts {
+    pub(super) fn read(&self, held: usize, background: usize) -> Stats {
+        Stats {
+            held,
+            background,
+            keeper_looks: self.keeper_looks.get(),
+            keeper_wakes: self.keeper_wakes.get(),
+            renewals: self.renewals.get(),
+            failed_renewals: self.failed_renewals.get(),
+            lost: self.lost.get(),
+            failed_withdrawals: self.failed_withdrawals.get(),
+            abandoned: self.abandoned.get(),
+            rechecks: self.rechecks.get(),
+        }
+    }
+}
+
+/// Counts of one `Locks` since it was built, for tests and health pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Locks held now.
+    pub held: usize,
+    /// Releases and clean-ups under way in the background.
+    pub background: usize,
+    /// How often the keeper looked through what is held.
+    pub keeper_looks: u64,
+    /// How often an acquire had to wake the keeper, because its first renewal is due before the keeper's next look.
+    pub keeper_wakes: u64,
+    /// Renewals that the backend confirmed.
+    pub renewals: u64,
+    /// Renewals that failed or timed out; each is tried again until the lease ends.
+    pub failed_renewals: u64,
+    /// Locks that were lost.
+    pub lost: u64,
+    /// Releases and clean-ups in the background that failed; each is tried again until the lease ends.
+    pub failed_withdrawals: u64,
+    /// Releases and clean-ups that were given up: the lease ended them.
+    pub abandoned: u64,
+    /// Attempts that asked the owner again after an unknown outcome.
+    pub rechecks: u64,
+}

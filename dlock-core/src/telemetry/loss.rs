@@ -1,0 +1,45 @@
+//! Why locks are lost.
+
+use std::borrow::Cow;
+
+/// Why a lock was lost, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// The lease ran out before a renewal was confirmed.
+    Expired,
+    /// It was held for `max_hold`.
+    MaxHold,
+    /// The backend no longer had it under our token.
+    Gone,
+    /// The backend said so by itself: a session ended.
+    Backend,
+    /// The locks were shut down.
+    Shutdown,
+    /// The keeper has ended, so that nobody renews it.
+    Keeper,
+}
+
+impl Loss {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "lease_expired",
+            Self::MaxHold => "max_hold",
+            Self::Gone => "gone",
+            Self::Backend => "backend",
+            Self::Shutdown => "shutdown",
+            Self::Keeper => "keeper",
+        }
+    }
+
+    /// In words.
+    pub(crate) const fn sentence(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Expired => "its lease ran out before a renewal was confirmed",
+            Self::MaxHold => "it was held for max_hold",
+            Self::Gone => "the backend no longer has it under our token",
+            Self::Backend => "the backend said that it is gone",
+            Self::Shutdown => "these locks were shut down",
+            Self::Keeper => "dlock's own thread has ended, so that nobody renews it",
+        })
+    }
+}
