@@ -2,10 +2,10 @@
 
 mod support;
 
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
-use dlock_testkit::servers::redis::RedisServer;
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_rig::servers::redis::RedisServer;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use support::{Store, until};
 
 fn round_trip(store: &Store) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Fence, Locks};
 use dlock_redis::{Redis, fence_key, fenced_script};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 const COUNTER: &str = "dlock:fence:{0}";
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use dlock_core::{MAX_LEASE, Quorum, Result};
 use dlock_redis::Redis;
+use dlock_rig::servers::ServerError;
+use dlock_rig::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
 use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
-use dlock_testkit::servers::ServerError;
-use dlock_testkit::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
 
 /// Locks on servers that all cases share, apart from those of other cases by their prefix.
 struct OnServers {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Backend, Result};
+use dlock_rig::servers::ServerError;
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{
     Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
     PostgresSessions,
 };
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
-use dlock_testkit::servers::ServerError;
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 

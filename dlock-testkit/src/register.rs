@@ -4,14 +4,10 @@
 //! the highest fence it has met and refuses lower ones. Reading counts too: a new holder that has only read so far
 //! has built on what it saw, and an older one must not change it behind its back.
 
-mod remote;
-
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlock_core::Fence;
-
-pub use remote::{RegisterClient, RegisterServer};
 
 /// One number behind a fence, with a record of who asked for what.
 ///

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks, Wait};
-use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission, ZooKeeper};
 
 const SOON: Duration = Duration::from_secs(10);

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::{Quorum, Result};
+use dlock_rig::servers::ServerError;
+use dlock_rig::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
-use dlock_testkit::servers::ServerError;
-use dlock_testkit::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_zk::ZooKeeper;
 
 /// Locks on servers that all cases share, apart from those of other cases by their base.

@@ -46,7 +46,7 @@ enum Command {
     },
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
-    /// The long reliability run of the testkit, in release mode; options are passed on
+    /// The long run under faults, in release mode; options are passed on
     Reliability {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -90,9 +90,7 @@ fn carry_out(command: Command) -> Result<()> {
             cargo(["run", "--release", "--package", "dlock-pictures"]).run()
         }
         Command::Reliability { arguments } => {
-            cargo(["run", "--release", "--package", "dlock-testkit", "--bin", "reliability", "--"])
-                .args(arguments)
-                .run()
+            cargo(["run", "--release", "--package", "dlock-reliability", "--"]).args(arguments).run()
         }
     }
 }

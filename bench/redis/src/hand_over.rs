@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::{hand_overs, percentile, read_all};
-use dlock_testkit::judges::overlap;
+use dlock_testkit::checkers::overlap;
 use tokio::process::Command;
 
 use crate::Bench;

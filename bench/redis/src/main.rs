@@ -33,7 +33,7 @@ use clap::{Parser, Subcommand};
 use dlock_bench_common::measure::runtime;
 use dlock_bench_common::report::{self, Row};
 use dlock_interop::java;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Runtime;
 

@@ -8,7 +8,7 @@ use dlock_bench_common::measure::{Pace, Pairs, drive, pace_row};
 use dlock_bench_common::report::{Row, Spread};
 use dlock_core::{Locks, Quorum, Wait};
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::Bench;
 use crate::clients::{self, LEASE};

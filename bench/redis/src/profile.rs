@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use dlock_bench_common::measure::{Pace, drive, runtime};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::clients::{self, Rslock, SetNx};
 use crate::stats::{self, Calls, Traffic};

@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use dlock_bench_common::measure::runtime;
 use dlock_bench_common::report::{Row, Spread};
 use dlock_core::Locks;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use dlock_sql::sqlx::{ConnectOptions, PgConnection};
 use dlock_sql::{Postgres, PostgresOptions};
-use dlock_testkit::servers::postgres::PostgresServer;
 
 use crate::Bench;
 use crate::bare::{BarePostgres, Pg};

@@ -27,8 +27,8 @@ use anyhow::Result;
 use clap::Parser;
 use dlock_bench_common::measure::runtime;
 use dlock_bench_common::report::{self, Row};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use tokio::runtime::Runtime;
 
 #[derive(Debug, Parser)]

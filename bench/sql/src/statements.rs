@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use dlock_core::Locks;
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 
 /// One pair.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use dlock_bench_common::measure::Pairs;
 use dlock_core::{Locks, Wait};
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_zk::ZooKeeper;
 use zookeeper::{Acls, Client, CreateMode, Error};
 

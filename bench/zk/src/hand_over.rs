@@ -7,7 +7,7 @@ use dlock_bench_common::measure::runtime;
 use dlock_bench_common::report::{Row, Spread};
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::{hand_overs, percentile, read_all};
-use dlock_testkit::judges::overlap;
+use dlock_testkit::checkers::overlap;
 
 use crate::Bench;
 use crate::clients::{Bare, SESSION};

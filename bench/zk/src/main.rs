@@ -26,7 +26,7 @@ use clap::Parser;
 use dlock_bench_common::measure::runtime;
 use dlock_bench_common::report::{self, Row};
 use dlock_interop::{java, worker};
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::runtime::Runtime;
 
 #[derive(Debug, Parser)]

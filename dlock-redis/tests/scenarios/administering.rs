@@ -2,7 +2,7 @@
 
 use dlock_core::ErrorKind;
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::{RedisCluster, RedisServer};
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
 use crate::support::{LONG, error_of, locks, over, soon, until};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_redis::Redis;
-use dlock_testkit::proxy::Loss;
-use dlock_testkit::servers::redis::{RedisCluster, RedisPair, RedisServer};
+use dlock_rig::proxy::Loss;
+use dlock_rig::servers::redis::{RedisCluster, RedisPair, RedisServer};
 
 use crate::support::{LONG, Proxied, error_of, held, locks, over, soon, until};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use dlock_rig::servers::redis::RedisServer;
 use dlock_testkit::cancel::{Cut, every_await_point, poll_n_then_drop};
-use dlock_testkit::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::support::{LONG, Proxied, held, locks, until};
@@ -63,10 +63,8 @@ async fn a_release_dropped_at_any_await_is_carried_out() {
 async fn a_thousand_acquires_aborted_at_random_moments_leave_nothing() {
     let on = Proxied::start();
     // A real network takes its time, so that aborts hit every moment.
-    on.proxy.set(
-        dlock_testkit::proxy::Direction::ToClient,
-        dlock_testkit::proxy::Flow::Delay(Duration::from_millis(2)),
-    );
+    on.proxy
+        .set(dlock_rig::proxy::Direction::ToClient, dlock_rig::proxy::Flow::Delay(Duration::from_millis(2)));
     let locks = on.locks(LONG).await;
     for _ in 0..10 {
         let mut tasks = JoinSet::new();

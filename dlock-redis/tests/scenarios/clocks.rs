@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::support::{LONG, error_of, fence, held, locks, soon, until};
 

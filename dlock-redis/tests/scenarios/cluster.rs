@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock_core::Locks;
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisCluster;
+use dlock_rig::servers::redis::RedisCluster;
 
 use crate::support::{LONG, fence, is_counter, locks, soon, take, until};
 

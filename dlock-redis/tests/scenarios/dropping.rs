@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks};
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 use tokio::runtime::Runtime;
 
 use crate::support::{LONG, SHORT, error_of, held, locks, over, soon, until};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::{RedisPair, RedisServer};
+use dlock_rig::servers::redis::{RedisPair, RedisServer};
 
 use crate::support::{LONG, error_of, fence, held, over, soon, until};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Wait};
 use dlock_redis::Redis;
-use dlock_testkit::proxy::{Direction, Flow};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::proxy::{Direction, Flow};
+use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, over, soon, until};
@@ -130,7 +130,7 @@ async fn a_black_hole_ends_and_the_same_client_goes_on() {
 async fn a_connection_that_stays_silent_for_good_is_replaced() {
     let on = Proxied::start();
     let locks = on.locks(LONG).await;
-    on.proxy.lose_reply(1, "EVALSHA", dlock_testkit::proxy::Loss::Silence);
+    on.proxy.lose_reply(1, "EVALSHA", dlock_rig::proxy::Loss::Silence);
     drop(locks.lock("room").with_rechecks(0).acquire().await);
     let connections = on.proxy.traffic().connections;
     let guard = soon("the lock", locks.lock("other").acquire()).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlock_core::{ErrorKind, Guard, Held, Locks, Quorum, QuorumBuilder, Result};
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
 const KEY: &str = "room_7";

@@ -1,7 +1,7 @@
 //! Replies and requests that are lost.
 
 use dlock_core::ErrorKind;
-use dlock_testkit::proxy::Loss;
+use dlock_rig::proxy::Loss;
 
 use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::{RedisCluster, RedisServer};
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
 use crate::support::{LONG, error_of, held, locks, over, soon, until};
 

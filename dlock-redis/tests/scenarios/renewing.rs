@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::support::{held, locks, until};
 

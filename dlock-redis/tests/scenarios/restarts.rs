@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dlock_core::{ErrorKind, Wait};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::support::{LONG, SHORT, error_of, fence, held, locks, soon, until};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::ErrorKind;
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::support::{LONG, Proxied, SHORT, error_of, locks, over, soon, until};
 
@@ -17,7 +17,7 @@ async fn passwords_are_in_no_error_and_in_no_debug_output() {
         RedisServer::options().password("another").user("eve", PASSWORD, &[]).start().unwrap(),
     );
     let address = on.proxy.address();
-    let dead = dlock_testkit::servers::Ports::free();
+    let dead = dlock_rig::servers::Ports::free();
     let mut said = String::new();
     for url in [
         format!("redis://:{PASSWORD}@{address}"),

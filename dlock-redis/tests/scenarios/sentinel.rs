@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_redis::Redis;
-use dlock_testkit::servers::redis::RedisSentinel;
+use dlock_rig::servers::redis::RedisSentinel;
 
 use crate::support::{LONG, fence, held, locks, over, soon, take, until};
 
@@ -73,7 +73,7 @@ async fn sentinels_that_are_away_are_unavailable_and_an_unknown_service_is_a_wro
     let watched = RedisSentinel::start().unwrap();
     let wrong = watched.url().replace(watched.master_name(), "nobody");
     crate::support::error_of(Redis::connect(&wrong).await, dlock_core::ErrorKind::InvalidConfig);
-    let dead = dlock_testkit::servers::Ports::free();
+    let dead = dlock_rig::servers::Ports::free();
     let nobody = format!("redis+sentinel://127.0.0.1:{dead}/locks");
     crate::support::error_of(Redis::connect(&nobody).await, dlock_core::ErrorKind::Unavailable);
     // One of several is enough.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dlock_core::{Error, ErrorKind, Guard, Locks};
 use dlock_redis::Redis;
-use dlock_testkit::proxy::{Proxy, Resp};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::proxy::{Proxy, Resp};
+use dlock_rig::servers::redis::RedisServer;
 
 /// A lease that no test waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(30);

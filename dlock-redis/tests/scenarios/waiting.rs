@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock_core::{Guard, Locks};
-use dlock_testkit::proxy::{Direction, Flow};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::proxy::{Direction, Flow};
+use dlock_rig::servers::redis::RedisServer;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{LONG, Proxied, held, locks, soon, until};

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Locks, Result, Wait};
+use dlock_rig::proxy::{Direction, Flow, Proxy};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{
     MysqlOptions, MysqlRowLocks, MysqlSessions, PostgresOptions, PostgresRowLocks, PostgresSessions,
 };
-use dlock_testkit::proxy::{Direction, Flow, Proxy};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 
 use tokio::task::JoinSet;
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlRowLocks, MysqlSessions, PostgresRowLocks, PostgresSessions};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 use sqlx::{Connection, Executor};
 
 const MIGRATE: &str = "&migrate=true";

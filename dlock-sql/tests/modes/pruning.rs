@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{Mysql, MysqlRowLocks, MysqlSessions, Postgres, PostgresRowLocks, PostgresSessions};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 
 macro_rules! pruned {
     ($($name:ident: $server:ident, $leases:ident, $kept:ident, $migrate:literal, $first:literal, $rows:literal;)*) => {$(

@@ -222,7 +222,7 @@ async fn names_that_no_transaction_has_are_pruned() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_costs_one_round_trip_on_postgresql() {
-    use dlock_testkit::proxy::{Loss, Pgwire, Proxy};
+    use dlock_rig::proxy::{Loss, Pgwire, Proxy};
     use sqlx::Connection;
 
     let db = crate::support::postgres().await;

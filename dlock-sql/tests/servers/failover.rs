@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
+use dlock_rig::proxy::Proxy;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{Postgres, PostgresSessions};
-use dlock_testkit::proxy::Proxy;
-use dlock_testkit::servers::postgres::PostgresServer;
 
 use crate::support::{Db, is_error, once, take, until};
 

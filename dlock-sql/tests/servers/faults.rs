@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
-use dlock_testkit::proxy::{Direction, Flow, Proxy};
+use dlock_rig::proxy::{Direction, Flow, Proxy};
 
 use crate::support::{Db, on_both, once, take, until};
 

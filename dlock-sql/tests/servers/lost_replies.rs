@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
-use dlock_testkit::proxy::{Loss, Proxy};
+use dlock_rig::proxy::{Loss, Proxy};
 
 use crate::support::{Db, on_both, once, take, until};
 

@@ -4,8 +4,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{Postgres, PostgresOptions};
-use dlock_testkit::servers::postgres::PostgresServer;
 
 use crate::support::{Db, is_error, once, take, until};
 
@@ -105,7 +105,7 @@ async fn simple_statements_are_one_message_each() {
     let locks = Locks::new(options.with_simple_statements(true).connect().await.unwrap());
     take(&locks, "a").await.release().await.unwrap();
     // What is asked next is one message, whose reply is the grant.
-    proxy.lose_reply(1, "QUERY", dlock_testkit::proxy::Loss::Cut);
+    proxy.lose_reply(1, "QUERY", dlock_rig::proxy::Loss::Cut);
     let guard = take(&locks, "a").await;
     assert_eq!((proxy.lost(), locks.stats().rechecks), (1, 1), "the grant was adopted");
     guard.release().await.unwrap();

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Holder, Key, Locks, Result, Wait};
+use dlock_rig::proxy::{self, Pgwire, Proxy};
+use dlock_rig::servers::SteppedClock;
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{Mysql, MysqlOptions, Postgres, PostgresOptions};
-use dlock_testkit::proxy::{self, Pgwire, Proxy};
-use dlock_testkit::servers::SteppedClock;
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
 
 /// A server, and the backend on it.
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
@@ -256,14 +256,14 @@ macro_rules! on_both_kinds {
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name::<dlock_testkit::servers::postgres::PostgresServer>().await;
+                super::$name::<dlock_rig::servers::postgres::PostgresServer>().await;
             })*
         }
 
         mod mysql {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name::<dlock_testkit::servers::mysql::MysqlServer>().await;
+                super::$name::<dlock_rig::servers::mysql::MysqlServer>().await;
             })*
         }
     };

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::Locks;
-use dlock_testkit::proxy::{Direction, Flow};
-use dlock_testkit::servers::postgres::PostgresServer;
+use dlock_rig::proxy::{Direction, Flow};
+use dlock_rig::servers::postgres::PostgresServer;
 
 use crate::support::{Db, on_both, take, until};
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dlock_core::ErrorKind;
-use dlock_testkit::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
 
 use crate::support::{error_of, fence, locks, places, soon, until, wait_for};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use dlock_rig::proxy::{Direction, Flow};
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_testkit::cancel::{Cut, every_await_point, poll_n_then_drop};
-use dlock_testkit::proxy::{Direction, Flow};
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{

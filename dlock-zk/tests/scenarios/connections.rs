@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Wait};
-use dlock_testkit::proxy::{Arrivals, Direction, Flow};
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::proxy::{Arrivals, Direction, Flow};
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks};
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::runtime::Runtime;
 
 use crate::support::{LONG, SHORT, error_of, lock_nodes, locks, places, soon, until};

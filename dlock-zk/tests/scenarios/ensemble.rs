@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_testkit::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_zk::ZooKeeper;
 use tokio::task::JoinSet;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks};
-use dlock_testkit::proxy::Loss;
+use dlock_rig::proxy::Loss;
 
 use crate::support::{
     LONG, Proxied, error_of, fence, locks, places, soon, until_clean, until_in_line, wait_for,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard};
-use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_testkit::proxy::Arrivals;
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::proxy::Arrivals;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{

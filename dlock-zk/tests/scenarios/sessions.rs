@@ -1,7 +1,7 @@
 //! Sessions that end while their locks are held or waited for.
 
 use dlock_core::ErrorKind;
-use dlock_testkit::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use dlock_core::{Error, ErrorKind, Guard, Locks, Wait};
-use dlock_testkit::proxy::{Jute, Proxy};
-use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_rig::proxy::{Jute, Proxy};
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_zk::{ZooKeeper, ZooKeeperBuilder};
 use tokio::task::JoinHandle;
 

@@ -34,15 +34,14 @@ fn a_locked_sale_is_exact_although_workers_die_and_freeze_and_an_unlocked_one_lo
 #[test]
 fn a_sale_with_locks_in_postgres_is_exact() {
     let server =
-        dlock_testkit::servers::postgres::PostgresServer::start().unwrap_or_else(|error| panic!("{error}"));
+        dlock_rig::servers::postgres::PostgresServer::start().unwrap_or_else(|error| panic!("{error}"));
     is_exact(&["--locks", &format!("{}&migrate=true", server.url())]);
 }
 
 #[cfg(feature = "mysql")]
 #[test]
 fn a_sale_with_locks_in_mariadb_is_exact() {
-    let server =
-        dlock_testkit::servers::mysql::MysqlServer::start().unwrap_or_else(|error| panic!("{error}"));
+    let server = dlock_rig::servers::mysql::MysqlServer::start().unwrap_or_else(|error| panic!("{error}"));
     is_exact(&["--locks", &format!("{}?migrate=true", server.url())]);
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use dlock_interop::collector::{Collector, build, build_rooms, of_the_project};
-use dlock_testkit::servers::redis::RedisServer;
+use dlock_rig::servers::redis::RedisServer;
 use tokio::process::Command;
 
 use crate::prometheus::Prometheus;

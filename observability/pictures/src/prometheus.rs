@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use dlock_testkit::servers::Ports;
+use dlock_rig::servers::Ports;
 use serde::Deserialize;
 use serde_json::json;
 use tempfile::TempDir;

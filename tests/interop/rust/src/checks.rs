@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use dlock_interop::peer::times;
 use dlock_interop::{hand_overs, percentile};
+use dlock_testkit::checkers::{fence_order, overlap};
 use dlock_testkit::history::{Event, Op};
-use dlock_testkit::judges::{fence_order, overlap};
 use dlock_testkit::now_ns;
 
 use crate::scene::{Act, Scene, in_java, in_rust};

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use dlock_testkit::servers::Ports;
+use dlock_rig::servers::Ports;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, TracesData};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

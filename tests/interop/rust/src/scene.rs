@@ -8,9 +8,9 @@ use anyhow::Result;
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::service::{Counters, locks};
 use dlock_interop::{java, read_all};
+use dlock_rig::servers::redis::RedisServer;
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_testkit::history::Event;
-use dlock_testkit::servers::redis::RedisServer;
-use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
 use tempfile::TempDir;
 
 /// Processes in Java have numbers from here on.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use dlock_rig::worker::Order;
 use dlock_testkit::now_ns;
-use dlock_testkit::worker::Order;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, Spread, progress};

@@ -1,13 +1,13 @@
 //! MariaDB: one server with one database, `locks`.
 //!
 //! ```no_run
-//! use dlock_testkit::servers::mysql::MysqlServer;
+//! use dlock_rig::servers::mysql::MysqlServer;
 //!
 //! let mut server = MysqlServer::start()?;
 //! server.query("CREATE TABLE a (b int)");
 //! server.restart()?;
 //! assert_eq!(server.query("SELECT count(*) FROM a"), "0");
-//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
 use std::fmt;

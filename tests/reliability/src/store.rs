@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use dlock::{Guard, Lock, Locks, Memory};
-use dlock_testkit::proxy::{self, Jute, Pgwire, Proxy, Resp};
-use dlock_testkit::servers::mysql::MysqlServer;
-use dlock_testkit::servers::postgres::PostgresServer;
-use dlock_testkit::servers::redis::RedisServer;
-use dlock_testkit::servers::zookeeper::{Administrator, ZooKeeperServer};
-use dlock_testkit::worker::Worker;
+use dlock_rig::proxy::{self, Jute, Pgwire, Proxy, Resp};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_rig::servers::redis::RedisServer;
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_rig::worker::Worker;
 
 use crate::Failed;
 

@@ -1,8 +1,8 @@
 //! A process of its own that works with locks, to be killed, frozen and thawed.
 //!
 //! [`serve`] is the main function of such a process: it takes [`Order`]s from its input, one JSON value a line, and writes
-//! [`Report`]s to its output. `dlock-worker` is one for the backends of dlock; a backend of a third party needs a binary
-//! with `serve` and its own way to connect. [`Worker`] starts one and talks to it.
+//! [`Report`]s to its output. The reliability program is one, by its command `worker`. [`Worker`] starts one and
+//! talks to it.
 
 mod orders;
 mod process;

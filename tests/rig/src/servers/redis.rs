@@ -1,13 +1,13 @@
 //! Redis: one server, a master with a replica, a cluster, a master watched by sentinels.
 //!
 //! ```no_run
-//! use dlock_testkit::servers::redis::RedisServer;
+//! use dlock_rig::servers::redis::RedisServer;
 //!
 //! let mut server = RedisServer::start()?;
 //! server.command::<()>(&["SET", "key", "value"]);
 //! server.restart()?;
 //! assert_eq!(server.command::<Option<String>>(&["GET", "key"]), None, "nothing is kept unless asked for");
-//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! Random faults over processes that work on one register, and the judges' verdict.
+//! Random faults over processes that work on one register, and the checkers' verdict.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
+use dlock_rig::register::RegisterServer;
+use dlock_rig::worker::{Order, Report as Said, Work, Worker};
+use dlock_testkit::checkers::{Inversion, Overlap, Updates, fence_order, lost_updates, overlap};
 use dlock_testkit::history::{self, Event, Op, Outcome};
-use dlock_testkit::judges::{Inversion, Overlap, Updates, fence_order, lost_updates, overlap};
-use dlock_testkit::proxy::{Direction, Flow, Loss, Proxy};
-use dlock_testkit::register::{Register, RegisterServer};
-use dlock_testkit::worker::{Order, Report as Said, Work, Worker};
+use dlock_testkit::register::Register;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, progress};

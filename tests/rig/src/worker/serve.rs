@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Order, Report, work};
-use crate::now_ns;
 use crate::register::RegisterClient;
+use dlock_testkit::now_ns;
 
 /// The main function of a worker: takes orders from the standard input until it ends, and reports on the standard output.
 ///
@@ -146,7 +146,7 @@ impl State {
 
 async fn ask(
     register: std::net::SocketAddr,
-    ask: impl AsyncFnOnce(&mut RegisterClient) -> io::Result<Result<u64, crate::register::Stale>>,
+    ask: impl AsyncFnOnce(&mut RegisterClient) -> io::Result<Result<u64, dlock_testkit::register::Stale>>,
 ) -> Result<Option<u64>, Report> {
     let mut client = RegisterClient::connect(register).await.map_err(|error| io_failed(&error))?;
     let answer = ask(&mut client).await.map_err(|error| io_failed(&error))?;

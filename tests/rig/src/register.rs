@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::{Register, Stale};
+use dlock_testkit::register::{Register, Stale};
 
 /// Serves one register; ends when dropped.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! ZooKeeper: one server, or an ensemble of three.
 //!
 //! ```no_run
-//! use dlock_testkit::servers::zookeeper::{NodeKind, ZooKeeperServer};
+//! use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 //!
 //! let mut server = ZooKeeperServer::start()?;
 //! server.admin().create("/rooms", b"", NodeKind::Container);
 //! server.restart()?;
 //! assert_eq!(server.admin().children("/"), ["rooms", "zookeeper"], "nodes are kept");
-//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
 mod admin;
@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-#[cfg(feature = "zookeeper-tls")]
 use super::Certificates;
 use super::{Ports, Process, Program, ServerError};
 
@@ -42,7 +41,6 @@ pub struct ZooKeeperServer {
     process: Process,
     port: u16,
     options: ZooKeeperOptions,
-    #[cfg(feature = "zookeeper-tls")]
     secured: Option<(u16, Certificates)>,
     directory: TempDir,
 }
@@ -83,7 +81,6 @@ impl ZooKeeperServer {
         let directory =
             tempfile::tempdir().map_err(|error| ServerError::because("a directory for ZooKeeper", &error))?;
         let port = options.port.unwrap_or_else(Ports::free);
-        #[cfg(feature = "zookeeper-tls")]
         let (options, secured) = if options.tls {
             let (port, certificates) = (Ports::free(), Certificates::in_directory(directory.path())?);
             (options.secured(port, directory.path())?, Some((port, certificates)))
@@ -92,14 +89,7 @@ impl ZooKeeperServer {
         };
         options.write(port, directory.path())?;
         let process = spawn(&options, &directory)?;
-        Ok(Self {
-            process,
-            port,
-            options,
-            #[cfg(feature = "zookeeper-tls")]
-            secured,
-            directory,
-        })
+        Ok(Self { process, port, options, secured, directory })
     }
 
     /// Waits until the server serves; in an ensemble, until it follows or leads.
@@ -136,7 +126,6 @@ impl ZooKeeperServer {
     /// # Panics
     ///
     /// When the server was started without it.
-    #[cfg(feature = "zookeeper-tls")]
     #[must_use]
     pub fn tls_url(&self) -> String {
         let (port, _) = self.secured.as_ref().expect("started with `tls`");
@@ -148,7 +137,6 @@ impl ZooKeeperServer {
     /// # Panics
     ///
     /// When the server was started without it.
-    #[cfg(feature = "zookeeper-tls")]
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         let (_, certificates) = self.secured.as_ref().expect("started with `tls`");

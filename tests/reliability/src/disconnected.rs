@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use dlock_testkit::proxy::Proxy;
+use dlock_rig::proxy::Proxy;
 
 use crate::figure::{Report, Spread, progress};
 use crate::store::{Store, acquire};

@@ -5,9 +5,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use dlock::Locks;
+use dlock_rig::register::RegisterServer;
+use dlock_rig::worker::{Order, Report as Said, Worker};
 use dlock_testkit::now_ns;
-use dlock_testkit::register::{Register, RegisterServer};
-use dlock_testkit::worker::{Order, Report as Said, Worker};
+use dlock_testkit::register::Register;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, Spread, progress};

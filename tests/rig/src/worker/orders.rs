@@ -87,7 +87,7 @@ pub enum Report {
     Acquired {
         /// Its fence.
         fence: Option<u64>,
-        /// When the acquire returned, as [`now_ns`](crate::now_ns).
+        /// When the acquire returned, as [`now_ns`](dlock_testkit::now_ns).
         at: u64,
     },
     /// What a check said.
@@ -104,7 +104,7 @@ pub enum Report {
     },
     /// The loss of the lock was signalled.
     Lost {
-        /// When, as [`now_ns`](crate::now_ns).
+        /// When, as [`now_ns`](dlock_testkit::now_ns).
         at: u64,
     },
     /// What the register answered: its value, or that the fence is stale.

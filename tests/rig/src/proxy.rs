@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use dlock_testkit::proxy::{Direction, Flow, Loss, Proxy, Resp};
+//! use dlock_rig::proxy::{Direction, Flow, Loss, Proxy, Resp};
 //!
 //! # let server = std::net::TcpListener::bind("127.0.0.1:0")?;
 //! let proxy = Proxy::speaking(Resp, server.local_addr()?)?;

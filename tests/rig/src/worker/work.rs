@@ -7,8 +7,8 @@ use std::time::Duration;
 use dlock_core::Locks;
 
 use super::Work;
-use crate::history::{Event, Recorder};
 use crate::register::RegisterClient;
+use dlock_testkit::history::{Event, Recorder};
 
 /// How often the lock is checked while a section waits.
 const STEP: Duration = Duration::from_millis(5);

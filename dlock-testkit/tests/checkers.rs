@@ -1,15 +1,16 @@
-//! The judges acquit a sound backend and catch broken ones, on real work among faults.
+//! The checkers acquit a sound backend and catch broken ones, on real work among faults.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::{Locks, Memory};
+use dlock_rig::register::RegisterServer;
+use dlock_rig::worker::{Work, work};
+use dlock_testkit::checkers::{FenceOrder, Overlaps, Updates, fence_order, lost_updates, overlap};
 use dlock_testkit::history;
-use dlock_testkit::judges::{FenceOrder, Overlaps, Updates, fence_order, lost_updates, overlap};
 use dlock_testkit::mutants::{Mutant, Mutation};
-use dlock_testkit::register::{Register, RegisterServer};
+use dlock_testkit::register::Register;
 use dlock_testkit::wire::{Wire, Wired};
-use dlock_testkit::worker::{Work, work};
 
 const LEASE: Duration = Duration::from_millis(150);
 
@@ -57,7 +58,7 @@ async fn run(mutation: Mutation, register: Register) -> (FenceOrder, Overlaps, U
         events.extend(history::read(directory.path().join(format!("{process}.jsonl"))).unwrap());
     }
     let verdicts = (fence_order(&events), overlap(&events));
-    assert!(verdicts.0.grants >= 5 && verdicts.1.holds >= 5, "too little was done to judge: {verdicts:?}");
+    assert!(verdicts.0.grants >= 5 && verdicts.1.holds >= 5, "too little was done to check: {verdicts:?}");
     (verdicts.0, verdicts.1, lost_updates(&server.register().record()))
 }
 

@@ -1,6 +1,6 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-testkit --bin reliability -- [--quick] [--seed N]
+//! `cargo run --release -p dlock-reliability -- [--quick] [--seed N]
 //! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]`
 //!
 //! The exit code is 1 when a promise was broken.
@@ -59,7 +59,7 @@ enum Measurement {
     Frozen,
     /// Processes that are killed while they hold a lock.
     Killed,
-    /// Random faults, judged.
+    /// Random faults, with a record that is checked.
     Faults,
     /// Acquires that give up on a frozen server, which then thaws.
     Thawed,
@@ -94,11 +94,9 @@ impl Volume {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
-        Some(Command::Worker) => {
-            dlock_testkit::worker::serve(async |url: String| dlock::from_url(&url).await)
-                .map(|()| true)
-                .map_err(Failed::from)
-        }
+        Some(Command::Worker) => dlock_rig::worker::serve(async |url: String| dlock::from_url(&url).await)
+            .map(|()| true)
+            .map_err(Failed::from),
         None => measure(&arguments),
     };
     match done {

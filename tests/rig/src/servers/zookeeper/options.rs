@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-#[cfg(feature = "zookeeper-tls")]
 use super::super::tls;
 use super::admin::SUPERUSER_DIGEST;
 use super::{ServerError, ZooKeeperServer};
@@ -17,7 +16,6 @@ const LIBRARY: &str = "/usr/share/java/zookeeper.jar";
 const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
 
 /// What a server with TLS needs besides.
-#[cfg(feature = "zookeeper-tls")]
 const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar:\
     /usr/share/java/netty-transport-native-unix-common.jar";
 
@@ -31,7 +29,6 @@ pub struct ZooKeeperOptions {
     settings: Vec<(String, String)>,
     properties: Vec<(String, String)>,
     pub(super) id: Option<u8>,
-    #[cfg(feature = "zookeeper-tls")]
     pub(super) tls: bool,
 }
 
@@ -43,7 +40,6 @@ impl Default for ZooKeeperOptions {
             settings: Vec::new(),
             properties: Vec::new(),
             id: None,
-            #[cfg(feature = "zookeeper-tls")]
             tls: false,
         }
     }
@@ -85,7 +81,6 @@ impl ZooKeeperOptions {
     }
 
     /// Listens with TLS too, as `localhost`, on a port of its own.
-    #[cfg(feature = "zookeeper-tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
@@ -93,7 +88,6 @@ impl ZooKeeperOptions {
     }
 
     /// The settings of TLS, by certificates that are in `directory`.
-    #[cfg(feature = "zookeeper-tls")]
     pub(super) fn secured(self, port: u16, directory: &Path) -> Result<Self, ServerError> {
         let read = |name| {
             std::fs::read_to_string(directory.join(name)).map_err(|error| ServerError::because(name, &error))
@@ -168,7 +162,6 @@ impl ZooKeeperOptions {
         all.extend(self.properties.iter().map(|(name, value)| format!("-D{name}={value}").into()));
         let main = if self.id.is_some() { "quorum.QuorumPeerMain" } else { "ZooKeeperServerMain" };
         let libraries = format!("{LIBRARY}:{LOGGER}");
-        #[cfg(feature = "zookeeper-tls")]
         let libraries = if self.tls { format!("{libraries}:{NETTY}") } else { libraries };
         all.extend(["-cp".into(), libraries.into()]);
         all.extend([format!("org.apache.zookeeper.server.{main}").into(), directory.join(CONFIG).into()]);

@@ -5,24 +5,14 @@
 //!
 //! [`Process`] and [`Ports`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
 
-#[cfg(any(feature = "mysql-server", feature = "postgres-server"))]
 mod account;
 mod clock;
 mod error;
-#[cfg(feature = "mysql-server")]
 pub mod mysql;
 mod ports;
-#[cfg(feature = "postgres-server")]
 pub mod postgres;
 mod process;
-#[cfg(feature = "redis-server")]
 pub mod redis;
-#[cfg(any(
-    feature = "mysql-server",
-    feature = "postgres-server",
-    feature = "redis-server",
-    feature = "zookeeper-tls"
-))]
 mod tls;
 pub mod zookeeper;
 
@@ -30,10 +20,4 @@ pub use clock::SteppedClock;
 pub use error::ServerError;
 pub use ports::Ports;
 pub use process::{Process, Program};
-#[cfg(any(
-    feature = "mysql-server",
-    feature = "postgres-server",
-    feature = "redis-server",
-    feature = "zookeeper-tls"
-))]
 pub use tls::Certificates;

@@ -5,10 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
-use dlock_testkit::judges::lost_updates;
+use dlock_rig::register::RegisterServer;
+use dlock_rig::worker::{Order, Report, Worker};
+use dlock_testkit::checkers::lost_updates;
 use dlock_testkit::now_ns;
-use dlock_testkit::register::{Register, RegisterServer};
-use dlock_testkit::worker::{Order, Report, Worker};
+use dlock_testkit::register::Register;
 
 const LEASE: Duration = Duration::from_millis(800);
 /// What a busy machine may add to a bound.
@@ -32,7 +33,8 @@ impl Store {
     }
 
     async fn worker(&self) -> Worker {
-        let command = Command::new(env!("CARGO_BIN_EXE_dlock-worker"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dlock-reliability"));
+        command.arg("worker");
         Worker::open(command, &self.url(), LEASE).await.unwrap()
     }
 

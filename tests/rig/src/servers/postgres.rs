@@ -1,13 +1,13 @@
 //! PostgreSQL: one server with one database.
 //!
 //! ```no_run
-//! use dlock_testkit::servers::postgres::PostgresServer;
+//! use dlock_rig::servers::postgres::PostgresServer;
 //!
 //! let mut server = PostgresServer::start()?;
 //! server.query("CREATE TABLE a (b int)");
 //! server.restart()?;
 //! assert_eq!(server.query("SELECT count(*) FROM a"), "0");
-//! # Ok::<(), dlock_testkit::servers::ServerError>(())
+//! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
 use std::fmt;

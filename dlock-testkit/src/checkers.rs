@@ -1,6 +1,6 @@
 //! Whether exclusion and fencing held, decided from what was recorded.
 //!
-//! | judge | asks | from |
+//! | checker | asks | from |
 //! |---|---|---|
 //! | [`fence_order`] | do the fences follow the order of the grants, and did each grant come after the end of the one before? | [history](crate::history) |
 //! | [`overlap`] | did two owners believe at the same time that they hold the lock? | [history](crate::history) |

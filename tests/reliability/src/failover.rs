@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::Locks;
 use dlock::redis::Redis;
-use dlock_testkit::servers::redis::RedisPair;
+use dlock_rig::servers::redis::RedisPair;
 use tokio::task::JoinSet;
 
 use crate::figure::{Report, progress};

@@ -1,0 +1,13 @@
+//! What dlock's own tests run against: real servers that can be killed and frozen, a network that fails, and processes.
+//!
+//! * [`servers`]: real servers on free ports, gone when dropped, that can be killed, frozen and thawed.
+//! * [`proxy`]: a TCP proxy that holds, drops, delays and cuts, in front of a real server.
+//! * [`worker`]: a process of its own, to be killed, frozen and thawed.
+//! * [`register`]: a register that checks fences, served to such processes.
+
+#![forbid(unsafe_code)]
+
+pub mod proxy;
+pub mod register;
+pub mod servers;
+pub mod worker;
