@@ -1,10 +1,14 @@
 //! Code that is not dlock's own, run so that its panics end where it was called.
 //!
-//! Subscribers of `tracing`, exporters of metrics and backends are other people's. None of them may end the keeper, unwind
-//! out of a `Drop`, or keep a request from being counted: whatever runs such code runs it through this module.
+//! Subscribers of `tracing`, exporters of metrics, backends and wakers are other people's. None of them may end the
+//! keeper, unwind out of a `Drop`, or keep a request from being counted: whatever runs such code runs it through this
+//! module. Nor is any of them run while a mutex is locked that they might need: a waker may drop the future that it wakes.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Waker;
+
+use tokio::sync::Notify;
 
 /// What a panic said.
 #[derive(Debug)]
@@ -41,6 +45,18 @@ impl Panicked {
 pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
     // What the code leaves half done is its own: dlock reads nothing of it afterwards.
     catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
+}
+
+/// Wakes a task.
+pub(crate) fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        let _ = guard(|| waker.wake());
+    }
+}
+
+/// Wakes all who wait for `notify`.
+pub(crate) fn wake_all(notify: &Notify) {
+    let _ = guard(|| notify.notify_waiters());
 }
 
 /// Drops what foreign code made.

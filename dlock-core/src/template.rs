@@ -8,6 +8,8 @@ use std::sync::{PoisonError, RwLock};
 
 use tracing::warn;
 
+use crate::guarded::guard;
+
 /// What all further patterns are counted as.
 const OTHER: &str = "other";
 
@@ -61,13 +63,18 @@ impl Templates {
             texts.insert(label);
             return label;
         }
-        if !std::mem::replace(&mut known.full, true) {
-            warn!(
-                target: "dlock",
-                limit = LIMIT,
-                "locks were named by more templates than are told apart; further ones are counted as \"{OTHER}\". A \
-                 template is the pattern of keys, such as room_<id>: is a key passed instead?"
-            );
+        let is_first = !std::mem::replace(&mut known.full, true);
+        // What hears of it may name a lock itself.
+        drop(known);
+        if is_first {
+            let _ = guard(|| {
+                warn!(
+                    target: "dlock",
+                    limit = LIMIT,
+                    "locks were named by more templates than are told apart; further ones are counted as \"{OTHER}\". A \
+                     template is the pattern of keys, such as room_<id>: is a key passed instead?"
+                );
+            });
         }
         OTHER
     }

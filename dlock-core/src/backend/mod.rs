@@ -419,9 +419,9 @@ pub struct Capabilities {
     pub administered: bool,
     /// [`Backend::waiters`] works.
     pub shows_waiters: bool,
-    /// The shortest useful pause between two polls of a busy lock.
+    /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
     pub poll_from: Duration,
-    /// The longest pause between two polls. With notifications this is only the safety net.
+    /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
     pub poll_to: Duration,
 }
 
@@ -440,6 +440,14 @@ impl Capabilities {
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
+    }
+
+    /// Pauses that neither spin nor last longer than a clock can tell.
+    pub(crate) fn within_bounds(mut self) -> Self {
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3_600));
+        self.poll_from = self.poll_from.clamp(least, most);
+        self.poll_to = self.poll_to.clamp(self.poll_from, most);
+        self
     }
 
     /// Adds fences.

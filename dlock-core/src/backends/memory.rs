@@ -17,6 +17,7 @@ use crate::backend::{
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
+use crate::guarded::wake_all;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::telemetry::Trace;
@@ -146,19 +147,33 @@ impl Shared {
         let mut state = self.state();
         let entry = state.locks.remove(key);
         if entry.is_some() {
-            state.tell(key);
+            self.tell(state, key);
         }
         entry
+    }
+
+    /// Tells those who wait for `key`, whose wakers are run when nothing is locked.
+    fn tell(&self, state: MutexGuard<'_, State>, key: &str) {
+        let watched = state.watched.get_key_value(key);
+        let watch = watched.map(|(key, changed)| Watch {
+            shared: self,
+            key: key.clone(),
+            changed: Arc::clone(changed),
+        });
+        drop(state);
+        if let Some(watch) = watch {
+            wake_all(&watch.changed);
+        }
+    }
+
+    /// The notification of this key, shared by all who wait for it.
+    fn watch(&self, key: &Key) -> Watch<'_> {
+        let changed = Arc::clone(self.state().watched.entry(key.clone()).or_default());
+        Watch { shared: self, key: key.clone(), changed }
     }
 }
 
 impl State {
-    fn tell(&self, key: &str) {
-        if let Some(changed) = self.watched.get(key) {
-            changed.notify_waiters();
-        }
-    }
-
     /// Who else has the lock.
     fn busy(&self, request: &ClaimRequest, now: Timestamp) -> Option<Busy> {
         let entry = self.locks.get(&request.key)?;
@@ -323,21 +338,11 @@ impl MemoryClaim {
             Some(entry) if entry.token == self.request.token => {
                 let expired = entry.expires <= now;
                 state.locks.remove(key);
-                state.tell(key.as_str());
+                self.shared.tell(state, key.as_str());
                 if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED }
             }
             _ => Withdrawal::ABSENT,
         }
-    }
-
-    /// The notification of this key, shared by all who wait for it.
-    fn watch(&self) -> Watch<'_> {
-        let mut state = self.shared.state();
-        let changed = match state.watched.get(&self.request.key) {
-            Some(changed) => Arc::clone(changed),
-            None => Arc::clone(state.watched.entry(self.request.key.clone()).or_default()),
-        };
-        Watch { claim: self, changed }
     }
 
     fn is_free(&self) -> bool {
@@ -346,18 +351,19 @@ impl MemoryClaim {
     }
 }
 
-/// One waiter of a key; the last one takes the entry away.
+/// One waiter of a key, or somebody who tells them; the last one takes the entry away.
 struct Watch<'a> {
-    claim: &'a MemoryClaim,
+    shared: &'a Shared,
+    key: Key,
     changed: Arc<Notify>,
 }
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        let mut state = self.claim.shared.state();
+        let mut state = self.shared.state();
         // The map's own, and this one.
         if Arc::strong_count(&self.changed) == 2 {
-            state.watched.remove(&self.claim.request.key);
+            state.watched.remove(&self.key);
         }
     }
 }
@@ -372,7 +378,7 @@ impl Claim for MemoryClaim {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        let watch = self.watch();
+        let watch = self.shared.watch(&self.request.key);
         loop {
             let changed = watch.changed.notified();
             let moved = self.shared.clock.moved();

@@ -23,8 +23,8 @@ use crate::engine::acquire::limits::{Limits, Pace, is_over, pause_after, timed_o
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::keeper::Tasks;
 use crate::engine::pending::{Pending, Spec};
-use crate::engine::threads;
 use crate::engine::wait_queue::{Ticket, Turn};
+use crate::engine::{scope, threads};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::guard::Guard;
 use crate::handles::options::Wait;
@@ -78,7 +78,7 @@ fn take(specs: Specs, started: Instant) -> Result<Taking, Error> {
     // On the keeper's thread, for a caller who has no tokio runtime with timers.
     Ok(Box::pin(async move {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
-        engine.registry.tasks.run(acquire).await.unwrap_or_else(closed)
+        engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
     }))
 }
 
@@ -454,7 +454,7 @@ impl<'a> Acquire<'a> {
         ticket: Option<&Ticket<'_>>,
     ) -> Result<(), Failure> {
         let (began, poll) = (Instant::now(), self.next_poll(ticket));
-        let pause = retry_after.map_or(poll, |left| poll.min(left + Duration::from_millis(1)));
+        let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
         }

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
+use crate::guarded::wake_all;
+
 /// Counts acquires and releases under way, and clean-ups in the background.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
@@ -61,7 +63,7 @@ impl Activity {
     /// Has those who wait look again.
     pub(crate) fn changed(&self) {
         if self.watched.load(Ordering::SeqCst) {
-            self.changed.notify_waiters();
+            wake_all(&self.changed);
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::engine::pending::Spec;
 use crate::engine::registry::Listing;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
+use crate::guarded::wake_all;
 use crate::handles::options::{Options, margin};
 use crate::key::Key;
 use crate::telemetry::{Loss, Site, Subject, Trace};
@@ -197,7 +198,7 @@ impl Hold {
             let held = || self.engine.clock.now().since(self.acquired_at);
             let wake = || {
                 self.engine.registry.note_lost(self);
-                self.changed.notify_waiters();
+                wake_all(&self.changed);
             };
             self.engine.telemetry.lost(self.subject(), loss, &self.cause(), held, wake);
         }
@@ -207,7 +208,7 @@ impl Hold {
     pub(crate) fn suspect(&self) {
         self.at_risk.store(true, Ordering::Release);
         let was = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
-        self.changed.notify_waiters();
+        wake_all(&self.changed);
         if was.is_ok() {
             self.engine.telemetry.suspected(self.subject());
         }
@@ -227,7 +228,7 @@ impl Hold {
         }
         self.at_risk.store(false, Ordering::Release);
         let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
-        self.changed.notify_waiters();
+        wake_all(&self.changed);
     }
 
     /// A renewal failed: it is tried again soon.
@@ -240,7 +241,7 @@ impl Hold {
     /// A renewal is late.
     fn mark_at_risk(&self) {
         self.at_risk.store(true, Ordering::Release);
-        self.changed.notify_waiters();
+        wake_all(&self.changed);
     }
 
     pub(crate) fn is_release_requested(&self) -> bool {
@@ -336,7 +337,7 @@ impl Hold {
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
         self.engine.registry.unlist(self, was == Condition::Lost, now);
-        self.changed.notify_waiters();
+        wake_all(&self.changed);
         was
     }
 
@@ -382,7 +383,7 @@ impl SignalSink for Hold {
 
     fn release_requested(&self) {
         if !self.release_requested.swap(true, Ordering::AcqRel) {
-            self.changed.notify_waiters();
+            wake_all(&self.changed);
             self.engine.telemetry.release_requested(self.subject());
         }
     }

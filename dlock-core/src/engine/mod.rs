@@ -55,7 +55,7 @@ impl Engine {
         tasks: Tasks,
         entropy: Entropy,
     ) -> Arc<Self> {
-        let (clock, capabilities) = (backend.clock(), backend.capabilities());
+        let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
         let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), tasks));
         let (jobs, inbox) = mpsc::unbounded_channel();
@@ -146,7 +146,7 @@ impl Engine {
     /// See [`Locks::shutdown`](crate::Locks::shutdown).
     pub(crate) async fn shut_down(self: Arc<Self>, timeout: Duration) -> Result<(), Error> {
         let registry = &self.registry;
-        let by = Instant::now() + timeout;
+        let started = Instant::now();
         registry.close();
         for hold in registry.held() {
             hold.lose_by(Loss::Shutdown);
@@ -160,7 +160,8 @@ impl Engine {
             }
             settled = tokio::time::timeout(timeout / 10 * 4, registry.settled()).await.is_ok();
         }
-        let is_closed = tokio::time::timeout_at(by, self.backend.close()).await.is_ok();
+        let left = timeout.saturating_sub(started.elapsed());
+        let is_closed = tokio::time::timeout(left, self.backend.close()).await.is_ok();
         let left = registry.stats();
         let what = match (settled, is_closed) {
             (true, true) => return Ok(()),

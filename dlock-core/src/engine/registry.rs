@@ -14,6 +14,7 @@ use crate::engine::hold::Hold;
 use crate::engine::keeper::Tasks;
 use crate::engine::scope;
 use crate::error::{ErrorKind, Failure};
+use crate::guarded::wake_all;
 use crate::key::Key;
 use crate::telemetry::{Loss, Stats, Telemetry};
 
@@ -235,13 +236,13 @@ impl HoldRegistry {
     /// Refuses acquires from now on, and ends those that wait.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.shut.notify_waiters();
+        wake_all(&self.shut);
     }
 
     /// Refuses acquires from now on, and ends those that wait, but for those of bodies that run under a lock of these.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
-        self.shut.notify_waiters();
+        wake_all(&self.shut);
     }
 
     /// Whether the calling code may not acquire.

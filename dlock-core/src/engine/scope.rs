@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
+use futures_util::future::Either;
 use pin_project_lite::pin_project;
 use tokio::task::futures::TaskLocalFuture;
 
@@ -314,6 +315,15 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
         None
     });
     Sharing { future: Taken::Along { future: scope.of_task().enter(future) }, shares }
+}
+
+/// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits it
+/// is there.
+pub(crate) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
+    match current() {
+        Some(scope) => Either::Left(scope.enter(future)),
+        None => Either::Right(future),
+    }
 }
 
 pin_project! {

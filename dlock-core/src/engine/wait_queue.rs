@@ -23,6 +23,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
+use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
 use crate::telemetry::Waiters;
 
@@ -153,25 +154,26 @@ impl WaitQueue {
         let hash = Self::hash(key);
         self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.shard(hash % SHARDS).tell(key);
+            let first = self.shard(hash % SHARDS).tell(key);
+            wake(first);
         }
     }
 }
 
+/// Wakers are other people's code: they are returned, to be woken and dropped when the shard is not locked any more.
 impl Shard {
-    fn tell(&mut self, key: &Key) {
-        if let Some(line) = self.lines.get_mut(key) {
-            line.released = true;
-            if let Some(waker) = self.waiters[line.first].waker.take() {
-                waker.wake();
-            }
-        }
+    /// Returns the first waiter, to be woken.
+    fn tell(&mut self, key: &Key) -> Option<Waker> {
+        let line = self.lines.get_mut(key)?;
+        line.released = true;
+        self.waiters[line.first].waker.take()
     }
 
-    fn leave(&mut self, key: &Key, place: usize, won: bool) {
-        let Some(Waiter { before, after, owes_an_answer, .. }) = self.waiters.try_remove(place) else {
-            return;
-        };
+    /// Returns the one who left, and the one who is the first now, to be woken.
+    fn leave(&mut self, key: &Key, place: usize, won: bool) -> (Option<Waker>, Option<Waker>) {
+        let Some(left) = self.waiters.try_remove(place) else { return (None, None) };
+        let Waiter { before, after, waker, owes_an_answer } = left;
+        let mut next_waker = None;
         if let Some(before) = before {
             self.waiters[before].after = after;
         }
@@ -191,9 +193,7 @@ impl Shard {
                     line.released |= owes_an_answer;
                     line.first_left(won);
                 }
-                if let Some(waker) = self.waiters[next].waker.take() {
-                    waker.wake();
-                }
+                next_waker = self.waiters[next].waker.take();
             }
             (None, None) => {
                 self.lines.remove(key);
@@ -202,6 +202,7 @@ impl Shard {
                 }
             }
         }
+        (waker, next_waker)
     }
 }
 
@@ -256,17 +257,16 @@ impl Ticket<'_> {
     }
 
     fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&Line) -> bool) -> Poll<()> {
-        let mut shard = self.shard();
-        let Shard { lines, waiters } = &mut *shard;
-        if lines.get(self.key).is_none_or(|line| line.first == self.place && test(line)) {
-            return Poll::Ready(());
-        }
-        if let Some(waiter) = waiters.get_mut(self.place) {
-            match &mut waiter.waker {
-                Some(waker) => waker.clone_from(context.waker()),
-                waker => *waker = Some(context.waker().clone()),
+        let waker = context.waker().clone();
+        let before = {
+            let mut shard = self.shard();
+            let Shard { lines, waiters } = &mut *shard;
+            if lines.get(self.key).is_none_or(|line| line.first == self.place && test(line)) {
+                return Poll::Ready(());
             }
-        }
+            waiters.get_mut(self.place).and_then(|waiter| waiter.waker.replace(waker))
+        };
+        drop(before);
         Poll::Pending
     }
 
@@ -282,7 +282,8 @@ impl Ticket<'_> {
 
     /// Whoever is the first asks at once.
     pub(crate) fn tell(&self) {
-        self.shard().tell(self.key);
+        let first = self.shard().tell(self.key);
+        wake(first);
     }
 
     /// Returns the pause until the next poll, which is longer each time; `fraction` is random, of one.
@@ -314,7 +315,9 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.shard().leave(self.key, self.place, self.won);
+        let (left, next) = self.shard().leave(self.key, self.place, self.won);
+        drop_guarded(left);
+        wake(next);
     }
 }
 

@@ -8,7 +8,7 @@ use dlock_core::backend::{
     Attempt, Backend, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Term,
     Withdrawal,
 };
-use dlock_core::{Clock, ErrorKind, Failure, Holder, Key, Locks, Memory};
+use dlock_core::{Clock, ErrorKind, Failure, Holder, Key, Locks, Memory, Wait};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -241,4 +241,23 @@ async fn a_request_that_was_never_written_is_no_unknown_outcome() {
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(written.load(Ordering::SeqCst), 0, "it was given up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_without_an_end_or_without_a_length_are_those_of_a_poll() {
+    for pauses in [(Duration::ZERO, Duration::ZERO), (Duration::MAX, Duration::MAX)] {
+        let often = Capabilities::basic().with_polling(pauses.0, pauses.1);
+        let answers = [Answer::BusyFor(Duration::MAX), Answer::Busy];
+        let grant = Answer::Grant(Term::Lease(Duration::from_secs(30)));
+        let backend = Scripted::with(Clock::system(), often, answers.into_iter().chain([grant]));
+        let lock = Locks::new(backend.clone()).lock("k").with_wait(Wait::Forever);
+        drop(lock.acquire().await.unwrap());
+        // Nobody told of anything.
+        let (first, second) = (lock.clone(), lock);
+        backend.0.attempts.lock().unwrap().extend([Answer::Busy, Answer::Busy]);
+        let line = async { tokio::join!(first.acquire(), second.acquire()) };
+        let waited = tokio::time::timeout(Duration::from_millis(2), line).await;
+        assert!(waited.is_err());
+        assert!(backend.count(|call| matches!(call, Call::Attempt(_))) < 16, "{:?}", backend.calls());
+    }
 }

@@ -24,6 +24,8 @@ pub(crate) enum Call {
 pub(crate) enum Answer {
     Grant(Term),
     Busy,
+    /// Busy, for so long.
+    BusyFor(Duration),
     /// Busy, as it was before the answer is let go.
     BusyLate(Arc<Notify>),
     Fail(Failure),
@@ -169,6 +171,11 @@ impl Claim for ScriptedClaim {
         match answer {
             Answer::Grant(term) => Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(7)))),
             Answer::Busy => Ok(Attempt::Busy(Busy::default())),
+            Answer::BusyFor(left) => {
+                let mut busy = Busy::default();
+                busy.retry_after = Some(left);
+                Ok(Attempt::Busy(busy))
+            }
             Answer::BusyLate(gate) => {
                 gate.notified().await;
                 Ok(Attempt::Busy(Busy::default()))

@@ -109,8 +109,11 @@ impl BatchGuard {
 
     /// Gives back what was taken before another lock could not be had.
     pub(super) async fn give_back(self, limit: Duration) {
+        let Some(first) = self.guards.first() else { return };
+        let engine = Arc::clone(&first.hold().engine);
         // What is not confirmed by then goes on in the background.
-        if let Ok(Err(error)) = tokio::time::timeout(limit, self.release()).await {
+        let release = Box::pin(async move { tokio::time::timeout(limit, self.release()).await });
+        if let Ok(Ok(Err(error))) = engine.run(release).await {
             Telemetry::release_of_many_failed(&error);
         }
     }
