@@ -141,7 +141,7 @@ impl Backend for Redis {
     }
 
     async fn close(&self) {
-        self.0.hub.close();
+        self.0.channels.close();
         self.0.servers.close();
     }
 }

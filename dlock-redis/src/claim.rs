@@ -7,15 +7,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Failure, Fence};
+use redis::Value;
 
 use crate::client::Client;
 use crate::error::Fault;
 use crate::keys::Names;
-use crate::request::{Answer, Request, Step};
+use crate::request::{Answer, Draw, Request, RequestAlone, Step};
 use crate::servers::{Reply, Untracked};
-use crate::subscription::Listener;
 
 use self::in_flight::{InFlight, InFlightAttempts};
 pub(crate) use batch::attempt_all;
@@ -70,35 +71,11 @@ impl RedisClaim {
         )))
     }
 
-    async fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
-        self.held = true;
-        let Some(failure) = self.too_few(reply.acknowledged) else {
-            self.listener = None;
-            let lease = Duration::from_millis(self.lease());
-            return Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))));
-        };
-        let withdrawal = self.step(Step::Withdraw);
-        match self.client.servers.carry_out(&withdrawal, self.patience(), &mut Untracked).await {
-            Ok(_) => {
-                self.held = false;
-                Err(failure)
-            }
-            Err(other) => {
-                Err(Failure::unknown(format!("{}, and it could not be withdrawn", failure.message()))
-                    .with_source(other))
-            }
-        }
-    }
-}
-
-impl Claim for RedisClaim {
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        let request = self.asking()?;
-        let client = Arc::clone(&self.client);
-        let reply = client.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
+    /// Reads the answer to an attempt.
+    async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
-            Answer::Granted(fence) => self.granted(&reply, *fence).await,
-            Answer::Adopted(Some(fence)) => self.granted(&reply, *fence).await,
+            Answer::Adopted(Some(0)) => self.number(request).await,
+            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(reply, *fence).await,
             Answer::Adopted(None) => {
                 self.held = true;
                 Err(Failure::invalid_config("somebody removed the fence from the lock; do not edit locks"))
@@ -113,10 +90,72 @@ impl Claim for RedisClaim {
         }
     }
 
+    /// Draws the fence of a lock that was taken without one, and stores it with the lock.
+    async fn number(&mut self, request: &Request) -> Result<Attempt, Failure> {
+        self.held = true;
+        let (client, patience) = (Arc::clone(&self.client), self.patience());
+        let drawn = client.servers.carry_out(&Draw(&self.names), patience, &mut Untracked).await;
+        let fence = match drawn.map(|reply| reply.answer) {
+            Ok(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
+            Ok(_) => return Err(self.give_up(senseless()).await),
+            Err(failure) => return Err(self.give_up(failure).await),
+        };
+        let alone = RequestAlone { request, fence };
+        let reply = match client.servers.carry_out(&alone, patience, &mut self.unanswered).await {
+            Err(failure) if self.unanswered.is_empty() => return Err(self.give_up(failure).await),
+            reply => reply?,
+        };
+        match &reply.answer {
+            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence).await,
+            Answer::Done(false) | Answer::Busy { .. } => {
+                self.held = false;
+                Err(Failure::unavailable("the lock was gone before it had a fence"))
+            }
+            _ => Err(senseless()),
+        }
+    }
+
+    async fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
+        self.held = true;
+        let Some(failure) = self.too_few(reply.acknowledged) else {
+            self.listener = None;
+            let lease = Duration::from_millis(self.lease());
+            return Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))));
+        };
+        Err(self.give_up(failure).await)
+    }
+
+    /// Gives back a lock that is worth nothing.
+    async fn give_up(&mut self, failure: Failure) -> Failure {
+        let withdrawal = self.step(Step::Withdraw);
+        match self.client.servers.carry_out(&withdrawal, self.patience(), &mut Untracked).await {
+            Ok(_) => {
+                self.held = false;
+                failure
+            }
+            Err(other) => Failure::unknown(format!("{}, and it could not be withdrawn", failure.message()))
+                .with_source(other),
+        }
+    }
+}
+
+impl Claim for RedisClaim {
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        let request = self.asking()?;
+        let client = Arc::clone(&self.client);
+        let reply = client.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
+        if reply.answer == Answer::Apart {
+            let alone = RequestAlone { request: &request, fence: 0 };
+            let reply = client.servers.carry_out(&alone, self.patience(), &mut self.unanswered).await?;
+            return self.taken(&request, &reply).await;
+        }
+        self.taken(&request, &reply).await
+    }
+
     async fn changed(&mut self) -> Result<(), Failure> {
         let listener = match &mut self.listener {
             Some(listener) => listener,
-            none => none.insert(self.client.hub.listen(&self.client.format.channel(&self.names))?),
+            none => none.insert(self.client.channels.listen(&self.client.format.channel(&self.names))?),
         };
         listener.changed().await
     }

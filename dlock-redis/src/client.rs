@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::notify::Channels;
 use dlock_core::{ErrorKind, Failure, Key, Token};
 use redis::{Cmd, Value};
 
 use crate::config::{Config, Replicas};
 use crate::format::Format;
 use crate::keys::{Namer, Names};
+use crate::listening::Listening;
 use crate::request::By;
 use crate::servers::Servers;
-use crate::subscription::Hub;
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
@@ -21,7 +22,7 @@ pub(crate) struct Client {
     pub(crate) servers: Arc<Servers>,
     /// The servers and the database, the same in all processes that are configured alike.
     pub(crate) place: String,
-    pub(crate) hub: Hub,
+    pub(crate) channels: Channels,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
     pub(crate) namer: Namer,
@@ -39,7 +40,7 @@ impl Client {
         let servers = Arc::new(Servers::new(&config, format.clone()));
         servers.watch()?;
         Ok(Self {
-            hub: Hub::new(&servers),
+            channels: Channels::new(Listening::new(&servers, config.cluster && config.redisson)),
             place: config.target.place(),
             servers,
             replicas: config.replicas,

@@ -14,9 +14,9 @@ mod error;
 mod fenced;
 mod format;
 mod keys;
+mod listening;
 mod request;
 mod servers;
-mod subscription;
 mod url;
 
 pub use backend::Redis;

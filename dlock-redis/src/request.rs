@@ -111,6 +111,8 @@ pub(crate) enum Answer {
     Done(bool),
     /// The server refused, with this text.
     Refused(String),
+    /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.
+    Apart,
 }
 
 /// The acquires of several locks in one slot, all or none.
@@ -124,4 +126,17 @@ pub(crate) enum TakenAll {
     Taken(Vec<Answer>),
     /// Which one somebody else has, and what is known of that.
     Busy(usize, Answer),
+    /// The slot is being moved. Nothing was changed.
+    Apart,
 }
+
+/// The acquire of one lock without its counter: without a fence yet, which is 0, or with the one that was drawn since.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestAlone<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) fence: u64,
+}
+
+/// A fence for a lock that is held.
+#[derive(Clone, Debug)]
+pub(crate) struct Draw<'a>(pub(crate) &'a Names);

@@ -48,6 +48,7 @@ pub(crate) async fn attempt_all(
             let grants = claims.iter_mut().zip(answers).map(|(claim, answer)| claim.grant(answer));
             Ok(BatchAttempt::Granted(grants.collect::<Result<_, _>>()?))
         }
+        TakenAll::Apart => Ok(BatchAttempt::Separately),
         TakenAll::Busy(_, Answer::Refused(text)) => Err(Fault::Refused(text.clone()).into_failure()),
         TakenAll::Busy(..) => Err(senseless()),
     }
@@ -74,7 +75,7 @@ impl RedisClaim {
         }
         match &mut self.listener {
             Some(listener) => listener.forget(),
-            none => *none = self.client.hub.join(|| self.client.format.channel(&self.names)),
+            none => *none = self.client.channels.join(&self.client.format.channel(&self.names)),
         }
         let (listens, who) = (self.listener.is_some(), Who::of(&self.request));
         Ok(self.step(Step::Acquire { lease: self.lease(), listens, who }))
@@ -82,12 +83,12 @@ impl RedisClaim {
 
     fn grant(&mut self, answer: &Answer) -> Result<Grant, Failure> {
         match answer {
-            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => {
+            Answer::Granted(fence) | Answer::Adopted(Some(fence)) if *fence > 0 => {
                 self.listener = None;
                 let lease = std::time::Duration::from_millis(self.lease());
                 Ok(Grant::new(Term::Lease(lease)).with_fence(Fence::new(*fence)))
             }
-            Answer::Adopted(None) => {
+            Answer::Adopted(_) => {
                 Err(Failure::unknown("somebody removed the fence from the lock; do not edit locks"))
             }
             _ => Err(senseless()),

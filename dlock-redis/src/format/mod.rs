@@ -13,10 +13,19 @@ use dlock_core::{Failure, Holder};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::keys::Names;
-use crate::request::{Answer, By, Request, RequestAll, TakenAll};
+use crate::request::{Answer, By, Request, RequestAll, Step, TakenAll};
 
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
+
+const FENCE: &str = include_str!("fence.lua");
+
+/// Makes the call that draws a fence for a lock that is held.
+pub(crate) fn draw(names: &Names) -> Cmd {
+    let mut call = redis::cmd("EVAL");
+    call.arg(FENCE).arg(1).arg(&*names.counter);
+    call
+}
 
 /// How locks are stored.
 #[derive(Clone, Debug)]
@@ -100,6 +109,34 @@ impl Format {
         match self {
             Self::Plain { .. } => plain::read_all(reply, count),
             Self::Redisson { .. } => redisson::read_all(reply, count),
+        }
+    }
+
+    /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since. Rarely used, so
+    /// that servers need not keep the script.
+    pub(crate) fn call_alone(&self, request: &Request, fence: u64) -> Cmd {
+        let mut call = redis::cmd("EVAL");
+        let Step::Acquire { lease, listens, who } = &request.step else { return call };
+        let mut line = Vec::new();
+        who.write(&mut line);
+        match self {
+            Self::Plain { .. } => {
+                call.arg(plain::ALONE).arg(1).arg(&*request.names.lock).arg(&plain::hex(&request.token))
+            }
+            Self::Redisson { client, .. } => {
+                let owner = redisson::owner(client, request);
+                call.arg(redisson::ALONE).arg(1).arg(&*request.names.lock).arg(owner)
+            }
+        };
+        call.arg(*lease).arg(fence).arg(line).arg(i32::from(*listens));
+        call
+    }
+
+    /// Reads the reply to it; `None` when it is not one. A lock without a fence has the fence 0.
+    pub(crate) fn read_alone(&self, reply: Value) -> Option<Answer> {
+        match self {
+            Self::Plain { .. } => plain::answer(reply),
+            Self::Redisson { .. } => redisson::answer(reply),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::request::{Answer, By, Request, Step, TakenAll, Who};
 const TEXT: &str = include_str!("plain.lua");
 const ALL_TEXT: &str = include_str!("plain_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
+pub(super) const ALONE: &str = include_str!("plain_alone.lua");
 pub(super) const FORCE: &str = include_str!("plain_force.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
@@ -61,7 +62,7 @@ fn added<'a>(number: usize, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     scratch
 }
 
-fn hex(token: &Token) -> [u8; 32] {
+pub(super) fn hex(token: &Token) -> [u8; 32] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = [0; 32];
     for (at, byte) in token.as_bytes().iter().enumerate() {
@@ -98,7 +99,7 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
     (base > 0 || !answers.iter().any(granted)).then_some(answers)
 }
 
-fn answer(reply: Value) -> Option<Answer> {
+pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
         Value::Array(parts) => {
@@ -142,7 +143,7 @@ impl<'a> Stored<'a> {
 
     fn holder(&self, left: Option<Duration>) -> Holder {
         let mut holder = Holder::parse(self.who);
-        holder.fence = Some(Fence::new(self.fence));
+        holder.fence = (self.fence > 0).then(|| Fence::new(self.fence));
         holder.expires_in = left;
         holder.since = since(self.fence);
         holder

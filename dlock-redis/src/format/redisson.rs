@@ -13,6 +13,7 @@ use crate::request::{Answer, By, Request, Step, TakenAll, Who};
 const TEXT: &str = include_str!("redisson.lua");
 const ALL_TEXT: &str = include_str!("redisson_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("redisson_rights.lua");
+pub(super) const ALONE: &str = include_str!("redisson_alone.lua");
 pub(super) const FORCE: &str = include_str!("redisson_force.lua");
 pub(super) const LOOK: &str = include_str!("redisson_look.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
@@ -23,7 +24,7 @@ pub(super) fn channel(lock: &str) -> String {
     suffixed("redisson_lock__channel", lock)
 }
 
-fn owner(client: &str, request: &Request) -> String {
+pub(super) fn owner(client: &str, request: &Request) -> String {
     [client, ":", &request.token.to_hex()].concat()
 }
 
@@ -77,7 +78,7 @@ pub(super) fn read(reply: Value, count: usize) -> Option<Vec<Answer>> {
     replies.into_iter().map(answer).collect()
 }
 
-fn answer(reply: Value) -> Option<Answer> {
+pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(number @ (0 | 1)) => Answer::Done(number == 1),
         Value::Int(fence) => Answer::Granted(fence.try_into().ok()?),
@@ -111,7 +112,7 @@ fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) 
         Some((fence, who)) => {
             let mut holder = Holder::parse(who);
             holder.since = holder.since.or_else(|| since(fence));
-            holder.fence = Some(Fence::new(fence));
+            holder.fence = (fence > 0).then(|| Fence::new(fence));
             holder
         }
         None => Holder::default(),

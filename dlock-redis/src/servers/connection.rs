@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redis::Value;
 use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
 use super::open::Opened;
@@ -20,7 +20,7 @@ use super::queue::{Call, Queue};
 use crate::config::Replicas;
 use crate::error::Fault;
 use crate::format::Format;
-use crate::request::{Answer, By, Request, RequestAll, TakenAll};
+use crate::request::{Answer, By, Request, RequestAll, RequestAlone, TakenAll};
 
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
 const FULL: usize = 16;
@@ -60,7 +60,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Takes over a connection that was opened on the calling runtime.
     pub(crate) fn new(opened: Opened, options: WireOptions) -> Self {
-        let Opened { connection, ended } = opened;
+        let Opened { connection, ended, .. } = opened;
         let (queue, wire) = (Arc::new(Queue::default()), Wire { connection, options });
         let runtime = Handle::current();
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
@@ -132,16 +132,43 @@ impl Connection {
         request: &RequestAll,
         asking: bool,
     ) -> Result<Reply<TakenAll>, Fault> {
+        let format = &self.wire.options.format;
+        let reply = match self.carry_out_apart(&format.call_all(request, By::Hash), asking).await {
+            Err(fault) if fault.code() == Some("NOSCRIPT") => {
+                self.carry_out_apart(&format.call_all(request, By::Text), asking).await
+            }
+            result => result,
+        };
+        reply?.read(|reply| format.read_all(reply, request.0.len()))
+    }
+
+    /// Takes a lock without its counter.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`carry_out_all`](Self::carry_out_all).
+    pub(crate) async fn carry_out_alone(
+        &self,
+        request: &RequestAlone<'_>,
+        asking: bool,
+    ) -> Result<Reply, Fault> {
+        let format = &self.wire.options.format;
+        let call = format.call_alone(request.request, request.fence);
+        let reply = self.carry_out_apart(&call, asking).await?.read(|reply| format.read_alone(reply))?;
+        answered(reply.answer, reply.acknowledged)
+    }
+
+    /// Sends a call of its own, which may overtake what is queued, and waits for its reply.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it is carried out if it was sent already.
+    pub(crate) async fn carry_out_apart(&self, call: &Cmd, asking: bool) -> Result<Reply<Value>, Fault> {
         if self.is_ended() {
             return Err(Fault::Unsent("the connection has ended"));
         }
         let _beside = self.queue.beside();
-        let result = match self.wire.send_all(request, By::Hash, asking).await {
-            Err(fault) if fault.code() == Some("NOSCRIPT") => {
-                self.wire.send_all(request, By::Text, asking).await
-            }
-            result => result,
-        };
+        let result = self.wire.send_apart(call, asking).await;
         if matches!(result, Err(Fault::Cut(_))) {
             self.end();
         }
@@ -279,12 +306,12 @@ impl Wire {
         Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
     }
 
-    async fn send_all(&self, request: &RequestAll, by: By, asking: bool) -> Result<Reply<TakenAll>, Fault> {
+    async fn send_apart(&self, call: &Cmd, asking: bool) -> Result<Reply<Value>, Fault> {
         let mut pipeline = redis::pipe();
         if asking {
             pipeline.cmd("ASKING");
         }
-        pipeline.add_command(self.options.format.call_all(request, by));
+        pipeline.add_command(call.clone());
         if let Some(replicas) = self.options.replicas {
             add_wait(&mut pipeline, replicas);
         }
@@ -294,13 +321,16 @@ impl Wire {
         let mut replies = replies.into_iter().skip(usize::from(asking));
         match replies.next() {
             Some(Value::ServerError(error)) => Err(Fault::of(error.into())),
-            Some(reply) => {
-                let read = self.options.format.read_all(reply, request.0.len());
-                let answer = read.ok_or_else(senseless)?;
-                Ok(Reply { answer, acknowledged: acknowledged(replies.next()) })
-            }
+            Some(answer) => Ok(Reply { answer, acknowledged: acknowledged(replies.next()) }),
             None => Err(senseless()),
         }
+    }
+}
+
+impl Reply<Value> {
+    fn read<A>(self, read: impl FnOnce(Value) -> Option<A>) -> Result<Reply<A>, Fault> {
+        let answer = read(self.answer).ok_or_else(senseless)?;
+        Ok(Reply { answer, acknowledged: self.acknowledged })
     }
 }
 

@@ -12,19 +12,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
+use redis::Value;
 
 use self::cluster::Cluster;
 use self::connection::WireOptions;
 pub(crate) use self::connection::{Connection, Reply};
 use self::node::Address;
 pub(crate) use self::node::{Node, Route};
-pub(crate) use self::open::{Opened, Opener};
+pub(crate) use self::open::Opener;
 use self::sentinel::Sentinels;
 pub(crate) use self::track::{Track, Untracked};
 use crate::config::Config;
 use crate::error::Fault;
-use crate::format::Format;
-use crate::request::{Answer, Request, RequestAll, TakenAll};
+use crate::format::{Format, draw};
+use crate::request::{Answer, Draw, Request, RequestAll, RequestAlone, TakenAll};
 use crate::url::{Endpoint, Topology};
 
 /// How often a request follows the servers of a cluster to where they send it.
@@ -88,6 +89,9 @@ impl Servers {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
+            if let (Some("TRYAGAIN"), Some(answer)) = (fault.code(), request.apart()) {
+                return Ok(Reply { answer, acknowledged: 0 });
+            }
             match (&fault, self, fault.redirect()) {
                 (Fault::Unsent(_), _, _) if unsent == 0 => unsent += 1,
                 (_, Self::Cluster(cluster), Some(redirect)) => {
@@ -106,25 +110,12 @@ impl Servers {
         slot: u16,
         patience: Duration,
         command: &redis::Cmd,
-    ) -> Result<redis::Value, Failure> {
-        let mut node = self.node(slot, patience).await?;
-        for _ in 0..MOST_REDIRECTIONS {
-            let route = node.route(patience).await?;
-            let mut connection = route.connection.client();
-            let reply = connection.send_packed_command(command).await.and_then(redis::Value::extract_error);
-            let fault = match reply {
-                Ok(value) => return Ok(value),
-                Err(error) => Fault::of(error),
-            };
-            match (self, fault.redirect()) {
-                (Self::Cluster(cluster), Some(redirect)) if !redirect.ask => {
-                    node = cluster.redirected(&redirect, &node.endpoint().await?);
-                }
-                (Self::Cluster(_), Some(_)) => return Err(Failure::unavailable("the slot is being moved")),
-                _ => return Err(self.failed(&route, fault)),
-            }
-        }
-        Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
+    ) -> Result<Value, Failure> {
+        let mut commands = redis::pipe();
+        commands.add_command(command.clone());
+        let (route, mut replies) = self.ask_along(slot, patience, &commands).await?;
+        let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
+        reply.map_err(|error| self.failed(&route, Fault::of(error)))
     }
 
     /// Sends commands that change nothing to the server of a slot, all at once.
@@ -133,19 +124,32 @@ impl Servers {
         slot: u16,
         patience: Duration,
         commands: &redis::Pipeline,
-    ) -> Result<Vec<redis::Value>, Failure> {
+    ) -> Result<Vec<Value>, Failure> {
+        Ok(self.ask_along(slot, patience, commands).await?.1)
+    }
+
+    /// Sends commands to the server of a slot, wherever that is; and says how it got there.
+    async fn ask_along(
+        &self,
+        slot: u16,
+        patience: Duration,
+        commands: &redis::Pipeline,
+    ) -> Result<(Route, Vec<Value>), Failure> {
         let mut node = self.node(slot, patience).await?;
+        let mut asking = false;
         for _ in 0..MOST_REDIRECTIONS {
-            let replies = self.ask_at(&node, patience, commands).await?;
+            let route = node.route(patience).await?;
+            let replies = self.ask_over(&route, commands, asking).await?;
             let redirect = replies.iter().find_map(|reply| match reply {
-                redis::Value::ServerError(error) => Fault::of(error.clone().into()).redirect(),
+                Value::ServerError(error) => Fault::of(error.clone().into()).redirect(),
                 _ => None,
             });
             match (self, redirect) {
                 (Self::Cluster(cluster), Some(redirect)) => {
                     node = cluster.redirected(&redirect, &node.endpoint().await?);
+                    asking = redirect.ask;
                 }
-                _ => return Ok(replies),
+                _ => return Ok((route, replies)),
             }
         }
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
@@ -165,12 +169,30 @@ impl Servers {
         node: &Node,
         patience: Duration,
         commands: &redis::Pipeline,
-    ) -> Result<Vec<redis::Value>, Failure> {
-        let route = node.route(patience).await?;
+    ) -> Result<Vec<Value>, Failure> {
+        self.ask_over(&node.route(patience).await?, commands, false).await
+    }
+
+    /// Sends commands over one connection; with `asking` to a server that is about to become responsible for their slot.
+    async fn ask_over(
+        &self,
+        route: &Route,
+        commands: &redis::Pipeline,
+        asking: bool,
+    ) -> Result<Vec<Value>, Failure> {
+        let mut asked = redis::pipe();
+        for command in commands.cmd_iter() {
+            if asking {
+                asked.cmd("ASKING");
+            }
+            asked.add_command(command.clone());
+        }
         let mut connection = route.connection.client();
-        match connection.send_packed_commands(commands, 0, commands.len()).await {
-            Ok(replies) => Ok(replies),
-            Err(error) => Err(self.failed(&route, Fault::of(error))),
+        match connection.send_packed_commands(&asked, 0, asked.len()).await {
+            Ok(replies) => {
+                Ok(replies.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect())
+            }
+            Err(error) => Err(self.failed(route, Fault::of(error))),
         }
     }
 
@@ -257,6 +279,11 @@ pub(crate) trait Command: Sync {
     /// The slot of its locks.
     fn slot(&self) -> u16;
 
+    /// The answer where its keys lie on two servers, if it can be carried out in another way.
+    fn apart(&self) -> Option<Self::Answer> {
+        None
+    }
+
     /// Carries it out; `asking` on a server that is about to become responsible for the slot.
     fn over(
         &self,
@@ -270,6 +297,10 @@ impl Command for Request {
 
     fn slot(&self) -> u16 {
         self.names.slot
+    }
+
+    fn apart(&self) -> Option<Answer> {
+        self.step.acquires().then_some(Answer::Apart)
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
@@ -287,8 +318,36 @@ impl Command for RequestAll {
         self.0.first().map_or(0, |request| request.names.slot)
     }
 
+    fn apart(&self) -> Option<TakenAll> {
+        Some(TakenAll::Apart)
+    }
+
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<TakenAll>, Fault> {
         connection.carry_out_all(self, asking).await
+    }
+}
+
+impl Command for RequestAlone<'_> {
+    type Answer = Answer;
+
+    fn slot(&self) -> u16 {
+        self.request.names.slot
+    }
+
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
+        connection.carry_out_alone(self, asking).await
+    }
+}
+
+impl Command for Draw<'_> {
+    type Answer = Value;
+
+    fn slot(&self) -> u16 {
+        self.0.slot
+    }
+
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Value>, Fault> {
+        connection.carry_out_apart(&draw(self.0), asking).await
     }
 }
 

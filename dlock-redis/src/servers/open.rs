@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::Failure;
-use redis::aio::MultiplexedConnection;
+use redis::aio::{MultiplexedConnection, PubSubStream};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
-    RedisConnectionInfo,
+    RedisConnectionInfo, RedisResult,
 };
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::config::{Certificates, Config};
-use crate::error::not_opened;
+use crate::error::{lacks_hello, not_opened};
+use crate::listening::Line;
 use crate::url::{Credentials, Endpoint};
 
 /// How connections are opened.
@@ -24,12 +26,16 @@ pub(crate) struct Opener {
     db: i64,
     timeout: Duration,
     certificates: Certificates,
+    /// The servers, or what stands before them, refused RESP3.
+    resp2: Arc<AtomicBool>,
 }
 
 /// An open connection, and whether it has ended.
 pub(crate) struct Opened {
     pub(crate) connection: MultiplexedConnection,
     pub(crate) ended: Arc<AtomicBool>,
+    /// Whether the server can say something unasked on it.
+    resp3: bool,
 }
 
 impl Opener {
@@ -40,6 +46,7 @@ impl Opener {
             db: config.target.db,
             timeout: config.connect_timeout,
             certificates: config.certificates.clone(),
+            resp2: Arc::default(),
         }
     }
 
@@ -52,39 +59,84 @@ impl Opener {
         self.timeout
     }
 
-    /// Opens a connection that is driven by the calling runtime. `listen` gets what the server says unasked.
+    /// Opens a connection that is driven by the calling runtime. `listen` gets what the server says unasked, where the
+    /// protocol is RESP3.
     pub(crate) async fn open(
         &self,
         endpoint: &Endpoint,
         listen: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<Opened, Failure> {
-        let address = endpoint.to_string();
-        let client = self.client(endpoint).map_err(|error| not_opened(&error, &address))?;
         let ended = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&ended);
-        let config = AsyncConnectionConfig::new()
-            // Every request has a limit of its own, set by the engine, and what comes too late is not lost.
-            .set_response_timeout(None)
-            .set_connection_timeout(None)
-            .set_pipeline_buffer_size(256)
-            .set_push_sender(move |push: PushInfo| {
+        let refused = if self.resp2.load(Ordering::Relaxed) {
+            None
+        } else {
+            let flag = Arc::clone(&ended);
+            let config = config().set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     flag.store(true, Ordering::Release);
                 }
                 listen(push);
                 Ok::<(), std::convert::Infallible>(())
             });
-        let opening = client.get_multiplexed_async_connection_with_config(&config);
-        match tokio::time::timeout(self.timeout, opening).await {
-            Ok(Ok(connection)) => Ok(Opened { connection, ended }),
-            Ok(Err(error)) => Err(not_opened(&error, &address)),
-            Err(_) => {
-                Err(Failure::unavailable(format!("{address}: no connection within {:?}", self.timeout)))
+            match self.connect(endpoint, ProtocolVersion::RESP3, &config).await? {
+                Ok(connection) => return Ok(Opened { connection, ended, resp3: true }),
+                Err(error) if lacks_hello(&error) => Some(error),
+                Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
             }
+        };
+        match self.connect(endpoint, ProtocolVersion::RESP2, &config()).await? {
+            Ok(connection) => {
+                if refused.is_some() && !self.resp2.swap(true, Ordering::Relaxed) {
+                    tracing::debug!(%endpoint, "the server refused RESP3, and is spoken to in RESP2");
+                }
+                Ok(Opened { connection, ended, resp3: false })
+            }
+            Err(error) => Err(not_opened(&error, &endpoint.to_string())),
         }
     }
 
-    fn client(&self, endpoint: &Endpoint) -> redis::RedisResult<Client> {
+    /// Opens a connection for messages, which the server says to `push`, or where the protocol is RESP2 to the stream.
+    pub(crate) async fn listen(
+        &self,
+        endpoint: &Endpoint,
+        push: UnboundedSender<PushInfo>,
+    ) -> Result<(Line, Option<PubSubStream>), Failure> {
+        if !self.resp2.load(Ordering::Relaxed) {
+            let opened = self.open(endpoint, move |said| drop(push.send(said))).await?;
+            if opened.resp3 {
+                return Ok((Line::Resp3(opened.connection), None));
+            }
+        }
+        let opening = async {
+            let client = self.client(endpoint, ProtocolVersion::RESP2)?;
+            client.get_async_pubsub().await
+        };
+        let (sink, messages) = match self.in_time(endpoint, opening).await? {
+            Ok(opened) => opened.split(),
+            Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
+        };
+        Ok((Line::Resp2(sink), Some(messages)))
+    }
+
+    async fn connect(
+        &self,
+        endpoint: &Endpoint,
+        protocol: ProtocolVersion,
+        config: &AsyncConnectionConfig,
+    ) -> Result<RedisResult<MultiplexedConnection>, Failure> {
+        let opening = async {
+            let client = self.client(endpoint, protocol)?;
+            client.get_multiplexed_async_connection_with_config(config).await
+        };
+        self.in_time(endpoint, opening).await
+    }
+
+    async fn in_time<T>(&self, endpoint: &Endpoint, opening: impl Future<Output = T>) -> Result<T, Failure> {
+        let late = |_| Failure::unavailable(format!("{endpoint}: no connection within {:?}", self.timeout));
+        tokio::time::timeout(self.timeout, opening).await.map_err(late)
+    }
+
+    fn client(&self, endpoint: &Endpoint, protocol: ProtocolVersion) -> RedisResult<Client> {
         let tls = matches!(endpoint, Endpoint::Tcp { tls: true, .. });
         let addr = match endpoint {
             Endpoint::Tcp { host, port, tls: false } => ConnectionAddr::Tcp(host.clone(), *port),
@@ -95,7 +147,7 @@ impl Opener {
         };
         let mut redis = RedisConnectionInfo::default()
             .set_db(self.db)
-            .set_protocol(ProtocolVersion::RESP3)
+            .set_protocol(protocol)
             .set_lib_name("dlock", env!("CARGO_PKG_VERSION"));
         if let Some(user) = &self.credentials.user {
             redis = redis.set_username(user);
@@ -113,7 +165,7 @@ impl Opener {
     }
 
     #[cfg(feature = "tls")]
-    fn tls_client(&self, info: redis::ConnectionInfo) -> redis::RedisResult<Client> {
+    fn tls_client(&self, info: redis::ConnectionInfo) -> RedisResult<Client> {
         // rustls panics when it cannot tell which provider to use. A choice of the program stands.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -129,8 +181,16 @@ impl Opener {
 
     /// URLs that want TLS are refused when the feature is off.
     #[cfg(not(feature = "tls"))]
-    fn tls_client(&self, info: redis::ConnectionInfo) -> redis::RedisResult<Client> {
+    fn tls_client(&self, info: redis::ConnectionInfo) -> RedisResult<Client> {
         let Certificates {} = self.certificates;
         Client::open(info)
     }
+}
+
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        // Every request has a limit of its own, set by the engine, and what comes too late is not lost.
+        .set_response_timeout(None)
+        .set_connection_timeout(None)
+        .set_pipeline_buffer_size(256)
 }

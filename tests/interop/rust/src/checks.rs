@@ -119,11 +119,30 @@ pub(crate) async fn wakes(scene: &Scene) -> Result<String> {
             "only {messages} of {ROUNDS} waiters in {waiting} were woken: {took:.1?}"
         );
         found.push(format!(
-            "{messages} of {ROUNDS} in {waiting} within {limit:.1?}, p50 {:.2?}",
-            percentile(&took, 50)
+            "{messages} of {ROUNDS} in {waiting} within {limit:.1?}, p50 {:.2?}, p99 {:.2?}",
+            percentile(&took, 50),
+            percentile(&took, 99)
         ));
     }
     Ok(found.join("; "))
+}
+
+pub(crate) async fn tagged(scene: &Scene) -> Result<String> {
+    const NAMES: [&str; 5] = ["order:{42}", "{42}", "item:{42}:part", "100%", "%7B42%7D"];
+    let act = scene.act(LEASE)?;
+    let (mut rust, mut java) = act.pair().await?;
+    for name in NAMES {
+        for java_holds in [false, true] {
+            let (holder, other) = if java_holds { (&mut java, &mut rust) } else { (&mut rust, &mut java) };
+            holder.ask(&format!("acquire rlock {name}")).await?;
+            ensure!(
+                other.ask(&format!("try rlock {name} 100")).await? == "false",
+                "{name} was granted twice"
+            );
+            holder.ask(&format!("release rlock {name}")).await?;
+        }
+    }
+    Ok(format!("{} names, each held by either side and refused to the other", NAMES.len()))
 }
 
 /// The answer to `query`.

@@ -4,11 +4,12 @@
 //! ```text
 //! cargo run --release -p dlock-interop              # all of it
 //! cargo run --release -p dlock-interop -- redis     # with Redisson
+//! cargo run --release -p dlock-interop -- cluster   # with Redisson on a cluster, in its default settings
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator
 //! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
 //! ```
 //!
-//! Starts a `redis-server` and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides. Where
+//! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides. Where
 //! there is a Go toolchain, builds the collector and has the example `rooms` export to it.
 
 #![forbid(unsafe_code)]
@@ -32,13 +33,17 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        [] => check_redis().await.and(check_zookeeper().await).and(check_collector().await),
+        [] => {
+            let redis = check_redis().await.and(check_cluster().await);
+            redis.and(check_zookeeper().await).and(check_collector().await)
+        }
         ["redis"] => check_redis().await,
+        ["cluster"] => check_cluster().await,
         ["zookeeper"] => check_zookeeper().await,
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
         _ => Err(anyhow::anyhow!(
-            "write nothing, redis, zookeeper or collector after the name of this program"
+            "write nothing, redis, cluster, zookeeper or collector after the name of this program"
         )),
     };
     match outcome {
@@ -87,6 +92,17 @@ async fn check_redis() -> Result<()> {
         "a killed holder in Java is taken over in Rust" => checks::take_over(&scene, "java"),
         "a killed holder in Rust is taken over in Java" => checks::take_over(&scene, "rust"),
         "a lock that Redisson unlocks by force is lost in Rust" => checks::forced(&scene, 0.35),
+    }
+}
+
+async fn check_cluster() -> Result<()> {
+    let scene = Scene::redis_cluster().await?;
+    check! {
+        "both sides exclude each other on a cluster" => checks::exclusion(&scene, "rlock", 100),
+        "both sides exclude each other on a fenced lock of a cluster" => checks::exclusion(&scene, "fenced", 50),
+        "a release by either side wakes a waiter of the other on a cluster" => checks::wakes(&scene),
+        "names with hash tags are the same lock on both sides" => checks::tagged(&scene),
+        "a killed holder in Java is taken over in Rust on a cluster" => checks::take_over(&scene, "java"),
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::service::{Counters, locks};
 use dlock_interop::{java, read_all};
-use dlock_rig::servers::redis::RedisServer;
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_testkit::history::Event;
 use tempfile::TempDir;
@@ -30,6 +30,7 @@ const JAVA_OPTIONS: &[&str] = &["-XX:+UseSerialGC", "-Xmx256m"];
 /// A server that both sides lock on.
 enum Server {
     Redis(RedisServer),
+    Cluster(RedisCluster),
     ZooKeeper(ZooKeeperServer),
 }
 
@@ -44,6 +45,10 @@ impl Scene {
         Ok(Self { jar: java::build().await?, server: Server::Redis(RedisServer::start()?) })
     }
 
+    pub(crate) async fn redis_cluster() -> Result<Self> {
+        Ok(Self { jar: java::build().await?, server: Server::Cluster(RedisCluster::start()?) })
+    }
+
     pub(crate) async fn zookeeper() -> Result<Self> {
         Ok(Self { jar: java::build().await?, server: Server::ZooKeeper(ZooKeeperServer::start()?) })
     }
@@ -51,6 +56,7 @@ impl Scene {
     fn url(&self) -> String {
         match &self.server {
             Server::Redis(server) => server.url(),
+            Server::Cluster(cluster) => cluster.url(),
             Server::ZooKeeper(server) => server.url(),
         }
     }
@@ -58,7 +64,7 @@ impl Scene {
     /// The kind of Java's usual locks.
     pub(crate) fn kind(&self) -> &'static str {
         match &self.server {
-            Server::Redis(_) => "rlock",
+            Server::Redis(_) | Server::Cluster(_) => "rlock",
             Server::ZooKeeper(_) => "mutex",
         }
     }
@@ -96,12 +102,17 @@ impl Scene {
     async fn listeners(&self, name: &str) -> Result<usize> {
         match &self.server {
             Server::Redis(server) => {
-                let channel = format!("redisson_lock__channel:{{{name}}}");
+                let channel = channel(name);
                 let mut connection =
                     redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
                 let (_, listeners): (String, usize) =
                     redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).query_async(&mut connection).await?;
                 Ok(listeners)
+            }
+            // Both sides listen there, where the servers have sharded channels.
+            Server::Cluster(cluster) => {
+                let question = ["PUBSUB", "SHARDNUMSUB", &channel(name)];
+                Ok(cluster.command_at::<(String, usize)>(name, &question).1)
             }
             Server::ZooKeeper(_) => {
                 let (admin, places) = (self.admin()?, self.places(name)?);
@@ -121,9 +132,18 @@ impl Scene {
 
     fn admin(&self) -> Result<Administrator> {
         match &self.server {
-            Server::Redis(_) => anyhow::bail!("Redis has no queues"),
+            Server::Redis(_) | Server::Cluster(_) => anyhow::bail!("Redis has no queues"),
             Server::ZooKeeper(server) => Ok(server.admin()),
         }
+    }
+}
+
+/// Redisson's channel for the releases of a lock.
+fn channel(name: &str) -> String {
+    if name.contains('{') {
+        format!("redisson_lock__channel:{name}")
+    } else {
+        format!("redisson_lock__channel:{{{name}}}")
     }
 }
 

@@ -9,6 +9,8 @@ use dlock_redis::Redis;
 use dlock_zk::ZooKeeper;
 use redis::AsyncCommands as _;
 use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
 use zookeeper::{Acls, Client, CreateMode, Error};
 
 const COUNTERS: &str = "/counters";
@@ -43,6 +45,8 @@ fn is_zookeeper(url: &str) -> bool {
 pub enum Counters {
     /// Under the keys of a server.
     Redis(MultiplexedConnection),
+    /// Under the keys of a cluster.
+    RedisCluster(ClusterConnection),
     /// In the nodes of a server.
     ZooKeeper(Client),
 }
@@ -54,6 +58,10 @@ impl Counters {
     ///
     /// When it does not answer.
     pub async fn open(url: &str) -> Result<Self> {
+        if let Some(nodes) = url.strip_prefix("redis+cluster://") {
+            let nodes = nodes.split(',').map(|node| format!("redis://{node}"));
+            return Ok(Self::RedisCluster(ClusterClient::new(nodes)?.get_async_connection().await?));
+        }
         if !is_zookeeper(url) {
             let connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
             return Ok(Self::Redis(connection));
@@ -75,6 +83,9 @@ impl Counters {
             Self::Redis(connection) => {
                 Ok(connection.get::<_, Option<u64>>(counter).await?.unwrap_or_default())
             }
+            Self::RedisCluster(connection) => {
+                Ok(connection.get::<_, Option<u64>>(counter).await?.unwrap_or_default())
+            }
             Self::ZooKeeper(client) => match client.get_data(&path(counter)).await {
                 Ok((data, _)) => Ok(u64::from_str(std::str::from_utf8(&data)?).context("no number")?),
                 Err(Error::NoNode) => Ok(0),
@@ -91,6 +102,7 @@ impl Counters {
     pub async fn write(&mut self, counter: &str, value: u64) -> Result<()> {
         match self {
             Self::Redis(connection) => Ok(connection.set(counter, value).await?),
+            Self::RedisCluster(connection) => Ok(connection.set(counter, value).await?),
             Self::ZooKeeper(client) => {
                 let (path, data) = (path(counter), value.to_string());
                 let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -117,7 +129,7 @@ fn path(counter: &str) -> String {
 impl std::fmt::Debug for Counters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let server = match self {
-            Self::Redis(_) => "Redis",
+            Self::Redis(_) | Self::RedisCluster(_) => "Redis",
             Self::ZooKeeper(_) => "ZooKeeper",
         };
         f.debug_tuple("Counters").field(&server).finish()

@@ -1,5 +1,6 @@
 package dlock.interop;
 
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
@@ -11,12 +12,19 @@ import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
 final class RedissonService implements Service {
+    private static final String CLUSTER = "redis+cluster://";
+
     private final RedissonClient client;
 
     RedissonService(String url, int leaseMillis) {
         Config config = new Config();
         config.setLockWatchdogTimeout(leaseMillis);
-        config.useSingleServer().setAddress(url);
+        if (url.startsWith(CLUSTER)) {
+            String[] nodes = url.substring(CLUSTER.length()).split(",");
+            config.useClusterServers().addNodeAddress(Arrays.stream(nodes).map(node -> "redis://" + node).toArray(String[]::new));
+        } else {
+            config.useSingleServer().setAddress(url);
+        }
         client = Redisson.create(config);
     }
 

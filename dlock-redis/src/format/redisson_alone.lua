@@ -1,0 +1,36 @@
+-- Takes a lock without its counter, as plain_alone.lua does.
+-- KEYS: the lock. ARGV: owner field; lease in ms; the fence, or 0; who it is; -.
+-- Reply: {value} of a lock that the owner has now; {remaining lease in ms, owner field, value} when somebody else has it; 0 when
+-- there is nothing that could get the fence; or an error.
+local try, name, owner, fence = redis.pcall, KEYS[1], ARGV[1], ARGV[3]
+local left = try('PTTL', name)
+if type(left) == 'table' then
+  return left
+end
+local value = left ~= -2 and try('HGET', name, owner)
+if type(value) == 'table' then
+  return value
+elseif value then
+  if fence ~= '0' then
+    value = string.gsub(value, '^0 ', fence .. ' ')
+  end
+elseif left ~= -2 then
+  -- Not all of what may be somebody's data.
+  local count = redis.call('HLEN', name)
+  local held = count < 9 and redis.call('HGETALL', name) or {}
+  return { left, held[1] or '', held[2] or '' }
+elseif fence ~= '0' then
+  return 0
+else
+  value = '0 ' .. ARGV[4]
+end
+local set = try('HSET', name, owner, value)
+if type(set) == 'table' then
+  return set
+elseif try('PEXPIRE', name, ARGV[2]) ~= 1 then
+  if left == -2 then
+    try('HDEL', name, owner)
+  end
+  return redis.error_reply('ERR the lease was not set')
+end
+return { value }

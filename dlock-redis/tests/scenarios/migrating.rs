@@ -1,0 +1,87 @@
+//! Slots whose move has stalled: lock and counter lie on two servers.
+
+use dlock_core::{ErrorKind, Locks};
+use dlock_redis::Redis;
+use dlock_rig::servers::redis::RedisCluster;
+
+use crate::support::{LONG, error_of, fence, is_counter, over, soon, until};
+
+async fn shared(cluster: &RedisCluster, prefix: &str) -> Locks {
+    over(Redis::builder(&cluster.url()).with_prefix(prefix).connect().await.unwrap(), LONG)
+}
+
+/// Takes and gives back a lock while its slot moves: before, in between with the counter behind and ahead, and afterwards.
+async fn moves(prefix: &str) {
+    let cluster = RedisCluster::start().unwrap();
+    let (ours, theirs) = (shared(&cluster, prefix).await, shared(&cluster, prefix).await);
+    let name = format!("{prefix}room");
+    let mut last = 0;
+    let mut go = async || {
+        for (holder, other) in [(&ours, &theirs), (&theirs, &ours)] {
+            let guard = soon("the lock", holder.lock("room").acquire()).await.unwrap();
+            assert!(fence(&guard) > last, "{} after {last}", fence(&guard));
+            last = fence(&guard);
+            let seen = holder.inspect("room").await.unwrap().unwrap();
+            assert_eq!(seen.fence, guard.fence(), "the fence is stored with the lock");
+            assert!(soon("an answer", other.lock("room").try_acquire()).await.unwrap().is_none());
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        }
+    };
+    go().await;
+    let to = (cluster.master_of(&name) + 1) % 3;
+    let migration = cluster.begin_migration(&name, to);
+    // The counter is where the slot comes from, and new keys are made where it goes to.
+    go().await;
+    cluster.migrate_keys(migration);
+    go().await;
+    let waiter = {
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let lock = theirs.lock("room").with_wait(LONG);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        until("the waiter to listen", || cluster.nodes().iter().any(|node| !node.channels().is_empty()))
+            .await;
+        guard.release().await.unwrap();
+        waiter
+    };
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    cluster.finish_migration(migration);
+    go().await;
+    let left: Vec<String> = cluster.keys().into_iter().filter(|key| !is_counter(key)).collect();
+    assert_eq!(left, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_free_lock_is_granted_while_the_move_of_its_slot_stalls() {
+    moves("dlock:").await;
+}
+
+#[tokio::test]
+async fn a_free_lock_that_is_shared_with_redisson_is_granted_while_the_move_of_its_slot_stalls() {
+    moves("").await;
+}
+
+#[tokio::test]
+async fn several_locks_of_a_slot_are_taken_while_it_is_being_moved() {
+    let cluster = RedisCluster::start().unwrap();
+    let locks = shared(&cluster, "{locks}:").await;
+    locks.lock_all(["a", "b", "c"]).acquire().await.unwrap().release().await.unwrap();
+    let migration = cluster.begin_migration("{locks}:a", (cluster.master_of("{locks}:a") + 1) % 3);
+    let guard = soon("the locks", locks.lock_all(["a", "b", "c"]).acquire()).await.unwrap();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    cluster.finish_migration(migration);
+}
+
+#[tokio::test]
+async fn a_counter_that_is_refused_while_its_slot_is_moving_leaves_no_lock() {
+    let cluster = RedisCluster::start().unwrap();
+    let locks = shared(&cluster, "dlock:").await;
+    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    let counter = cluster.keys().remove(0);
+    cluster.command_at::<()>(&counter, &["SET", &counter, "nonsense"]);
+    let migration = cluster.begin_migration("dlock:room", (cluster.master_of("dlock:room") + 1) % 3);
+    error_of(soon("an answer", locks.lock("room").acquire()).await, ErrorKind::InvalidConfig);
+    assert_eq!(cluster.keys(), [counter]);
+    cluster.finish_migration(migration);
+}
