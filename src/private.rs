@@ -147,7 +147,7 @@ impl<'a> Section<'a> {
         self.inner()?.enter().await
     }
 
-    /// Takes the lock if that was not done, runs the body, and gives the lock back.
+    /// Takes the lock if that was not done, runs the body, and releases the lock.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl<'a> Section<'a> {
     ///
     /// # Cancel safety
     ///
-    /// The lock is given back in the background once this section is dropped.
+    /// The lock is released in the background once this section is dropped.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
         self.inner()?.run(body).await
     }
@@ -226,7 +226,8 @@ impl Segments<'_> {
         self.inner()?.enter().await
     }
 
-    /// Runs the body in the segment that is taken, and gives it back; `None` when the body said that it is exhausted.
+    /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the segment
+    /// stays taken until [`leave`](Self::leave).
     ///
     /// # Errors
     ///
@@ -234,9 +235,20 @@ impl Segments<'_> {
     ///
     /// # Cancel safety
     ///
-    /// The lock is given back in the background once this is dropped.
+    /// The lock is released in the background once this is dropped.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
-        self.inner()?.run(body).await
+        self.inner()?.run_body(body).await
+    }
+
+    /// Releases the segment of a body that has returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release goes on in the background.
+    pub async fn leave(&mut self) {
+        if let Some(section) = &mut self.inner {
+            section.leave().await;
+        }
     }
 
     fn inner(&mut self) -> Result<&mut SegmentedSection> {

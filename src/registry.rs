@@ -172,9 +172,14 @@ fn no_default(what: String) -> Error {
 }
 
 fn unknown(name: &str, registry: &Registry) -> Error {
-    let there = match registry.locks.len() {
-        0 => "nothing is registered".to_owned(),
-        _ => format!("registered are {}", names(registry)),
+    let overrides = overridden(|overrides| {
+        Some(overrides.iter().map(|(name, _)| format!("{name:?}")).collect::<Vec<_>>().join(", "))
+    });
+    let there = match (registry.locks.is_empty(), overrides) {
+        (true, None) => String::new(),
+        (false, None) => format!("; registered are {}", names(registry)),
+        // Most likely a test that replaces another name than the attribute has.
+        (_, Some(overrides)) => format!("; with_backend replaces only {overrides} here"),
     };
     let compiled = match KNOWN.iter().find(|(known, _)| *known == name) {
         Some((_, true)) => " (it is compiled in)".to_owned(),
@@ -182,7 +187,8 @@ fn unknown(name: &str, registry: &Registry) -> Error {
         None => String::new(),
     };
     let what = format!(
-        "nothing is registered as {name:?}{compiled}; {there}; call dlock::register({name:?}, locks) at start-up"
+        "nothing is registered as {name:?}{compiled}{there}; call dlock::register({name:?}, locks) at start-up; in a test, \
+         wrap the call with dlock::with_backend, and a task that it spawns with dlock::in_current_scope"
     );
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
 }

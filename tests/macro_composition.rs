@@ -1,6 +1,7 @@
 //! The attribute over several keys, in segments, and with requirements.
 #![cfg(feature = "macros")]
 
+use std::cell::Cell;
 use std::sync::Mutex;
 
 use dlock::{Error, ErrorKind, Held, Locks, Memory, distributed_lock};
@@ -103,6 +104,30 @@ async fn when_all_segments_are_busy_on_busy_is_returned() {
     assert_eq!((busy.as_str(), free.as_str()), ("a", "b done"));
 }
 
+#[distributed_lock(key = "job", wait = "no", on_busy = |error| Ok(format!("{text}: {:?}", error.kind())))]
+async fn told(text: &str) -> Result<String, Error> {
+    Ok(format!("{text} done"))
+}
+
+#[distributed_lock(key = "job", segments = 1, wait = "no", on_busy = |error: Error| Err(error))]
+async fn told_of_a_segment() -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn on_busy_is_shown_the_error() {
+    let (_, locks) = memory();
+    let held = locks.lock_all(["job", "job#0"]).acquire().await.unwrap();
+    dlock::with_backend("m", locks.clone(), async {
+        assert_eq!(told("a").await.unwrap(), format!("a: {:?}", ErrorKind::Busy));
+        assert_eq!(told_of_a_segment().await.unwrap_err().kind(), ErrorKind::Busy);
+        held.release().await.unwrap();
+        assert_eq!(told("b").await.unwrap(), "b done");
+        told_of_a_segment().await.unwrap();
+    })
+    .await;
+}
+
 #[distributed_lock(key = "job", requires = "fair")]
 async fn in_order() -> Result<(), Error> {
     Ok(())
@@ -124,6 +149,21 @@ async fn a_backend_that_lacks_a_guarantee_is_refused_before_anything_is_asked() 
 }
 
 fn is_send<T: Send>(_: &T) {}
+
+#[distributed_lock(key = "cell", segments = 2)]
+async fn count(cell: Cell<u32>, (left, mut right): (Cell<u32>, u32)) -> Result<u32, Error> {
+    cell.set(cell.get() + 1);
+    tokio::task::yield_now().await;
+    right += left.get();
+    Ok(cell.get() + right)
+}
+
+#[tokio::test]
+async fn an_argument_of_a_segmented_function_need_not_be_sync() {
+    let (_, locks) = memory();
+    let counted = tokio::spawn(dlock::with_backend("m", locks, count(Cell::new(1), (Cell::new(2), 3))));
+    assert_eq!(counted.await.unwrap().unwrap(), 7);
+}
 
 #[tokio::test]
 async fn the_futures_can_be_sent() {

@@ -79,6 +79,54 @@ async fn work(end: End, used: Witness, _unused: Witness, _: Witness, local: Witn
     Ok(output)
 }
 
+#[distributed_lock(key = "drop", segments = 1, backend = "memory", guard = segment)]
+async fn work_in_segments(end: End, used: Witness, mut unused: Witness, _: Witness) -> Result<u8, AppError> {
+    let _local = Witness { name: "local", memory: unused.memory.clone(), log: Arc::clone(&used.log) };
+    unused.name = "mutable";
+    match end {
+        End::Return => Ok(1),
+        End::Error => Err(AppError::Body),
+        End::Early => return Err(segment.exhausted().into()),
+        End::Panic => panic!("on purpose"),
+        End::Never => pending().await,
+    }
+}
+
+#[tokio::test]
+async fn arguments_of_a_segmented_function_are_dropped_before_the_last_segment_is_released() {
+    for (end, expected, held) in [
+        (End::Return, Ok(1), true),
+        (End::Error, Err(AppError::Body), true),
+        // No segment is held any more when all have said that they are exhausted.
+        (End::Early, Err(AppError::Lock), false),
+    ] {
+        let setup = Setup::new();
+        let call =
+            work_in_segments(end, setup.witness("used"), setup.witness("unused"), setup.witness("wild"));
+        assert_eq!(with(setup.memory.clone(), async |_| call.await).await, expected);
+        let log = setup.log();
+        let names: Vec<_> = log.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["local", "mutable", "used", "wild"]);
+        assert_eq!(log[1..3], [("mutable", held), ("used", held)]);
+        assert_eq!(log[3], ("wild", false), "the call returned after the release");
+    }
+}
+
+#[tokio::test]
+async fn a_segmented_function_that_panics_drops_its_arguments_before_the_release() {
+    let setup = Setup::new();
+    let (memory, wild) = (setup.memory.clone(), setup.witness("wild"));
+    let call = work_in_segments(End::Panic, setup.witness("used"), setup.witness("unused"), wild);
+    tokio::spawn(with(memory, async move |locks| {
+        let result = tokio::spawn(dlock::with_backend("memory", locks.clone(), call)).await;
+        assert!(result.is_err_and(|error| error.is_panic()));
+        locks.lock("drop#0").acquire().await.expect("it was released").release().await.expect("it is ours");
+    }))
+    .await
+    .expect("the segment is free");
+    assert_dropped_under_the_lock(&setup, &["local", "mutable", "used", "wild"]);
+}
+
 fn call(setup: &Setup, end: End) -> impl Future<Output = Result<u8, AppError>> + use<> {
     work(end, setup.witness("used"), setup.witness("unused"), setup.witness("wild"), setup.witness("local"))
 }

@@ -189,7 +189,7 @@ impl Args {
                 let choices = [("abort", OnLost::Abort), ("continue", OnLost::Continue)];
                 self.on_lost = Some(choice(option, &text(input)?, choices)?);
             }
-            "on_busy" => self.on_busy = Some(input.parse()?),
+            "on_busy" => self.on_busy = Some(on_busy(input)?),
             "on_unavailable" => {
                 let choices = [("run", OnUnavailable::Run), ("error", OnUnavailable::Error)];
                 self.on_unavailable = Some(choice(option, &text(input)?, choices)?);
@@ -424,4 +424,18 @@ fn crate_path(input: ParseStream<'_>) -> syn::Result<Path> {
     // `$crate` is what a `macro_rules!` macro of the re-exporting crate writes.
     let absolute = path.leading_colon.is_some() || matches!(root.as_deref(), Some("crate" | "$crate"));
     if absolute { Ok(path) } else { Err(syn::Error::new(at, ABSOLUTE)) }
+}
+
+/// An expression, or one that is shown the error: `|error| expression`.
+fn on_busy(input: ParseStream<'_>) -> syn::Result<Expr> {
+    let expr: Expr = input.parse()?;
+    if let Expr::Closure(closure) = &expr {
+        let plain = closure.capture.is_none() && closure.asyncness.is_none() && closure.lifetimes.is_none();
+        if !plain || closure.inputs.len() != 1 {
+            let message = "`on_busy` is shown one error, and may await and use `?` as it is; write \
+                           `on_busy = |error| ...`";
+            return Err(syn::Error::new_spanned(&expr, message));
+        }
+    }
+    Ok(expr)
 }

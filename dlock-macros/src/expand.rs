@@ -31,7 +31,7 @@
 
 use crate::args::{Args, Key, Keys, Lease, OnLost, OnUnavailable, Wait};
 use crate::error::{Mistakes, report};
-use crate::function::Function;
+use crate::function::{Argument, Function};
 use crate::template::Template;
 use proc_macro2::{Group, Ident, Literal, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
@@ -94,7 +94,7 @@ fn locked(
         let mut section = #private::Section::#key #options;
     };
     if let Some(segments) = args.segments {
-        let run = in_segments(args, function, &private, &output);
+        let run = in_segments(args, function, written, &private, &output);
         let segments = Literal::u32_suffixed(segments);
         return Some(function.with_body(&quote_spanned! {here=>
             #section
@@ -102,9 +102,7 @@ fn locked(
             #run
         }));
     }
-    let failed = quote_spanned! {here=>
-        ::core::result::Result::Err(error) => #private::from_lock::<#output>(error),
-    };
+    let failed = failed(&private, &output, None);
     let run = quote_spanned! {here=>
         let body = ::core::pin::pin!(async move {
             #captures
@@ -120,14 +118,14 @@ fn locked(
             #failed
         }
     };
-    let run = match &args.on_busy {
+    let run = match busy(args, &private, None) {
         None => run,
         // The lock is taken before the arguments move into the body, so that the expression can name them.
         // Only then, because it keeps room for the arguments twice.
-        Some(on_busy) => quote_spanned! {here=>
+        Some(busy) => quote_spanned! {here=>
             let entered = section.enter().await;
             match entered {
-                ::core::result::Result::Err(error) if #private::is_busy(&error) => #on_busy,
+                #busy
                 #failed
                 ::core::result::Result::Ok(()) => { #run }
             }
@@ -141,44 +139,103 @@ fn locked(
 
 /// The body in one segment after the other, until one was not exhausted.
 ///
-/// It may run several times, so that it borrows the arguments instead of moving them in.
-fn in_segments(args: &Args, function: &Function, private: &TokenStream, output: &TokenStream) -> TokenStream {
+/// It may run several times, so that it borrows the arguments, each as a whole and for itself alone: a future that holds
+/// such a borrow is `Send` where the argument is. They are dropped before the last segment is released.
+fn in_segments(
+    args: &Args,
+    function: &Function,
+    written: &TokenStream,
+    private: &TokenStream,
+    output: &TokenStream,
+) -> TokenStream {
     let here = Span::mixed_site();
     let body = &function.body.block;
     let segment = match &args.guard {
         Some(guard) => quote!(#guard),
         None => quote_spanned!(here=> _segment),
     };
-    let busy = args.on_busy.as_ref().map(|on_busy| {
-        quote_spanned! {here=>
-            ::core::result::Result::Err(error) if #private::is_busy(&error) => break #on_busy,
-        }
-    });
-    let failed = quote_spanned! {here=>
-        ::core::result::Result::Err(error) => break #private::from_lock::<#output>(error),
-    };
+    let exit = quote_spanned!(here=> break);
+    let busy = busy(args, private, Some(&exit));
+    let failed = failed(private, output, Some(&exit));
+    let captures = captures(function, written);
+    let (rebound, borrowed) = borrows(function, written);
     quote_spanned! {here=>
-        loop {
-            let entered = section.enter().await;
-            let #segment = match entered {
-                ::core::result::Result::Ok(segment) => segment,
-                #busy
-                #failed
-            };
-            let body = ::core::pin::pin!(async {
-                if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
-                    return output;
+        let outcome = {
+            let section = &mut section;
+            let attempts = ::core::pin::pin!(async move {
+                #captures
+                #rebound
+                loop {
+                    let entered = section.enter().await;
+                    let #segment = match entered {
+                        ::core::result::Result::Ok(segment) => segment,
+                        #busy
+                        #failed
+                    };
+                    let body = ::core::pin::pin!(async {
+                        #borrowed
+                        if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
+                            return output;
+                        }
+                        #body
+                    });
+                    let outcome = section.run(body).await;
+                    match outcome {
+                        ::core::result::Result::Ok(::core::option::Option::Some(output)) => break output,
+                        ::core::result::Result::Ok(::core::option::Option::None) => {}
+                        #failed
+                    }
                 }
-                #body
             });
-            let outcome = section.run(body).await;
-            match outcome {
-                ::core::result::Result::Ok(::core::option::Option::Some(output)) => break output,
-                ::core::result::Result::Ok(::core::option::Option::None) => {}
-                #failed
-            }
+            attempts.await
+        };
+        section.leave().await;
+        outcome
+    }
+}
+
+/// What to do when the lock is busy, as an arm of a `match` on what entering gave; `exit` leaves a loop.
+fn busy(args: &Args, private: &TokenStream, exit: Option<&TokenStream>) -> Option<TokenStream> {
+    let here = Span::mixed_site();
+    let returned = match args.on_busy.as_ref()? {
+        // Not called as a closure, so that `?` and `.await` work in it.
+        syn::Expr::Closure(closure) => {
+            let (error, returned) = (closure.inputs.first(), &closure.body);
+            quote_spanned!(here=> { let #error = error; #returned })
+        }
+        returned => quote!(#returned),
+    };
+    Some(quote_spanned! {here=>
+        ::core::result::Result::Err(error) if #private::is_busy(&error) => #exit #returned,
+    })
+}
+
+/// Any failure of the lock, as an arm of a `match`.
+fn failed(private: &TokenStream, output: &TokenStream, exit: Option<&TokenStream>) -> TokenStream {
+    quote_spanned! {Span::mixed_site()=>
+        ::core::result::Result::Err(error) => #exit #private::from_lock::<#output>(error),
+    }
+}
+
+/// Makes the arguments mutable, and borrows each that the body names mutably: the future of the body is then `Send`
+/// wherever the argument is, though it need not be `Sync`. They are dropped in the order of a plain function.
+fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStream) {
+    let here = Span::mixed_site();
+    let (mut rebound, mut borrowed) = (TokenStream::new(), TokenStream::new());
+    for argument in function.arguments.iter().filter(|argument| argument.name != "self") {
+        let Some((cfgs, name)) = captured(argument, function, written) else { continue };
+        let mention = quote_spanned!(here=> #cfgs let _ = &mut #name;);
+        // Else the parameter's own `mut` would be reported as unused.
+        rebound.extend(argument.mutable.then(|| mention.clone()));
+        // Where it is written, so that the compiler names it when the body moves it.
+        let own = &argument.name;
+        let own = quote_spanned!(own.span()=> mut #own);
+        rebound.extend(quote_spanned!(here=> #cfgs let #own = #name; #mention));
+        if mentions(&function.body.block.stream(), &name.to_string()) {
+            borrowed.extend(mention);
         }
     }
+    (rebound, borrowed)
 }
 
 fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
@@ -342,24 +399,27 @@ fn expression(block: &Group, ty: &TokenStream) -> TokenStream {
 ///
 /// An argument that is not used anywhere stays outside too, so that the compiler reports it as unused.
 fn captures(function: &Function, written: &TokenStream) -> TokenStream {
-    let here = Span::mixed_site();
     let captures = function.arguments.iter().rev().filter_map(|argument| {
-        let mut name = argument.name.clone();
-        let text = name.to_string();
-        let unused = text.starts_with('_');
-        if !(unused
-            || text == "self"
-            || mentions(written, &text)
-            || mentions(&function.body.block.stream(), &text))
-        {
-            return None;
-        }
-        name.set_span(here.resolved_at(name.span()));
-        let cfgs = &argument.cfgs;
-        let allow = unused.then(|| quote_spanned!(here=> #[allow(clippy::used_underscore_binding)]));
-        Some(quote_spanned!(here=> #(#cfgs)* #allow let _ = &#name;))
+        let (cfgs, name) = captured(argument, function, written)?;
+        Some(quote_spanned!(Span::mixed_site()=> #cfgs let _ = &#name;))
     });
     captures.collect()
+}
+
+/// The attributes and the name with which generated code mentions an argument that belongs to the body.
+fn captured(argument: &Argument, function: &Function, written: &TokenStream) -> Option<(TokenStream, Ident)> {
+    let here = Span::mixed_site();
+    let mut name = argument.name.clone();
+    let text = name.to_string();
+    let unused = text.starts_with('_');
+    let used = text == "self" || mentions(written, &text) || mentions(&function.body.block.stream(), &text);
+    if !unused && !used {
+        return None;
+    }
+    name.set_span(here.resolved_at(name.span()));
+    let cfgs = &argument.cfgs;
+    let allow = unused.then(|| quote_spanned!(here=> #[allow(clippy::used_underscore_binding)]));
+    Some((quote_spanned!(here=> #(#cfgs)* #allow), name))
 }
 
 /// Whether the name occurs, be it in a format string.

@@ -26,6 +26,8 @@ pub(crate) struct Function {
 /// A name that the parameters bind.
 pub(crate) struct Argument {
     pub name: Ident,
+    /// Whether its binding is.
+    pub mutable: bool,
     /// The `#[cfg]`s of its parameter.
     pub cfgs: Vec<Attribute>,
 }
@@ -102,8 +104,8 @@ impl Function {
         for input in &signature.inputs {
             match input {
                 FnArg::Receiver(receiver) => {
-                    arguments
-                        .push(Argument { name: receiver.self_token.into(), cfgs: cfgs(&receiver.attrs) });
+                    let (name, cfgs) = (receiver.self_token.into(), cfgs(&receiver.attrs));
+                    arguments.push(Argument { name, mutable: receiver.mutability.is_some(), cfgs });
                 }
                 FnArg::Typed(argument) => bindings(&argument.pat, &cfgs(&argument.attrs), &mut arguments),
             }
@@ -276,7 +278,8 @@ fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
         // Every case binds the same names.
         Pat::Or(or) => all(&mut or.cases.first().into_iter()),
         Pat::Ident(binding) => {
-            found.push(Argument { name: binding.ident.clone(), cfgs: cfgs.to_vec() });
+            let mutable = binding.by_ref.is_none() && binding.mutability.is_some();
+            found.push(Argument { name: binding.ident.clone(), mutable, cfgs: cfgs.to_vec() });
             if let Some((_, part)) = &binding.subpat {
                 bindings(part, cfgs, found);
             }

@@ -34,6 +34,8 @@ enum Target {
 enum State {
     Outside,
     Locked(Taken),
+    /// The body has returned; the lock is still held.
+    Finished(Taken),
     /// The backend could not be asked, and the caller wants the body run all the same.
     Unlocked,
 }
@@ -141,8 +143,24 @@ impl Section {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock is given back in the background once the section is dropped too.
+    /// When dropped, the lock is released in the background once the section is dropped too.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
+        let output = self.run_body(body).await?;
+        self.leave().await;
+        Ok(output)
+    }
+
+    /// Takes the lock if [`enter`](Self::enter) did not, and runs `body`. The lock stays held until [`leave`](Self::leave),
+    /// so that the caller can drop first what belongs to the body.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_body<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
         self.enter().await?;
         let held = self.held();
         let span = held.holds().first().map_or_else(Span::none, |hold| {
@@ -150,30 +168,41 @@ impl Section {
             telemetry.body_started(hold.subject(), held.holds().len(), held.fence())
         });
         let supervised = supervise(&held, self.target.on_lost(), body).in_span(span);
-        let result = Scope::of_body(held.clone()).enter(supervised).await;
-        match (std::mem::replace(&mut self.state, State::Outside), result) {
-            (State::Locked(taken), Some(output)) => {
+        let output = Scope::of_body(held.clone()).enter(supervised).await;
+        // When the lock was lost, the guard stays until the caller has dropped the body.
+        let output = output.ok_or_else(|| loss(&held))?;
+        self.state = match std::mem::replace(&mut self.state, State::Outside) {
+            State::Locked(taken) => State::Finished(taken),
+            other => other,
+        };
+        Ok(output)
+    }
+
+    /// Releases the lock of a body that has returned; a failure is logged. Does nothing else.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release goes on in the background.
+    pub async fn leave(&mut self) {
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Finished(taken) => {
+                let held = taken.held();
                 if let Err(error) = taken.release().await
                     && let Some(hold) = held.holds().first()
                 {
                     hold.engine.telemetry.release_after_body_failed(hold.subject(), &error);
                 }
-                Ok(output)
             }
-            (_, Some(output)) => Ok(output),
-            (state, None) => {
-                // The guard stays until the caller has dropped the body.
-                self.state = state;
-                Err(loss(&held))
-            }
+            State::Unlocked | State::Outside => {}
+            locked @ State::Locked(_) => self.state = locked,
         }
     }
 
     /// What is held; nothing outside, and for a body that runs without the lock.
     pub(crate) fn held(&self) -> Held {
         match &self.state {
-            State::Locked(taken) => taken.held(),
-            _ => Held::nothing(),
+            State::Locked(taken) | State::Finished(taken) => taken.held(),
+            State::Outside | State::Unlocked => Held::nothing(),
         }
     }
 }

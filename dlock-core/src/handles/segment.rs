@@ -171,7 +171,7 @@ impl SegmentedSection {
         Ok(segment)
     }
 
-    /// Runs `body` in the segment that is taken, or takes one, and gives it back. `None` when the body said that it is
+    /// Runs `body` in the segment that is taken, or takes one, and releases it. `None` when the body said that it is
     /// exhausted.
     ///
     /// # Errors
@@ -180,22 +180,51 @@ impl SegmentedSection {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock is given back in the background once the section is dropped too.
+    /// When dropped, the lock is released in the background once the section is dropped too.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
+        let output = self.run_body(body).await?;
+        self.leave().await;
+        Ok(output)
+    }
+
+    /// Runs `body` as [`run`](Self::run) does, but keeps the lock of a body that was not exhausted until
+    /// [`leave`](Self::leave), so that the caller can drop first what belongs to the body.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Segmented::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_body<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
         let segment = self.enter().await?;
         let Some((section, _)) = &mut self.inside else { unreachable!("it was entered") };
         // When the lock is lost, it stays here until the caller has dropped the body.
-        let output = section.run(body).await?;
-        self.inside = None;
+        let output = section.run_body(body).await?;
         if !segment.exhausted.load(Ordering::Acquire) {
             return Ok(Some(output));
         }
+        drop(output);
+        self.leave().await;
         let lock = &self.segmented.lock;
         lock.engine().telemetry.segment_moved(lock.site());
         if let Some(left) = &mut self.left {
             left.retain(|number| *number != segment.number);
         }
         Ok(None)
+    }
+
+    /// Releases the segment of a body that has returned; a failure is logged. Does nothing else.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release goes on in the background.
+    pub async fn leave(&mut self) {
+        if let Some((section, _)) = &mut self.inside {
+            section.leave().await;
+            self.inside = None;
+        }
     }
 
     /// Takes the first segment that is free; when none is, the first that becomes so.

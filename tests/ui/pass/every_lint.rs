@@ -51,6 +51,12 @@ async fn patterns((a, b): (u8, u8), mut rest: Vec<u8>, _unused: u8, _: u8) -> Re
     Ok(rest)
 }
 
+#[distributed_lock(key = "<a>/<b>", segments = 2, backend = "memory", on_busy = |error| Err(error), wait = "no")]
+async fn segmented((a, b): (u8, u8), mut rest: Vec<u8>, _unused: u8, _: u8) -> Result<Vec<u8>, Error> {
+    rest.push(a + b);
+    Ok(rest.clone())
+}
+
 fn main() -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("it starts");
     let locks = Locks::new(Memory::new());
@@ -58,6 +64,7 @@ fn main() -> Result<(), Error> {
         assert_eq!(short(1).await?, 1);
         assert_eq!(long("a", "b", &locks).await?, "b");
         assert_eq!(patterns((1, 2), vec![], 0, 0).await?, [3]);
+        assert_eq!(segmented((1, 2), vec![], 0, 0).await?, [3]);
         Ok(())
     }))
 }
