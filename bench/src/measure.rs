@@ -1,156 +1,155 @@
-//! Rounds, medians, and what the system says of memory and threads.
+//! Options, rounds, medians, and loops of many tasks, for the benches of servers.
 
-use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use dlock_bench_report::{Row, Spread};
-use rustix::time::{ClockId, clock_gettime};
+use anyhow::{Context as _, Result};
+use dlock_core::Locks;
+#[cfg(any(feature = "redis", feature = "zk"))]
+use dlock_interop::peer::Peer;
 use tokio::runtime::{Builder, Runtime};
 
-/// How long to measure.
+use crate::process_time;
+use crate::report::{Row, Spread};
+
+/// How long each client works in one round. Short: what else runs on the machine then meets neighbours alike.
+pub const SLICE: Duration = Duration::from_millis(200);
+
+/// What is measured, and how.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only the benches whose name contains this; one that none contains lists them all
+    pub filter: Option<String>,
+    /// Fewer rounds
+    #[arg(long)]
+    pub quick: bool,
+    /// Run the clients in Rust on as many threads as there are cores, instead of one
+    #[arg(long)]
+    pub threads: bool,
+}
+
+impl Options {
+    /// How many rounds; odd, so that there is a middle one.
+    #[must_use]
+    pub const fn rounds(&self) -> usize {
+        if self.quick { 9 } else { 31 }
+    }
+}
+
+/// What one way of doing it achieved in one round.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    /// Rounds of each measurement; odd, so that there is a middle one.
-    pub(crate) rounds: usize,
-    /// Calls a round where a call takes microseconds.
-    pub(crate) calls: u32,
-    /// Rounds of what writes to a file: many and short ones, so that few of them are disturbed.
-    pub(crate) short_rounds: usize,
-    /// Calls of a short round.
-    pub(crate) short_calls: u32,
-    /// Acquire and release, to count how often the keeper was woken.
-    pub(crate) wakes_over: u32,
-    /// How long many locks are held.
-    pub(crate) hold: Duration,
+pub struct Pace {
+    /// Pairs of acquire and release a second.
+    pub rate: f64,
+    /// Microseconds a pair, the middle one.
+    pub p50: f64,
+    /// Microseconds a pair, of which one in a hundred takes longer.
+    pub p99: f64,
+    /// Microseconds of the client's processor time a pair; not a number where it is another process.
+    pub client: f64,
+    /// Microseconds of the server's processor time a pair; not a number until somebody asks the server.
+    pub server: f64,
 }
 
-impl Settings {
-    pub(crate) const fn full() -> Self {
-        let hold = Duration::from_secs(30);
-        Self { rounds: 11, calls: 50_000, short_rounds: 401, short_calls: 25, wakes_over: 1_000_000, hold }
-    }
-
-    pub(crate) const fn quick() -> Self {
-        let hold = Duration::from_secs(10);
-        Self { rounds: 7, calls: 10_000, short_rounds: 101, short_calls: 25, wakes_over: 100_000, hold }
-    }
-}
-
-/// One thread, so that no figure contains the way between two.
-pub(crate) fn runtime() -> Result<Runtime> {
-    Builder::new_current_thread().enable_all().build().context("no runtime")
-}
-
-/// Nanoseconds of this thread's processor time a call, of `calls` calls that `work` makes. For work that never waits;
-/// what else the machine does counts little.
-pub(crate) fn busy_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let start = thread_time();
-    work()?;
-    Ok(per_call(thread_time().saturating_sub(start), calls))
-}
-
-/// The processor time that this thread has used.
-pub(crate) fn thread_time() -> Duration {
-    let used = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::from_secs(used.tv_sec.unsigned_abs()) + Duration::from_nanos(used.tv_nsec.unsigned_abs())
-}
-
-/// Nanoseconds a call, of `calls` calls that `work` makes, as a clock on the wall shows them. For work of several threads.
-pub(crate) fn wall_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let start = Instant::now();
-    work()?;
-    Ok(per_call(start.elapsed(), calls))
-}
-
-pub(crate) fn per_call(took: Duration, calls: u32) -> f64 {
-    took.as_secs_f64() * 1e9 / f64::from(calls)
-}
-
-/// Nanoseconds a call over the rounds. One round before is not counted.
-pub(crate) fn rounds(rounds: usize, mut round: impl FnMut() -> Result<f64>) -> Result<Spread> {
-    round()?;
-    Ok(Spread::of((0..rounds).map(|_| round()).collect::<Result<_>>()?))
-}
-
-/// What `ours` takes against `theirs`, measured in turns that change places each round.
-pub(crate) struct Comparison {
-    pub(crate) ours: Spread,
-    pub(crate) theirs: Spread,
-    pub(crate) ratio: Spread,
-}
-
-impl Comparison {
-    /// Both sides, and their ratio.
-    pub(crate) fn rows(&self, ours: impl Into<String>, theirs: impl Into<String>, limit: f64) -> Vec<Row> {
-        let (ours, theirs) = (ours.into(), theirs.into());
-        let what = format!("{ours} / {theirs}");
-        vec![
-            Row::spread(ours, self.ours, "ns"),
-            Row::spread(theirs, self.theirs, "ns"),
-            Row::spread(what, self.ratio, "x").at_most(self.ratio.median, limit, "x"),
-        ]
-    }
-}
-
-pub(crate) fn compare(
-    rounds: usize,
-    mut ours: impl FnMut() -> Result<f64>,
-    mut theirs: impl FnMut() -> Result<f64>,
-) -> Result<Comparison> {
-    // Not counted: caches and connections warm up.
-    ours()?;
-    theirs()?;
-    let (mut a, mut b) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        if round % 2 == 0 {
-            a.push(ours()?);
-            b.push(theirs()?);
-        } else {
-            b.push(theirs()?);
-            a.push(ours()?);
+impl Pace {
+    fn of(mut nanos: Vec<u32>, took: Duration, used: Duration) -> Self {
+        nanos.sort_unstable();
+        let at = |index: usize| nanos.get(index).map_or(f64::NAN, |nanos| f64::from(*nanos) / 1e3);
+        Self {
+            rate: nanos.len() as f64 / took.as_secs_f64(),
+            p50: at(nanos.len() / 2),
+            p99: at(nanos.len() * 99 / 100),
+            client: used.as_secs_f64() * 1e6 / nanos.len() as f64,
+            server: f64::NAN,
         }
     }
-    let ratio = Spread::of(a.iter().zip(&b).map(|(a, b)| a / b).collect());
-    Ok(Comparison { ours: Spread::of(a), theirs: Spread::of(b), ratio })
 }
 
-/// The memory of this process that is in use, in bytes.
-pub(crate) fn resident() -> Result<u64> {
-    let status =
-        fs::read_to_string("/proc/self/status").context("this bench reads /proc, which only Linux has")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kilobytes * 1_024)
+/// A client that takes a lock and gives it back, again and again.
+pub trait Pairs: Send + Sync + 'static {
+    /// Takes the lock named `key`, and gives it back.
+    fn pair(&self, key: &str) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// The processor time that the threads of this process have used so far: the keeper's, and all.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cpu {
-    pub(crate) keeper: Duration,
-    pub(crate) all: Duration,
-}
-
-impl Cpu {
-    pub(crate) fn now() -> Result<Self> {
-        let mut cpu = Self { keeper: Duration::ZERO, all: Duration::ZERO };
-        for thread in
-            fs::read_dir("/proc/self/task").context("this bench reads /proc, which only Linux has")?
-        {
-            let thread = thread?.path();
-            // A thread may end between the listing and this.
-            let (Ok(name), Ok(times)) =
-                (fs::read_to_string(thread.join("comm")), fs::read_to_string(thread.join("schedstat")))
-            else {
-                continue;
-            };
-            let nanos = times.split_whitespace().next().context("no run time in schedstat")?.parse()?;
-            let used = Duration::from_nanos(nanos);
-            cpu.all += used;
-            if name.trim() == "dlock-keeper" {
-                cpu.keeper += used;
-            }
-        }
-        Ok(cpu)
+impl Pairs for Locks {
+    async fn pair(&self, key: &str) -> Result<()> {
+        Ok(self.lock(key).acquire().await?.release().await?)
     }
+}
+
+/// Lets a worker in Java make pairs with `tasks` threads, each with a lock of its own, for as long as `slice`.
+///
+/// # Errors
+///
+/// When the worker says so.
+#[cfg(any(feature = "redis", feature = "zk"))]
+pub async fn java_pairs(java: &mut Peer, kind: &str, tasks: usize, slice: Duration) -> Result<Pace> {
+    let answer = java.ask(&format!("bench {kind} room_ {tasks} {}", slice.as_millis())).await?;
+    let figures: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    let [pairs, p50, p99] = figures[..] else {
+        anyhow::bail!("an answer to bench has three parts: {answer}")
+    };
+    let rate = pairs / slice.as_secs_f64();
+    Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client: f64::NAN, server: f64::NAN })
+}
+
+/// A runtime of one thread, or of as many as there are cores.
+///
+/// # Errors
+///
+/// When the system has no more threads.
+pub fn runtime(threads: bool) -> Result<Runtime> {
+    let mut builder = if threads { Builder::new_multi_thread() } else { Builder::new_current_thread() };
+    builder.enable_all().build().context("no runtime")
+}
+
+/// The best of some paces: whatever else runs on the machine disturbs the best round of each the least.
+#[must_use]
+pub fn best(paces: &[Pace]) -> f64 {
+    paces.iter().map(|pace| pace.rate).fold(0.0, f64::max)
+}
+
+/// The line of one client.
+#[must_use]
+pub fn pace_row(what: &str, paces: &[Pace]) -> Row {
+    let median = |figure: fn(&Pace) -> f64| Spread::of(paces.iter().map(figure).collect()).median;
+    let (p50, p99) = (median(|pace| pace.p50), median(|pace| pace.p99));
+    let mut what = format!("{what}\n    p50 {p50:.0} us, p99 {p99:.0} us");
+    for (whose, used) in [("server", median(|pace| pace.server)), ("client", median(|pace| pace.client))] {
+        if !used.is_nan() {
+            what += &format!("; processor time: {whose} {used:.1} us");
+        }
+    }
+    Row::spread(what, Spread::of(paces.iter().map(|pace| pace.rate).collect()), "")
+}
+
+/// Lets `tasks` tasks, each with a key of its own, make pairs for as long as `slice`.
+///
+/// # Errors
+///
+/// When the client fails.
+pub async fn drive<P: Pairs>(client: &Arc<P>, tasks: usize, slice: Duration) -> Result<Pace> {
+    let (start, used) = (Instant::now(), process_time());
+    let running: Vec<_> = (0..tasks)
+        .map(|task| {
+            let client = Arc::clone(client);
+            tokio::spawn(async move {
+                let key = format!("room_{task}");
+                let mut nanos = Vec::new();
+                let mut begin = Instant::now();
+                while begin - start < slice {
+                    client.pair(&key).await?;
+                    let end = Instant::now();
+                    nanos.push(u32::try_from((end - begin).as_nanos()).unwrap_or(u32::MAX));
+                    begin = end;
+                }
+                anyhow::Ok(nanos)
+            })
+        })
+        .collect();
+    let mut nanos = Vec::new();
+    for task in running {
+        nanos.extend(task.await??);
+    }
+    Ok(Pace::of(nanos, start.elapsed(), process_time() - used))
 }

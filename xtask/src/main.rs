@@ -75,15 +75,25 @@ fn carry_out(command: Command) -> Result<()> {
         }
         Command::Interop => one_after_the_other(test::interop()),
         Command::Bench { arguments } => {
-            let (package, arguments) = match arguments.split_first() {
-                Some((backend, rest)) if matches!(&**backend, "redis" | "zk" | "sql") => {
-                    needs::install(if backend == "sql" { needs::SQL } else { needs::INTEROP })?;
-                    (&*format!("dlock-bench-{backend}"), rest)
+            let (which, arguments) = match arguments.split_first() {
+                Some((which, rest)) if matches!(&**which, "redis" | "zk" | "sql" | "otel") => {
+                    (&**which, rest)
                 }
-                Some((what, rest)) if what == "otel" => ("dlock-bench-otel", rest),
-                _ => ("dlock-bench", &*arguments),
+                _ => ("engine", &*arguments),
             };
-            cargo(["run", "--release", "--package", package, "--"]).args(arguments).run()
+            match which {
+                "redis" | "zk" => needs::install(needs::INTEROP)?,
+                "sql" => needs::install(needs::SQL)?,
+                _ => {}
+            }
+            let bench = cargo(["run", "--release", "--package"]);
+            let bench = if which == "otel" {
+                bench.args(["dlock-bench-otel"])
+            } else {
+                let program = format!("bench-{which}");
+                bench.args(["dlock-bench", "--no-default-features", "--features", which, "--bin", &program])
+            };
+            bench.args(["--"]).args(arguments).run()
         }
         Command::Pictures => {
             needs::install(needs::PICTURES)?;

@@ -1,8 +1,8 @@
 //! What the metrics and spans of dlock cost.
 //!
 //! ```text
-//! cargo run --release -p dlock-bench-otel              # all of it
-//! cargo run --release -p dlock-bench-otel -- --quick   # shorter, for a first look
+//! cargo xtask bench otel            # all of it
+//! cargo xtask bench otel --quick    # shorter, for a first look
 //! ```
 //!
 //! An acquire and release in memory is measured by one process for each way of observing it: none at all, for which this
@@ -14,8 +14,6 @@
 
 mod rounds;
 mod work;
-
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -44,21 +42,12 @@ struct Cli {
     round: Option<Observed>,
 }
 
-fn main() -> ExitCode {
-    match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(cli: &Cli) -> Result<()> {
+fn main() -> Result<()> {
+    let cli = Cli::parse();
     match cli.round {
         Some(observed) => work::rounds(observed),
         None => {
-            println!("{}", dlock_bench_report::table(&rounds::compare(cli.quick)?));
+            println!("{}", dlock_bench::report::table(&rounds::compare(cli.quick)?));
             Ok(())
         }
     }

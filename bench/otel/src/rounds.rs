@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use dlock_bench_report::{Row, Spread};
+use dlock_bench::report::{Row, Spread};
 
 use crate::Observed;
 

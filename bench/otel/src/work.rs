@@ -1,11 +1,10 @@
 //! One way of being observed, a round for each line that is read.
 
 use std::io::BufRead;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use dlock::{Error, Locks, Memory};
-use rustix::time::{ClockId, clock_gettime};
+use dlock_bench::thread_time;
 use tokio::runtime::Builder;
 
 use crate::Observed;
@@ -27,12 +26,6 @@ pub(crate) fn rounds(observed: Observed) -> Result<()> {
     }
     drop(observer);
     Ok(())
-}
-
-/// The processor time that this thread has used.
-fn thread_time() -> Duration {
-    let used = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::from_secs(used.tv_sec.unsigned_abs()) + Duration::from_nanos(used.tv_nsec.unsigned_abs())
 }
 
 #[cfg(not(feature = "otel"))]

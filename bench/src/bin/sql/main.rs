@@ -1,0 +1,96 @@
+//! What dlock costs on PostgreSQL and MariaDB, beside the same statements through the bare driver.
+//!
+//! ```text
+//! cargo xtask bench sql              # all of it
+//! cargo xtask bench sql postgres     # the benches with this in their name
+//! cargo xtask bench sql --quick      # shorter, for a first look
+//! cargo xtask bench sql --no-sync    # servers that do not wait for their disk
+//! ```
+//!
+//! Starts the servers. All clients take turns in every round, so that they see the same machine; what counts is the median
+//! of the rounds' ratios. Figures of different runs or machines do not compare. A missed target is shown, and is not a
+//! failure of the run: a loaded machine is no reason to stop.
+
+#![forbid(unsafe_code)]
+
+mod bare;
+mod clients;
+mod hand_over;
+mod pairs;
+mod sessions;
+mod statements;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use dlock_bench::measure::{Options, SLICE, runtime};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use tokio::runtime::Runtime;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures what dlock costs on PostgreSQL and MariaDB")]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// Servers that do not wait for their disk at a commit: shows what the client costs
+    #[arg(long)]
+    no_sync: bool,
+}
+
+/// What all benches share.
+struct Bench {
+    /// Rounds; odd, so that there is a middle one.
+    rounds: usize,
+    /// How long each client works in one round. Short: what else runs on the machine then meets neighbours alike.
+    slice: Duration,
+    threads: bool,
+    no_sync: bool,
+}
+
+impl Bench {
+    fn runtime(&self) -> Result<Runtime> {
+        runtime(self.threads)
+    }
+
+    /// Safe from power failures, as in production, unless told otherwise.
+    fn postgres(&self) -> Result<PostgresServer> {
+        let server = PostgresServer::options().setting("track_activity_query_size", "16384");
+        let server = if self.no_sync {
+            server
+        } else {
+            server.setting("fsync", "on").setting("full_page_writes", "on").setting("max_wal_size", "1GB")
+        };
+        Ok(server.start()?)
+    }
+
+    /// The same.
+    fn mysql(&self) -> Result<MysqlServer> {
+        let server = MysqlServer::options();
+        let server = if self.no_sync {
+            server
+        } else {
+            server.setting("innodb-flush-log-at-trx-commit", "1").setting("innodb-flush-method", "fsync")
+        };
+        Ok(server.start()?)
+    }
+}
+
+const BENCHES: &[dlock_bench::Bench<Bench>] = &[
+    ("postgres-pairs", pairs::postgres),
+    ("postgres-hand-over", hand_over::postgres),
+    ("mysql-pairs", pairs::mysql),
+];
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
+        Ok(Bench {
+            rounds: cli.options.rounds(),
+            slice: SLICE,
+            threads: cli.options.threads,
+            no_sync: cli.no_sync,
+        })
+    })
+}

@@ -1,0 +1,136 @@
+//! Acquire and release of locks that nobody else wants.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dlock_bench::measure::{best, pace_row};
+use dlock_bench::report::{Row, Spread};
+use dlock_sql::{
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    PostgresSessions,
+};
+
+use crate::Bench;
+use crate::bare::{BareMysql, BarePostgres, My, Pg};
+use crate::clients::{Client, dlock};
+use crate::sessions::{MysqlRow, MysqlSession, PostgresAdvisory, PostgresRow, PostgresSession};
+use crate::statements;
+
+const TASKS: [usize; 2] = [1, 8];
+/// As many connections as tasks, or all on one, as dlock's sessions are.
+const EACH: usize = TASKS[1];
+const ONE: usize = 1;
+/// What dlock has to achieve of what the same statements do through the bare driver.
+const PART: f64 = 0.9;
+
+/// One of dlock's modes, and the clients it has to stand beside, with what it has to achieve in relation to each.
+struct Contest {
+    ours: Client,
+    others: Vec<(Client, f64)>,
+}
+
+pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
+    bench.runtime()?.block_on(async {
+        let server = bench.postgres()?;
+        let url = &*server.url();
+        PostgresOptions::from_url(url)?.migrate().await?;
+        let leases = dlock(Postgres::connect(url).await?)?;
+        let of_leases = statements::of_postgres(&server, &leases).await?;
+        // Each is recorded as the latest.
+        let sessions = dlock(PostgresSessions::connect(url).await?)?;
+        let of_sessions = statements::of_postgres(&server, &sessions).await?;
+        let rows = dlock(PostgresRowLocks::connect(url).await?)?;
+        let of_rows = statements::of_postgres(&server, &rows).await?;
+        let bare = BarePostgres { connections: Pg::connect(url, EACH).await?, statements: of_leases };
+        let lease = Contest {
+            ours: Client::new("dlock, lease rows on PostgreSQL", leases),
+            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
+        };
+        let bare = PostgresSession { connections: Pg::connect(url, ONE).await?, statements: of_sessions };
+        let advisory = PostgresAdvisory::new(Pg::connect(url, ONE).await?);
+        let session = Contest {
+            ours: Client::new("dlock, session locks on PostgreSQL", sessions),
+            others: vec![
+                (Client::new("the same statements on one connection, sqlx", bare), PART),
+                (Client::new("PgAdvisoryLock on one connection (no fence)", advisory), 1.0),
+            ],
+        };
+        let bare = PostgresRow::new(Pg::connect(url, EACH).await?, of_rows.take).await?;
+        let row = Contest {
+            ours: Client::new("dlock, locked rows on PostgreSQL", rows),
+            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
+        };
+        measure(bench, &[lease, session, row]).await
+    })
+}
+
+pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
+    bench.runtime()?.block_on(async {
+        let server = bench.mysql()?;
+        let url = &*server.url();
+        MysqlOptions::from_url(url)?.migrate().await?;
+        let leases = dlock(Mysql::connect(url).await?)?;
+        let of_leases = statements::of_mysql(&server, &leases).await?;
+        let bare = BareMysql { connections: My::connect(url, EACH).await?, statements: of_leases };
+        let lease = Contest {
+            ours: Client::new("dlock, lease rows on MariaDB", leases),
+            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
+        };
+        let bare = MysqlSession::new(My::connect(url, ONE).await?).await?;
+        let session = Contest {
+            ours: Client::new("dlock, session locks on MariaDB", dlock(MysqlSessions::connect(url).await?)?),
+            others: vec![(Client::new("the same statements on one connection, sqlx", bare), PART)],
+        };
+        let bare = MysqlRow::new(My::connect(url, EACH).await?).await?;
+        let row = Contest {
+            ours: Client::new("dlock, locked rows on MariaDB", dlock(MysqlRowLocks::connect(url).await?)?),
+            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
+        };
+        measure(bench, &[lease, session, row]).await
+    })
+}
+
+async fn measure(bench: &Bench, contests: &[Contest]) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for contest in contests {
+        eprintln!("  {} ...", contest.ours.name);
+        rows.extend(contest.measure(bench.rounds, bench.slice).await?);
+    }
+    Ok(rows)
+}
+
+impl Contest {
+    async fn measure(&self, rounds: usize, slice: Duration) -> Result<Vec<Row>> {
+        let clients: Vec<&Client> =
+            std::iter::once(&self.ours).chain(self.others.iter().map(|(client, _)| client)).collect();
+        // paces[tasks][client][round]
+        let mut paces = vec![vec![Vec::new(); clients.len()]; TASKS.len()];
+        // The first round warms up and is not counted.
+        for round in 0..=rounds {
+            for (&tasks, paces) in TASKS.iter().zip(&mut paces) {
+                for turn in 0..clients.len() {
+                    // Each round begins with another one.
+                    let which = (turn + round) % clients.len();
+                    let pace = clients[which].drive(tasks, slice).await?;
+                    if round > 0 {
+                        paces[which].push(pace);
+                    }
+                }
+            }
+        }
+        let mut rows = Vec::new();
+        for (&tasks, paces) in TASKS.iter().zip(&paces) {
+            let (ours, others) = paces.split_first().context("no figures")?;
+            let what = |client: &Client| format!("pairs a second, {tasks} at a time: {}", client.name);
+            rows.push(pace_row(&what(&self.ours), ours));
+            for ((client, part), theirs) in self.others.iter().zip(others) {
+                rows.push(pace_row(&what(client), theirs));
+                let ratio = Spread::of(ours.iter().zip(theirs).map(|(a, b)| a.rate / b.rate).collect());
+                let best = best(ours) / best(theirs);
+                let what = format!("    dlock / {} (of the best rounds: {best:.2})", client.name);
+                rows.push(Row::spread(what, ratio, "x").at_least(ratio.median, *part, "x"));
+            }
+        }
+        Ok(rows)
+    }
+}

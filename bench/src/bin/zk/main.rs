@@ -1,0 +1,86 @@
+//! What dlock costs on ZooKeeper, beside the bare client and Curator.
+//!
+//! ```text
+//! cargo xtask bench zk            # all of it
+//! cargo xtask bench zk pairs      # the benches with this in their name
+//! cargo xtask bench zk --quick    # shorter, for a first look
+//! ```
+//!
+//! Starts a ZooKeeper, and builds a Java program for Curator. All clients take turns in every round, so that they see the
+//! same machine; what counts is the median of the rounds' ratios. Figures of different runs or machines do not compare. A
+//! missed target is shown, and is not a failure of the run: a loaded machine is no reason to stop.
+
+#![forbid(unsafe_code)]
+
+mod acquire;
+mod clients;
+mod hand_over;
+mod pairs;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use dlock_bench::measure::{Options, SLICE, runtime};
+use dlock_interop::{java, worker};
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use tokio::runtime::Runtime;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures what dlock costs on ZooKeeper")]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What all benches share.
+struct Bench {
+    /// Rounds; odd, so that there is a middle one.
+    rounds: usize,
+    /// How long each client works in one round. Short: what else runs on the machine then meets neighbours alike.
+    slice: Duration,
+    threads: bool,
+    server: ZooKeeperServer,
+    jar: PathBuf,
+}
+
+impl Bench {
+    fn runtime(&self) -> Result<Runtime> {
+        runtime(self.threads)
+    }
+}
+
+const BENCHES: &[dlock_bench::Bench<Bench>] = &[
+    ("acquire", acquire::uncontended),
+    ("pairs", pairs::uncontended),
+    ("hand-over", hand_over::between_processes),
+];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        // As the interoperability checks start their processes.
+        ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history),
+        _ => measure_all(&Cli::parse().options),
+    }
+}
+
+fn be_worker(url: &str, lease: &str, process: &str, history: &str) -> Result<()> {
+    let lease = Duration::from_millis(lease.parse()?);
+    runtime(true)?.block_on(worker::serve(url, lease, process.parse()?, Path::new(history)))
+}
+
+fn measure_all(options: &Options) -> Result<()> {
+    dlock_bench::run(BENCHES, options.filter.as_deref(), || {
+        Ok(Bench {
+            rounds: options.rounds(),
+            slice: SLICE,
+            threads: options.threads,
+            jar: runtime(true)?.block_on(java::build())?,
+            // As it has to be in production: what is confirmed is on the disk.
+            server: ZooKeeperServer::options().property("zookeeper.forceSync", "yes").start()?,
+        })
+    })
+}

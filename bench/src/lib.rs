@@ -1,0 +1,53 @@
+//! What all benches share: the table, and the choice of benches by name; for those of servers also their options, and
+//! loops of many tasks.
+//!
+//! A bench is a function from a context, such as a server that runs, to rows of the table.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "servers")]
+pub mod measure;
+pub mod report;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use report::Row;
+use rustix::time::{ClockId, clock_gettime};
+
+/// A bench, and what it is called.
+pub type Bench<C> = (&'static str, fn(&C) -> Result<Vec<Row>>);
+
+/// Runs the benches with `filter` in their names, all without one, and prints the table.
+///
+/// # Errors
+///
+/// When there is none of that name, in a debug build, and those of the context and of the benches.
+pub fn run<C>(benches: &[Bench<C>], filter: Option<&str>, context: impl FnOnce() -> Result<C>) -> Result<()> {
+    let chosen = report::choose(benches, filter)?;
+    let context = context()?;
+    let mut rows = Vec::new();
+    for (name, bench) in chosen {
+        eprintln!("{name} ...");
+        rows.extend(bench(&context)?);
+    }
+    println!("{}", report::table(&rows));
+    Ok(())
+}
+
+/// Returns the processor time that this thread has used.
+#[must_use]
+pub fn thread_time() -> Duration {
+    used(ClockId::ThreadCPUTime)
+}
+
+/// Returns the processor time that all threads of this process have used.
+#[must_use]
+pub fn process_time() -> Duration {
+    used(ClockId::ProcessCPUTime)
+}
+
+fn used(clock: ClockId) -> Duration {
+    let used = clock_gettime(clock);
+    Duration::from_secs(used.tv_sec.unsigned_abs()) + Duration::from_nanos(used.tv_nsec.unsigned_abs())
+}
