@@ -73,6 +73,8 @@ pub enum Arrivals {
     /// They are connected to the server.
     #[default]
     Accept,
+    /// They are connected to the server as soon as it listens; [`Accept`](Self::Accept) resets them when it does not.
+    Await,
     /// They come about and stay silent for ever, as behind a firewall that drops packets.
     BlackHole,
     /// They are reset at once, as by a machine on which nobody listens.
@@ -395,8 +397,9 @@ async fn serve(listener: &TcpListener, controls: &Arc<Controls>, protocol: impl 
         // Counted last: who sees it counted knows that it is treated as was set before.
         controls.accepted.fetch_add(1, Ordering::SeqCst);
         match arrivals {
-            Arrivals::Accept => {
-                drop(tokio::spawn(connection::run(client, cut, controls.clone(), protocol.clone())));
+            Arrivals::Accept | Arrivals::Await => {
+                let waits = arrivals == Arrivals::Await;
+                drop(tokio::spawn(connection::run(client, cut, controls.clone(), protocol.clone(), waits)));
             }
             Arrivals::BlackHole => drop(tokio::spawn(connection::swallow(client, cut))),
             Arrivals::Reset => reset(&client),

@@ -1,8 +1,10 @@
 //! One connection through the proxy.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -33,16 +35,29 @@ struct Pairing {
     opaque: AtomicBool,
 }
 
+/// Connects to the server, and if need be `waits` until it listens.
+async fn connect(controls: &Controls, waits: bool) -> io::Result<TcpStream> {
+    loop {
+        let target = *controls.target.borrow();
+        match TcpStream::connect(target).await {
+            Err(error) if waits && error.kind() == io::ErrorKind::ConnectionRefused => {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 /// Passes bytes to and fro until the connection is cut, or both sides have closed it.
 pub(super) async fn run(
     client: TcpStream,
     mut cut: watch::Receiver<u64>,
     controls: Arc<Controls>,
     protocol: impl Protocol,
+    waits: bool,
 ) {
-    let target = *controls.target.borrow();
     let server = tokio::select! {
-        server = TcpStream::connect(target) => server,
+        server = connect(&controls, waits) => server,
         _ = cut.changed() => return reset(&client),
     };
     let Ok(server) = server else { return reset(&client) };

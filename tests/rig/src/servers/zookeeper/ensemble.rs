@@ -13,8 +13,39 @@ const MEMBERS: u8 = 3;
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     servers: Vec<ZooKeeperServer>,
-    /// Before the ports that each member has for the others: as a leader, and for elections.
-    links: Vec<[Proxy; 2]>,
+    links: Vec<Link>,
+}
+
+/// What one member reaches another one by.
+#[derive(Debug)]
+struct Link {
+    from: usize,
+    to: usize,
+    /// Before the port that the other one has as a leader.
+    lead: Proxy,
+    /// Before the port that it has for elections.
+    elect: Proxy,
+}
+
+impl Link {
+    fn start(from: usize, to: usize, [lead, elect]: [u16; 2]) -> Result<Self, ServerError> {
+        let proxy = |port| {
+            let started = Proxy::start((Ipv4Addr::LOCALHOST, port).into());
+            started.map_err(|error| ServerError::because("a proxy between members", &error))
+        };
+        let link = Self { from, to, lead: proxy(lead)?, elect: proxy(elect)? };
+        // A member that is refused tries again soon; one that is connected and then reset may give up on a leader that is not
+        // ready yet, and both are stuck until `initLimit`.
+        for proxy in [&link.lead, &link.elect] {
+            proxy.set_arrivals(Arrivals::Await);
+        }
+        if from < to {
+            // Of two members the one with the higher number connects to the other. One with a lower number that tries would
+            // be connected to at its own port, past all proxies.
+            link.elect.set_arrivals(Arrivals::Reset);
+        }
+        Ok(link)
+    }
 }
 
 impl ZooKeeperEnsemble {
@@ -48,24 +79,26 @@ impl ZooKeeperEnsemble {
     fn start_over(options: &ZooKeeperOptions, proxies: bool) -> Result<Self, ServerError> {
         let ports: Vec<[u16; 2]> = (1..=MEMBERS).map(|_| [Ports::free(), Ports::free()]).collect();
         let mut links = Vec::new();
-        for own in ports.iter().filter(|_| proxies) {
-            let link = |port| {
-                let started = Proxy::start((Ipv4Addr::LOCALHOST, port).into());
-                started.map_err(|error| ServerError::because("a proxy between members", &error))
-            };
-            links.push([link(own[0])?, link(own[1])?]);
+        let members = 0..usize::from(MEMBERS);
+        for (from, to) in members.clone().flat_map(|from| members.clone().map(move |to| (from, to))) {
+            if proxies && from != to {
+                links.push(Link::start(from, to, ports[to])?);
+            }
         }
-        // In ticks: generous, since a loaded machine is no failure.
-        let options = options.clone().setting("initLimit", "200").setting("syncLimit", "20");
+        // In ticks: generous, since a loaded machine is no failure, and short enough for a second election.
+        let patience = (START.as_millis() / 3).div_ceil(options.tick.as_millis()).to_string();
+        let options = options.clone().setting("initLimit", &patience).setting("syncLimit", "50");
         let mut servers = Vec::new();
-        for id in 1..=MEMBERS {
-            let members = (1..=MEMBERS).zip(&ports).fold(options.clone(), |options, (other, own)| {
-                let link = links.get(usize::from(other) - 1).filter(|_| other != id);
+        for (id, from) in (1..=MEMBERS).zip(members) {
+            let mut options = options.clone().member(id);
+            for (to, own) in ports.iter().enumerate() {
+                let link = links.iter().find(|link| (link.from, link.to) == (from, to));
                 let [lead, elect] =
-                    link.map_or(*own, |link| [link[0].address().port(), link[1].address().port()]);
-                options.setting(&format!("server.{other}"), &format!("127.0.0.1:{lead}:{elect}"))
-            });
-            servers.push(ZooKeeperServer::start_at_once(members.member(id))?);
+                    link.map_or(*own, |link| [link.lead.address().port(), link.elect.address().port()]);
+                options =
+                    options.setting(&format!("server.{}", to + 1), &format!("127.0.0.1:{lead}:{elect}"));
+            }
+            servers.push(ZooKeeperServer::start_at_once(options)?);
         }
         for server in &mut servers {
             server.wait_until_ready(START)?;
@@ -74,19 +107,24 @@ impl ZooKeeperEnsemble {
     }
 
     /// Parts the leader from the others, who learn of it at once and elect another one, while it believes in its followers for
-    /// twenty ticks and goes on answering what needs no majority. Returns which one it was.
+    /// fifty ticks and goes on answering what needs no majority. Returns which one it was.
     ///
     /// # Panics
     ///
     /// When nobody leads, or the ensemble was not started with [`start_over_proxies`](Self::start_over_proxies).
     pub fn strand_leader(&self) -> usize {
+        assert!(!self.links.is_empty(), "started over proxies");
         let leader = self.leader().expect("a leader");
-        let [lead, elect] = &self.links[leader];
-        for link in [lead, elect] {
-            link.set_arrivals(Arrivals::Reset);
+        for link in self.links.iter().filter(|link| link.from == leader || link.to == leader) {
+            for proxy in [&link.lead, &link.elect] {
+                proxy.set_arrivals(Arrivals::Reset);
+            }
+            // Also what it tells the others of itself: as long as they hear that it leads, some follow it again.
+            link.elect.cut();
         }
-        elect.cut();
-        lead.strand();
+        for link in self.links.iter().filter(|link| link.to == leader) {
+            link.lead.strand();
+        }
         leader
     }
 
@@ -134,7 +172,13 @@ impl ZooKeeperEnsemble {
     /// Who leads at the moment, if anybody does.
     #[must_use]
     pub fn leader(&self) -> Option<usize> {
-        (0..self.servers.len()).find(|&index| self.mode(index).as_deref() == Some("leader"))
+        (0..self.servers.len()).find(|&index| self.leads(index))
+    }
+
+    /// Whether this member takes itself for the leader.
+    #[must_use]
+    pub fn leads(&self, index: usize) -> bool {
+        self.mode(index).as_deref() == Some("leader")
     }
 
     /// What this member is at the moment, such as `follower`; nothing while it does not serve.

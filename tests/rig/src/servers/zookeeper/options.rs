@@ -25,7 +25,7 @@ const CONFIG: &str = "zoo.cfg";
 #[derive(Clone, Debug)]
 pub struct ZooKeeperOptions {
     pub(super) port: Option<u16>,
-    tick: Duration,
+    pub(super) tick: Duration,
     settings: Vec<(String, String)>,
     properties: Vec<(String, String)>,
     pub(super) id: Option<u8>,
