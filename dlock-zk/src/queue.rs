@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use zookeeper::Error;
 
-use crate::session::{Answer, Session, read};
+use crate::session::{Answer, Pass, Session, read};
 
 /// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
 pub(crate) const NODES: usize = 16;
@@ -135,13 +135,13 @@ impl Queues {
 #[derive(Default)]
 pub(crate) struct Turn {
     slot: Option<OwnedSemaphorePermit>,
-    request: Option<OwnedSemaphorePermit>,
+    request: Option<Pass>,
     waiting: Option<Answer<Taken>>,
 }
 
 struct Taken {
     slot: Option<OwnedSemaphorePermit>,
-    request: Option<OwnedSemaphorePermit>,
+    request: Pass,
 }
 
 impl Turn {
@@ -158,15 +158,15 @@ impl Turn {
                 std::task::Poll::Pending => false,
             };
         }
-        let requests = Arc::clone(&session.requests.ordinary);
+        let (requests, client) = (Arc::clone(&session.requests.ordinary), &session.client);
         let slot = match self.slot.take() {
             None if needs_slot => match Arc::clone(&queue.slots).try_acquire_owned() {
                 Ok(slot) => Some(slot),
                 Err(_) => {
-                    let slots = Arc::clone(&queue.slots);
+                    let (slots, client) = (Arc::clone(&queue.slots), client.clone());
                     self.waiting = Some(Box::pin(async move {
                         let slot = slots.acquire_owned().await.ok();
-                        Taken { slot, request: requests.acquire_owned().await.ok() }
+                        Taken { slot, request: requests.enter(client).await }
                     }));
                     // Joins the queue of those who wait.
                     return self.take(queue, session, needs_slot);
@@ -174,20 +174,19 @@ impl Turn {
             },
             slot => slot,
         };
-        match Arc::clone(&requests).try_acquire_owned() {
-            Ok(request) => self.has(Taken { slot, request: Some(request) }),
-            Err(_) => {
+        match requests.try_enter() {
+            Some(request) => self.has(Taken { slot, request }),
+            None => {
+                let client = client.clone();
                 self.waiting =
-                    Some(Box::pin(
-                        async move { Taken { slot, request: requests.acquire_owned().await.ok() } },
-                    ));
+                    Some(Box::pin(async move { Taken { slot, request: requests.enter(client).await } }));
                 self.take(queue, session, needs_slot)
             }
         }
     }
 
     fn has(&mut self, taken: Taken) -> bool {
-        (self.slot, self.request, self.waiting) = (taken.slot, taken.request, None);
+        (self.slot, self.request, self.waiting) = (taken.slot, Some(taken.request), None);
         true
     }
 

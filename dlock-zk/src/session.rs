@@ -23,6 +23,7 @@ use zookeeper::{Client, Error, SessionState};
 pub(crate) use self::current::{Refusal, Sessions};
 use self::proof::ProofNode;
 pub(crate) use self::proof::make_directory;
+pub(crate) use self::requests::Pass;
 use self::requests::Requests;
 use crate::config::Config;
 use crate::error::{of_read, of_write};
