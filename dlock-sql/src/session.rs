@@ -8,6 +8,7 @@ mod administration;
 mod handles;
 mod hold_signal;
 mod name;
+mod queue;
 mod steps;
 mod strategy;
 
@@ -30,11 +31,15 @@ use hold_signal::HoldSignal;
 pub(crate) use name::Name;
 #[cfg(feature = "mysql")]
 pub(crate) use name::{FENCE, ROW};
+pub(crate) use queue::TURN;
+use queue::{Queue, Waiting};
 use steps::WhoAmI;
 pub(crate) use strategy::{ByName, ByRow, Found, RowServer, Strategy, TakeResult, settle_names, take_row};
 
-/// How often waiters ask.
+/// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
+/// Waiters who are told of releases ask this often in case that does not get through.
+const SAFETY_NET: Duration = Duration::from_secs(1);
 /// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer than
 /// this after the last sign of life.
 const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -103,6 +108,7 @@ pub trait SessionServer: Server {
 /// sessions that the user may see: its own, or all with the right `PROCESS`.
 pub struct Sessions<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
+    queue: Arc<Queue<M>>,
     /// For questions, and for what must not be part of the transaction that keeps a lock.
     others: Arc<Connections<M::Server>>,
 }
@@ -145,6 +151,7 @@ impl<M: Strategy> Sessions<M> {
         let others = opened.connections(None)?;
         // Two connections that are open have two sessions. Nothing is prepared until that is known.
         others.ask(WhoAmI, QUESTION).await?;
+        let queue = Queue::new(Arc::clone(&server), Arc::clone(&others));
         let context = Context { server, others: Arc::clone(&others), connector };
         let handles = Arc::new(ConnectionHandles::new(context, &settings));
         let handle = handles.handle(settings.connect_timeout).await?;
@@ -154,7 +161,7 @@ impl<M: Strategy> Sessions<M> {
         }
         handles.put_back(handle);
         others.verify().await?;
-        Ok(Self { handles, others })
+        Ok(Self { handles, queue, others })
     }
 }
 
@@ -167,7 +174,7 @@ impl<M: Strategy> Backend for Sessions<M> {
 
     fn capabilities(&self) -> Capabilities {
         let basic = Capabilities::basic().with_fencing().with_session().with_administration();
-        basic.with_polling(POLLING.0, POLLING.1)
+        basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
@@ -175,8 +182,8 @@ impl<M: Strategy> Backend for Sessions<M> {
     }
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
-        let handles = Arc::clone(&self.handles);
-        SessionClaim { handles, request, signal: Arc::default(), handle: None }
+        let (handles, waiting) = (Arc::clone(&self.handles), Waiting::new(Arc::clone(&self.queue)));
+        SessionClaim { handles, request, signal: Arc::default(), handle: None, waiting }
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -192,6 +199,7 @@ impl<M: Strategy> Backend for Sessions<M> {
     }
 
     async fn close(&self) {
+        self.queue.close();
         self.handles.close().await;
         self.others.close().await;
     }
@@ -199,7 +207,8 @@ impl<M: Strategy> Backend for Sessions<M> {
 
 impl<M: Strategy> Clone for Sessions<M> {
     fn clone(&self) -> Self {
-        Self { handles: Arc::clone(&self.handles), others: Arc::clone(&self.others) }
+        let Self { handles, queue, others } = self;
+        Self { handles: Arc::clone(handles), queue: Arc::clone(queue), others: Arc::clone(others) }
     }
 }
 
@@ -216,11 +225,13 @@ pub struct SessionClaim<M: Strategy> {
     signal: Arc<HoldSignal>,
     /// Where something of ours may be.
     handle: Option<ConnectionHandle>,
+    waiting: Waiting<M>,
 }
 
 impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.handles.check()?;
+        self.waiting.begin();
         let handle = match &mut self.handle {
             Some(handle) => handle,
             // Less than the engine waits, so that nothing was sent when it is told of a lack of connections.
@@ -229,6 +240,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         let (request, signal) = (self.request.clone(), Arc::clone(&self.signal));
         let taken = handle.call(|answer| Command::Take(Take { request, signal, answer })).await;
         if let Ok(Taken::Granted(fence)) = taken {
+            self.waiting.leave();
             let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
             return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
         }
@@ -241,6 +253,10 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         Ok(Attempt::Busy(busy))
     }
 
+    async fn changed(&mut self) -> Result<(), Failure> {
+        self.waiting.changed(&self.request.key).await
+    }
+
     fn granted(&mut self, signal: Signal) {
         self.signal.connect(signal);
     }
@@ -251,6 +267,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.waiting.leave();
         let Some(handle) = &self.handle else { return Ok(Withdrawal::ABSENT) };
         let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.

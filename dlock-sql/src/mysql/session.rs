@@ -13,7 +13,7 @@ use crate::rows::Connections;
 use crate::server::{Answer, Server, Taken};
 use crate::session::{
     ByName, ByRow, FENCE, Found, Name, OwningSession, ROW, RowServer, SessionServer, Sessions, Strategy,
-    TakeResult, Wanted, settle_names, take_row,
+    TURN, TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -71,7 +71,26 @@ fn name_of(name: &Name) -> String {
     format!("dlock:{}", hex(&name.digest[..MysqlServer::DIGEST]))
 }
 
-/// The same, of the row with the fence that a statement looks at.
+/// The turn among those who wait for a lock.
+fn turn(name: &Name, of: char) -> String {
+    format!("dlock:{of}:{}", hex(&name.digest[..MysqlServer::DIGEST]))
+}
+
+async fn queue(on: &mut MySqlConnection, turn: String) -> Answer<bool> {
+    waited(on, format!("SELECT CAST(GET_LOCK('{turn}', {}) AS SIGNED)", TURN.as_secs())).await
+}
+
+/// Runs a statement that may wait for a name, and says first whether it got it.
+async fn waited(on: &mut MySqlConnection, statement: String) -> Answer<bool> {
+    let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
+    Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
+}
+
+async fn leave(on: &mut MySqlConnection, turn: String) -> Answer<()> {
+    sqlx::raw_sql(AssertSqlSafe(format!("DO RELEASE_LOCK('{turn}')"))).execute(on).await.map(drop)
+}
+
+/// The name of the row with the fence that a statement looks at.
 pub(super) fn name_in_sql(place: &str) -> String {
     let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
     let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
@@ -269,6 +288,20 @@ impl Strategy for ByName<MysqlServer> {
         Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<Answer<_>>()?))
     }
 
+    async fn queue(on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        queue(on, turn(name, 's')).await
+    }
+
+    async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        let (name, limit) = (name_of(name), TURN.as_secs());
+        waited(on, format!("SELECT CAST(GET_LOCK('{name}', {limit}) AS SIGNED), RELEASE_LOCK('{name}')"))
+            .await
+    }
+
+    async fn leave(on: &mut MySqlConnection, name: &Name) -> Answer<()> {
+        leave(on, turn(name, 's')).await
+    }
+
     async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN {} AS held
@@ -392,6 +425,20 @@ impl Strategy for ByRow<MysqlServer> {
 
     async fn release(on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
         Ok((MysqlServer::free_row(on).await?, vec![true; names.len()]))
+    }
+
+    async fn queue(on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        queue(on, turn(name, 'r')).await
+    }
+
+    async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+        let (table, row) = (server.quoted(), hex(&name.row));
+        let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE");
+        sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
+    }
+
+    async fn leave(on: &mut MySqlConnection, name: &Name) -> Answer<()> {
+        leave(on, turn(name, 'r')).await
     }
 
     async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {

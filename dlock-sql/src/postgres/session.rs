@@ -13,8 +13,8 @@ use super::statements::ADVISORY;
 use crate::rows::Connections;
 use crate::server::{Answer, Server, Taken};
 use crate::session::{
-    ByName, ByRow, Found, Name, OwningSession, RowServer, SessionServer, Sessions, Strategy, TakeResult,
-    Wanted, settle_names, take_row,
+    ByName, ByRow, Found, Name, OwningSession, RowServer, SessionServer, Sessions, Strategy, TURN,
+    TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -92,6 +92,32 @@ fn counting(table: &str, from: &str) -> String {
             token = excluded.token, holder = excluded.holder
         RETURNING fence, {HASTE}"#
     )
+}
+
+/// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
+fn turn(name: &Name, from: usize) -> String {
+    let number = |from: usize| {
+        let digits = [0, 1, 2, 3].map(|place| name.digest[from + place]);
+        i32::from_be_bytes(digits)
+    };
+    format!("{}, {}", number(from), number(from + 4))
+}
+
+/// Where the numbers of a turn begin in the digest: for names, and for rows.
+const TURNS: (usize, usize) = (8, 16);
+
+/// Runs a statement that may wait.
+async fn waited(on: &mut PgConnection, statement: String) -> Answer<bool> {
+    // In one message, not prepared: the settings are of this transaction.
+    let statements = format!(
+        "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true); {statement}",
+        TURN.as_millis()
+    );
+    sqlx::raw_sql(AssertSqlSafe(statements)).execute(on).await.map(|_| true)
+}
+
+async fn leave(on: &mut PgConnection) -> Answer<()> {
+    sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
 }
 
 fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
@@ -229,6 +255,21 @@ impl Strategy for ByName<PostgresServer> {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
+    async fn queue(on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.0))).await
+    }
+
+    async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        // Shared, so that nobody takes this moment for a lock.
+        let number = number(name);
+        waited(on, format!("SELECT pg_advisory_lock_shared({number}), pg_advisory_unlock_shared({number})"))
+            .await
+    }
+
+    async fn leave(on: &mut PgConnection, _: &Name) -> Answer<()> {
+        leave(on).await
+    }
+
     async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
@@ -338,6 +379,19 @@ impl Strategy for ByRow<PostgresServer> {
 
     async fn release(on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
         Ok((PostgresServer::free_row(on).await?, vec![true; names.len()]))
+    }
+
+    async fn queue(on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.1))).await
+    }
+
+    async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+        let (table, row) = (server.quoted(), hex(&name.row));
+        waited(on, format!("SELECT 1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
+    }
+
+    async fn leave(on: &mut PgConnection, _: &Name) -> Answer<()> {
+        leave(on).await
     }
 
     async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {

@@ -42,7 +42,7 @@ const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + inter
 /// The advisory locks of this database that have one number.
 pub(super) const ADVISORY: &str =
     "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 

@@ -197,7 +197,7 @@ impl<S: Server> Connections<S> {
     }
 
     /// A connection that works, as far as can be told.
-    async fn connection(
+    pub(crate) async fn connection(
         self: &Arc<Self>,
         permit: Option<OwnedSemaphorePermit>,
         patience: Duration,

@@ -61,6 +61,9 @@ pub(super) struct Release {
 /// What the server tells locks apart by.
 type Id = [u8; 32];
 
+/// What was found busy just now, and who has it.
+type Busy = HashMap<Id, Option<Box<Holder>>>;
+
 /// A lock that the connection keeps.
 struct Held {
     key: Key,
@@ -181,8 +184,17 @@ impl<M: Strategy> ConnectionActor<M> {
             self.leave(leaves).await;
         }
         takes.retain(|take| !take.answer.is_closed());
-        for take in self.take_together(takes).await {
-            let taken = self.take(&take.request, &take.signal).await;
+        let mut busy = HashMap::new();
+        for take in self.take_together(takes, &mut busy).await {
+            let (id, _) = self.name(&take.request.key);
+            // It was busy after this order had come.
+            let taken = match busy.get(&id).cloned() {
+                Some(holder) => Ok(Taken::Busy(holder)),
+                None => self.take(&take.request, &take.signal).await,
+            };
+            if let Ok(Taken::Busy(holder)) = &taken {
+                busy.insert(id, holder.clone());
+            }
             drop(take.answer.send(taken));
         }
         for other in others {
@@ -237,7 +249,7 @@ impl<M: Strategy> ConnectionActor<M> {
     }
 
     /// Takes what can be taken in one round trip. What is left has to be taken by itself.
-    async fn take_together(&mut self, takes: Vec<Take>) -> Vec<Take> {
+    async fn take_together(&mut self, takes: Vec<Take>, busy: &mut Busy) -> Vec<Take> {
         if takes.len() < 2 || self.open().await.is_err() {
             return takes;
         }
@@ -266,8 +278,11 @@ impl<M: Strategy> ConnectionActor<M> {
             return some;
         };
         for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
-            if let Taken::Granted(fence) = taken {
-                self.hold(id, &take.request, &take.signal, wanted.holder, fence, sent);
+            match &taken {
+                Taken::Granted(fence) => {
+                    self.hold(id, &take.request, &take.signal, wanted.holder, *fence, sent);
+                }
+                Taken::Busy(holder) => drop(busy.insert(id, holder.clone())),
             }
             drop(take.answer.send(Ok(taken)));
         }

@@ -93,7 +93,7 @@ impl<M: Strategy> Step<M::Server> for List<M> {
 }
 
 /// Ends a session.
-struct End(i64);
+pub(super) struct End(pub(super) i64);
 
 impl<S: SessionServer> Step<S> for End {
     type Reply = ();

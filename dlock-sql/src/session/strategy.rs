@@ -48,6 +48,25 @@ pub trait Strategy: Send + Sync + Sized + 'static {
         on: &'c mut Conn<Self::Server>,
         names: &'c [Name],
     ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
+    /// Waits for the turn among all who wait for this lock; whether it came. The session has it until it leaves.
+    #[doc(hidden)]
+    fn queue<'c>(
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    /// Waits until nobody has the lock, and leaves it alone; whether that was so.
+    #[doc(hidden)]
+    fn wait<'c>(
+        server: &'c Self::Server,
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    /// Gives the turn to the next one.
+    #[doc(hidden)]
+    fn leave<'c>(
+        on: &'c mut Conn<Self::Server>,
+        name: &'c Name,
+    ) -> impl Future<Output = Answer<()>> + Send + 'c;
     /// Who has it.
     #[doc(hidden)]
     fn holder<'c>(

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use crate::support::Child;
 
 /// A lease that nobody waits for the end of.
-const LONG: Duration = Duration::from_secs(50);
+pub(crate) const LONG: Duration = Duration::from_secs(50);
 /// A lease that a test waits for the end of.
 const SHORT: Duration = Duration::from_secs(3);
 
@@ -39,6 +39,10 @@ pub(crate) trait Kind: Send + Sync + 'static {
     fn disconnect_all(server: &Self::Server) -> usize;
     /// How many locks the server has for anybody.
     fn held(server: &Self::Server) -> usize;
+    /// How many sessions wait on the server.
+    fn waiting(server: &Self::Server) -> usize;
+    /// Ends them.
+    fn kill_waiting(server: &Self::Server);
     fn connect(url: &str) -> impl Future<Output = Result<Self::Backend>> + Send;
 }
 
@@ -48,7 +52,7 @@ pub(crate) struct MysqlSession;
 pub(crate) struct MysqlRow;
 
 macro_rules! kind {
-    ($kind:ident, $backend:ident, $options:ident, $server:ident, $role:literal, $shared:literal, $migrate:literal, $held:literal) => {
+    ($kind:ident, $backend:ident, $options:ident, $server:ident, $role:literal, $shared:literal, $migrate:literal, $waiting:ident, $held:literal) => {
         impl Kind for $kind {
             type Backend = $backend;
             type Server = $server;
@@ -82,6 +86,15 @@ macro_rules! kind {
             fn held(server: &$server) -> usize {
                 server.query($held).parse().unwrap()
             }
+            fn waiting(server: &$server) -> usize {
+                $waiting(server).len()
+            }
+            fn kill_waiting(server: &$server) {
+                for kill in $waiting(server) {
+                    // It may have ended since.
+                    let _ = server.try_query(&kill);
+                }
+            }
             async fn connect(url: &str) -> Result<$backend> {
                 // A machine that is busy with other tests is no failure.
                 let options = $options::from_url(url)?.with_connect_timeout(Duration::from_secs(20));
@@ -99,6 +112,7 @@ kind!(
     "postgres-session",
     true,
     "&migrate=true",
+    waiting_on_postgres,
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 );
 kind!(
@@ -109,6 +123,7 @@ kind!(
     "postgres-row",
     false,
     "&migrate=true",
+    waiting_on_postgres,
     "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND application_name = 'dlock'"
 );
 kind!(
@@ -119,6 +134,7 @@ kind!(
     "mysql-session",
     true,
     "?migrate=true",
+    waiting_on_mysql,
     "SELECT count(*) FROM locks.dlock WHERE hex(left(`key`, 1)) = 'FF'
         AND IS_USED_LOCK(concat('dlock:', left(sha2(concat(
             unhex(lpad(hex(7), 16, '0')), 'session', unhex(lpad(hex(15), 16, '0')), '`locks`.`dlock`',
@@ -132,8 +148,25 @@ kind!(
     "mysql-row",
     false,
     "?migrate=true",
+    waiting_on_mysql,
     "SELECT count(*) FROM information_schema.innodb_trx"
 );
+
+/// Statements that end the sessions that wait.
+fn waiting_on_postgres(server: &PostgresServer) -> Vec<String> {
+    let waiting = "SELECT 'SELECT pg_terminate_backend(' || pid || ')' FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    server.query(waiting).lines().map(str::to_owned).collect()
+}
+
+/// The same. The information schema would make a temporary table.
+fn waiting_on_mysql(server: &MysqlServer) -> Vec<String> {
+    let all = server.query("SHOW FULL PROCESSLIST");
+    let waiting = all.lines().filter(|line| line.contains("GET_LOCK") || line.contains("FOR UPDATE"));
+    let waiting = waiting.filter(|line| !line.contains("NOWAIT") && !line.contains("', 0)"));
+    waiting
+        .filter_map(|line| Some(format!("KILL {}", line.split(|c: char| !c.is_ascii_digit()).next()?)))
+        .collect()
+}
 
 /// Each test once for each kind.
 macro_rules! on_each_kind {
@@ -153,17 +186,18 @@ macro_rules! on_each_kind {
         }
     };
 }
+pub(crate) use on_each_kind;
 
-async fn over<K: Kind>(url: &str, lease: Duration) -> Locks {
+pub(crate) async fn over<K: Kind>(url: &str, lease: Duration) -> Locks {
     let backend = K::connect(url).await.unwrap_or_else(|error| panic!("{error}"));
     Locks::builder(backend).with_lease(lease).with_wait(Duration::from_secs(20)).build().unwrap()
 }
 
-async fn locks<K: Kind>(server: &K::Server, lease: Duration) -> Locks {
+pub(crate) async fn locks<K: Kind>(server: &K::Server, lease: Duration) -> Locks {
     over::<K>(&K::url(server), lease).await
 }
 
-async fn take(locks: &Locks, key: &str) -> Guard {
+pub(crate) async fn take(locks: &Locks, key: &str) -> Guard {
     locks.lock(key).acquire().await.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -175,12 +209,12 @@ fn error_of<T>(result: Result<T>, kind: ErrorKind) -> Error {
 }
 
 /// Waits for what has to come.
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let limit = Duration::from_secs(30);
     tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} did not come"))
 }
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     soon(what, async {
         while !holds() {
             // InnoDB shows its transactions as of an earlier look when that was less than 100 ms ago.

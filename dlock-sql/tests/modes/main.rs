@@ -6,5 +6,6 @@ mod kept;
 mod kept_by;
 mod optimistic;
 mod pruning;
+mod queues;
 mod support;
 mod transactions;

@@ -1,0 +1,203 @@
+//! Waiting on the server, in its own first-come queues.
+//!
+//! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and then until
+//! the lock is free. Then the claim tries; the turn is kept until it has the lock or goes away. So the lock goes around among
+//! the processes that want it, and a release is noticed at once. There are few of these connections; who gets none asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::Backoff;
+use dlock_core::{Failure, Key, keeper};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use super::administration::End;
+use super::{Name, POLLING, SessionServer, Strategy};
+use crate::connector::end;
+use crate::rows::{Connections, QUESTION};
+use crate::server::{Answer, Conn, Server};
+
+/// How many connections of a backend wait at the most.
+const MOST: usize = 4;
+/// How long one statement waits on the server: a transaction that is open for long is in the way of the server's cleaning up.
+pub(crate) const TURN: Duration = Duration::from_secs(30);
+/// When a connection whose statement is not answered counts as cut off.
+const CUT_OFF: Duration = Duration::from_secs(60);
+/// So often in a row somebody else may be faster before a claim pauses: what it is told may be of another server.
+const LOSSES: u32 = 16;
+/// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back sooner.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// The connections that wait.
+pub(super) struct Queue<M: Strategy> {
+    server: Arc<M::Server>,
+    others: Arc<Connections<M::Server>>,
+    permits: Arc<Semaphore>,
+}
+
+impl<M: Strategy> Queue<M> {
+    pub(super) fn new(server: Arc<M::Server>, others: Arc<Connections<M::Server>>) -> Arc<Self> {
+        Arc::new(Self { server, others, permits: Arc::new(Semaphore::new(MOST)) })
+    }
+
+    pub(super) fn close(&self) {
+        self.permits.close();
+    }
+
+    /// Joins the queue of a key; none without a connection for it.
+    fn join(self: &Arc<Self>, key: &Key) -> Result<Option<Place>, Failure> {
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
+        let (tell, seen) = watch::channel(0);
+        let (again, asked) = mpsc::unbounded_channel();
+        let name = Name::of(&self.server.place(), key);
+        let visit = Visit { queue: Arc::clone(self), name, tell, asked };
+        keeper::runtime()?.spawn(visit.carry_out(permit));
+        Ok(Some(Place { seen, again, asked_again: 0 }))
+    }
+}
+
+/// A claim's way to wait.
+pub(super) struct Waiting<M: Strategy> {
+    queue: Arc<Queue<M>>,
+    place: Option<Place>,
+    /// How often the lock was seen free before the last attempt.
+    known: u64,
+    /// It has waited for the time before it joins.
+    patient: bool,
+    /// How often the lock was seen free, and was not to be had.
+    losses: u32,
+    pauses: Backoff,
+}
+
+/// A place in the queue of a key. Dropping it leaves the queue.
+struct Place {
+    /// How often the lock was seen free.
+    seen: watch::Receiver<u64>,
+    again: mpsc::UnboundedSender<()>,
+    /// After how many of these it was asked to wait again.
+    asked_again: u64,
+}
+
+impl<M: Strategy> Waiting<M> {
+    pub(super) fn new(queue: Arc<Queue<M>>) -> Self {
+        Self {
+            queue,
+            place: None,
+            known: 0,
+            patient: false,
+            losses: 0,
+            pauses: Backoff::new(POLLING.0, POLLING.1),
+        }
+    }
+
+    /// An attempt begins.
+    pub(super) fn begin(&mut self) {
+        self.known = self.place.as_ref().map_or(0, |place| *place.seen.borrow());
+    }
+
+    /// Waits until the lock was free after the last attempt has begun.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(super) async fn changed(&mut self, key: &Key) -> Result<(), Failure> {
+        if self.place.is_none() {
+            if !std::mem::replace(&mut self.patient, true) {
+                tokio::time::sleep(PATIENCE).await;
+            }
+            (self.place, self.known) = (self.queue.join(key)?, 0);
+        }
+        if let Some(place) = &mut self.place {
+            if *place.seen.borrow() == self.known && self.known > place.asked_again {
+                self.losses += 1;
+                if self.losses > LOSSES {
+                    tokio::time::sleep(self.pauses.next_pause()).await;
+                }
+                place.asked_again = self.known;
+                let _ = place.again.send(());
+            }
+            let known = self.known;
+            if place.seen.wait_for(|seen| *seen > known).await.is_ok() {
+                return Ok(());
+            }
+            self.place = None;
+        }
+        tokio::time::sleep(self.pauses.next_pause()).await;
+        Ok(())
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.place = None;
+    }
+}
+
+/// What one connection does for one place.
+struct Visit<M: Strategy> {
+    queue: Arc<Queue<M>>,
+    name: Name,
+    tell: watch::Sender<u64>,
+    asked: mpsc::UnboundedReceiver<()>,
+}
+
+impl<M: Strategy> Visit<M> {
+    async fn carry_out(mut self, permit: OwnedSemaphorePermit) {
+        let others = Arc::clone(&self.queue.others);
+        // Without a connection the place is gone, and its claim asks.
+        let Ok((mut connection, permit)) = others.connection(Some(permit), QUESTION).await else { return };
+        match self.stand(&mut connection).await {
+            Ok(()) => others.put_back(connection),
+            Err(_) => end(connection).await,
+        }
+        drop(permit);
+    }
+
+    /// Waits until the claim has gone away. After an error the connection is of no use any more.
+    async fn stand(&mut self, on: &mut Conn<M::Server>) -> Answer<()> {
+        let Self { queue, name, tell, asked } = self;
+        let session = M::Server::ping(on).await?;
+        let mut queued = false;
+        loop {
+            let waited = {
+                let waiting = async {
+                    if queued { M::wait(&queue.server, on, name).await } else { M::queue(on, name).await }
+                };
+                tokio::pin!(waiting);
+                tokio::select! {
+                    biased;
+                    waited = tokio::time::timeout(CUT_OFF, &mut waiting) => waited,
+                    () = gone(asked) => {
+                        // A server may not notice by itself that nobody waits any more.
+                        let _ = queue.others.ask(End(session), QUESTION).await;
+                        return Err(sqlx::Error::WorkerCrashed);
+                    }
+                }
+            };
+            match waited {
+                Ok(Ok(true)) if queued => {
+                    tell.send_modify(|seen| *seen += 1);
+                    if asked.recv().await.is_none() {
+                        return M::leave(on, name).await;
+                    }
+                }
+                Ok(Ok(true)) => queued = true,
+                // It has waited for as long as a statement may.
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => {
+                    if !matches!(error, sqlx::Error::Database(_)) {
+                        return Err(error);
+                    }
+                    let fault = queue.server.fault(error);
+                    if !fault.again {
+                        return Err(sqlx::Error::WorkerCrashed);
+                    }
+                }
+                Err(_) => return Err(sqlx::Error::PoolTimedOut),
+            }
+        }
+    }
+}
+
+/// Resolves when the claim has gone away.
+async fn gone(asked: &mut mpsc::UnboundedReceiver<()>) {
+    while asked.recv().await.is_some() {}
+}

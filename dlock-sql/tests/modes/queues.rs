@@ -1,0 +1,90 @@
+//! Waiting in the queues of the server.
+
+use std::time::Duration;
+
+use dlock_core::{Guard, Locks, Result};
+use dlock_testkit::proxy::Proxy;
+use tokio::task::JoinHandle;
+
+use crate::kept::{
+    Kind, LONG, MysqlRow, MysqlSession, PostgresRow, PostgresSession, locks, on_each_kind, over, soon, take,
+    until,
+};
+
+fn wait(locks: &Locks, key: &str) -> JoinHandle<Result<Guard>> {
+    let lock = locks.lock(key);
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+async fn got(waiter: JoinHandle<Result<Guard>>) -> Guard {
+    soon("the lock", waiter).await.unwrap().unwrap_or_else(|error| panic!("{error}"))
+}
+
+on_each_kind! {
+    async fn a_thousand_waiters_of_a_key_ask_hardly_ever<K: Kind>() {
+        let server = K::start(&[]);
+        let ours = locks::<K>(&server, LONG).await;
+        let proxy = Proxy::start(K::address(&server)).unwrap();
+        let theirs = over::<K>(&K::url_through(&server, proxy.address()), LONG).await;
+        let guard = take(&ours, "hot").await;
+        let first = wait(&theirs, "hot");
+        until("the first one waits on the server", || K::waiting(&server) == 1).await;
+        let waiters: Vec<_> = (0..1_000).map(|_| wait(&theirs, "hot")).collect();
+        let sent = proxy.traffic().bytes_to_server;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        // A question a second, in case that a release was missed, and a sign of life.
+        let sent = proxy.traffic().bytes_to_server - sent;
+        assert!(sent < 20_000, "{sent} bytes");
+        assert_eq!(K::waiting(&server), 1);
+        waiters.iter().for_each(JoinHandle::abort);
+        guard.release().await.unwrap();
+        got(first).await.release().await.unwrap();
+        until("nobody waits any more", || K::waiting(&server) == 0 && K::held(&server) == 0).await;
+    }
+
+    async fn a_connection_that_waits_may_be_killed<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+        let guard = take(&ours, "hot").await;
+        let waiter = wait(&theirs, "hot");
+        for _ in 0..3 {
+            until("it waits on the server", || K::waiting(&server) == 1).await;
+            K::kill_waiting(&server);
+        }
+        guard.check().expect("nobody killed the session that has the lock");
+        guard.release().await.unwrap();
+        got(waiter).await.release().await.unwrap();
+    }
+
+    async fn who_goes_away_while_it_waits_is_in_nobodys_way<K: Kind>() {
+        let server = K::start(&[]);
+        let all = [locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await];
+        let guard = take(&all[0], "hot").await;
+        let second = wait(&all[1], "hot");
+        until("the second waits on the server", || K::waiting(&server) == 1).await;
+        let third = wait(&all[2], "hot");
+        until("the third waits on the server", || K::waiting(&server) == 2).await;
+        second.abort();
+        until("the second has gone", || K::waiting(&server) == 1).await;
+        guard.release().await.unwrap();
+        got(third).await.release().await.unwrap();
+        until("nobody waits any more", || K::waiting(&server) == 0 && K::held(&server) == 0).await;
+    }
+
+    async fn more_keys_than_connections_for_waiting_are_waited_for<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+        let (mut guards, mut waiters) = (Vec::new(), Vec::new());
+        for n in 0..7 {
+            guards.push(take(&ours, &format!("k{n}")).await);
+            waiters.push(wait(&theirs, &format!("k{n}")));
+        }
+        until("as many wait as may", || K::waiting(&server) == 4).await;
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        for waiter in waiters {
+            got(waiter).await.release().await.unwrap();
+        }
+    }
+}
