@@ -1,4 +1,5 @@
-//! MariaDB: one server with one database, `locks`.
+//! MariaDB: one server with one database, `locks`. Where the environment variable `DLOCK_TEST_MYSQLD` is the path of MySQL's
+//! `mysqld`, version 8, it is that.
 //!
 //! ```no_run
 //! use dlock_rig::servers::mysql::MysqlServer;
@@ -41,6 +42,8 @@ const SETTINGS: [&str; 10] = [
     "skip-log-bin",
     "skip-name-resolve",
 ];
+/// What MySQL is told besides: passwords without TLS, and no certificates of its own.
+const OF_MYSQL: [&str; 3] = ["mysqlx=off", "default-authentication-plugin=mysql_native_password", "skip-ssl"];
 /// Run at each start.
 const INIT: &str = "\
 CREATE USER IF NOT EXISTS admin@'%';
@@ -128,8 +131,10 @@ impl MysqlOptions {
         ];
         let tls = [("ssl-ca", tls::AUTHORITY), ("ssl-cert", tls::CERTIFICATE), ("ssl-key", tls::KEY)];
         let tls = tls.into_iter().filter(|_| self.tls).map(|(name, file)| format!("{name}={}", path(file)));
+        let of_mysql = OF_MYSQL.into_iter().filter(|_| mysqld().is_some() && !self.tls);
         let settings = SETTINGS
             .into_iter()
+            .chain(of_mysql)
             .map(str::to_owned)
             .chain(places)
             .chain(tls)
@@ -309,9 +314,18 @@ impl fmt::Debug for MysqlServer {
     }
 }
 
+/// MySQL's server, if it is to be tested.
+fn mysqld() -> Option<&'static str> {
+    static MYSQLD: OnceLock<Option<String>> = OnceLock::new();
+    MYSQLD.get_or_init(|| std::env::var("DLOCK_TEST_MYSQLD").ok()).as_deref()
+}
+
 /// The server, which may lie outside of a user's `PATH`.
 fn program(name: &'static str) -> Program {
     static MARIADBD: OnceLock<&'static str> = OnceLock::new();
+    if let Some(name) = mysqld() {
+        return Program { name, package: PACKAGE };
+    }
     let name = MARIADBD.get_or_init(|| {
         let found = account::find(name, [PathBuf::from("/usr/sbin"), PathBuf::from("/usr/libexec")]);
         found.map_or(name, |path| path.display().to_string().leak())
@@ -325,6 +339,12 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
     let made = TEMPLATE.get_or_init(|| {
         let directory = account.directory()?;
         let data = directory.path().join("data");
+        let place = format!("--datadir={}", data.display());
+        if mysqld().is_some() {
+            let arguments = ["--no-defaults", "--initialize-insecure", "--innodb-log-file-size=8M", &*place];
+            account.run(program("mysqld"), arguments)?;
+            return Ok(account::keep(directory)?.join("data"));
+        }
         let install = Program { name: "mariadb-install-db", package: PACKAGE };
         let arguments = [
             "--no-defaults",
@@ -333,7 +353,6 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
             "--skip-name-resolve",
             "--innodb-log-file-size=8M",
         ];
-        let place = format!("--datadir={}", data.display());
         account.run(install, arguments.into_iter().chain([&*place]))?;
         Ok(account::keep(directory)?.join("data"))
     });
