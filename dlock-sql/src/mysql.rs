@@ -12,6 +12,8 @@ use crate::lease_rows::LeaseRows;
 use crate::options::ServerOptions;
 use crate::rows::RowClaim;
 
+const PROCEDURES: &str = include_str!("mysql/procedures.sql");
+
 /// Where the locks are: a MariaDB or MySQL server, and a table there.
 pub type MysqlOptions = ServerOptions<MysqlServer>;
 
@@ -52,3 +54,21 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
 ///   after the release; they ask every 5 to 200 ms, less often the longer they wait.
 pub type Mysql = LeaseRows<MysqlServer>;
+
+impl MysqlOptions {
+    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: procedures by which programs
+    /// that do not use dlock take the lock rows of this table, and are respected. To be run once, one after the other, by whoever owns
+    /// the table; making them again does no harm.
+    #[must_use]
+    pub fn procedures(&self) -> Vec<String> {
+        let all = PROCEDURES.replace("{table}", &self.settings.table.quoted('`'));
+        let mut statements = Vec::new();
+        for part in all.split("\n\n") {
+            let lines: Vec<&str> = part.lines().filter(|line| !line.starts_with("--")).collect();
+            if let Some((drop, create)) = lines.split_first() {
+                statements.extend([(*drop).to_owned(), create.join("\n")]);
+            }
+        }
+        statements
+    }
+}

@@ -14,6 +14,8 @@ use crate::lease_rows::LeaseRows;
 use crate::options::ServerOptions;
 use crate::rows::RowClaim;
 
+const FUNCTIONS: &str = include_str!("postgres/functions.sql");
+
 /// Where the locks are: a PostgreSQL server, and a table there.
 pub type PostgresOptions = ServerOptions<PostgresServer>;
 
@@ -50,6 +52,21 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 pub type Postgres = LeaseRows<PostgresServer>;
 
 impl PostgresOptions {
+    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which programs
+    /// that do not use dlock take the lock rows of this table, and are respected. To be run once, as one script, by whoever owns the
+    /// table; making them again does no harm.
+    ///
+    /// ```
+    /// # fn example() -> dlock_core::Result<()> {
+    /// let options = dlock_sql::PostgresOptions::from_url("postgres://app@db.internal/shop")?;
+    /// std::fs::write("functions.sql", options.functions()).expect("a file");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn functions(&self) -> String {
+        FUNCTIONS.replace("{table}", &self.settings.table.quoted('"'))
+    }
+
     /// Whether waiters are told of releases, over one connection for all of them. Default yes; a proxy that pools
     /// transactions does not pass on notifications, and without them asking more often is better.
     pub const fn with_notifications(mut self, on: bool) -> Self {

@@ -1,5 +1,9 @@
 //! The SQL of the documentation, on each database that it is meant for.
 
+use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_sql::{MysqlOptions, PostgresOptions};
+use dlock_testkit::servers::mysql::MysqlServer;
+
 use crate::support::{mysql, on_each, postgres};
 
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
@@ -47,7 +51,7 @@ fn meant_for(server: &str) -> Vec<String> {
 #[tokio::test]
 async fn what_sql_md_says_to_administrators_of_postgresql_is_sql() {
     let db = postgres().await;
-    dlock_sql::PostgresOptions::from_pool(&db.pool).migrate().await.unwrap();
+    PostgresOptions::from_pool(&db.pool).migrate().await.unwrap();
     db.run("CREATE ROLE app").await;
     db.run(&meant_for("PostgreSQL").join("\n")).await;
 }
@@ -57,44 +61,127 @@ async fn what_sql_md_says_to_administrators_of_mariadb_is_sql() {
     let db = mysql().await;
     db.run("CREATE DATABASE shop; CREATE USER 'app'@'%'").await;
     let url = db.server.url().replace("/locks", "/shop");
-    dlock_sql::MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
     db.run(&meant_for("MariaDB").join("\n")).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_clients_of_postgresql_take_and_respect_the_same_locks() {
-    use dlock_core::{ErrorKind, Locks, Wait};
+/// A client that is not dlock, by the functions that dlock has for it: what they answer, as a number.
+trait OtherClient {
+    async fn take(&mut self, key: &str, token: u8) -> Option<u64>;
+    async fn renew(&mut self, key: &str, token: u8) -> bool;
+    async fn release(&mut self, key: &str, token: u8) -> bool;
+}
 
-    let db = postgres().await;
-    dlock_sql::PostgresOptions::from_pool(&db.pool).migrate().await.unwrap();
-    db.run("CREATE ROLE app").await;
-    db.run(&meant_for("PostgreSQL").join("\n")).await;
-    let locks = Locks::new(dlock_sql::Postgres::connect(&db.server.url()).await.unwrap());
-    // psql is a client of another library, and each call of it a session of its own.
-    let psql = |call: &str| db.server.query(&format!("SELECT dlock_{call}"));
-    let mine = "'\\x000102030405060708090a0b0c0d0e0f'";
-    let take = format!("take('a', {mine}, '30 seconds', 'report.py')");
+/// It takes the same locks, and both sides respect each other.
+async fn they_take_and_respect_the_same_locks(locks: Locks, mut other: impl OtherClient) {
     let guard = locks.lock("a").acquire().await.unwrap();
-    assert_eq!(psql(&take), "", "somebody has it");
+    assert_eq!(other.take("a", 1).await, None, "somebody has it");
     let last = guard.fence().unwrap().get();
     guard.release().await.unwrap();
-    let fence: u64 = psql(&take).parse().unwrap();
+    let fence = other.take("a", 1).await.unwrap();
     assert!(fence > last);
-    assert_eq!(psql(&take), fence.to_string(), "asked again, it is the same grant");
+    assert_eq!(other.take("a", 1).await, Some(fence), "asked again, it is the same grant");
+    assert_eq!(other.take("a", 2).await, None, "another acquire is another one");
     let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence.unwrap().get(), fence);
-    assert_eq!(psql(&format!("renew('a', {mine}, '30 seconds')")), "t");
+    let holder = locks.inspect("a").await.unwrap().unwrap();
+    assert_eq!(holder.fence.unwrap().get(), fence);
+    assert!(other.renew("a", 1).await && !other.renew("a", 2).await && !other.release("a", 2).await);
     let waiting = tokio::spawn({
         let lock = locks.lock("a");
         async move { lock.acquire().await.unwrap() }
     });
-    assert_eq!(psql(&format!("release('a', {mine})")), "t");
+    assert!(other.release("a", 1).await);
     let guard = waiting.await.unwrap();
     assert!(guard.fence().unwrap().get() > fence);
-    assert_eq!(psql(&format!("renew('a', {mine}, '30 seconds')")), "f", "it is lost");
-    assert_eq!(psql(&format!("release('a', {mine})")), "f");
+    assert!(!other.renew("a", 1).await && !other.release("a", 1).await, "it is lost");
     guard.check().unwrap();
     assert!(locks.force_release("a").await.unwrap());
     guard.lost().await;
+    let first = other.take("never locked before", 3).await.unwrap();
+    assert!(first > 0);
+    assert_eq!(locks.inspect("never locked before").await.unwrap().unwrap().fence.unwrap().get(), first);
+    assert_eq!(other.take("", 4).await, None, "no lock has this key");
+}
+
+struct TokioPostgres(tokio_postgres::Client);
+
+impl TokioPostgres {
+    async fn is(&self, call: &str, key: &str, token: u8) -> bool {
+        let row = self
+            .0
+            .query_one(&format!("SELECT dlock_{call}"), &[&key, &[token; 16].as_slice()])
+            .await
+            .unwrap();
+        row.get(0)
+    }
+}
+
+impl OtherClient for TokioPostgres {
+    async fn take(&mut self, key: &str, token: u8) -> Option<u64> {
+        let take = "SELECT dlock_take($1, $2, '30 seconds', 'another client')";
+        let row = self.0.query_one(take, &[&key, &[token; 16].as_slice()]).await.unwrap();
+        row.get::<_, Option<i64>>(0).map(i64::unsigned_abs)
+    }
+
+    async fn renew(&mut self, key: &str, token: u8) -> bool {
+        self.is("renew($1, $2, '30 seconds')", key, token).await
+    }
+
+    async fn release(&mut self, key: &str, token: u8) -> bool {
+        self.is("release($1, $2)", key, token).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokio_postgres_takes_and_respects_the_same_locks() {
+    let db = postgres().await;
+    let options = PostgresOptions::from_url(&db.server.url()).unwrap().with_table("public.my_locks").unwrap();
+    options.migrate().await.unwrap();
+    let (client, connection) =
+        tokio_postgres::connect(&db.server.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for _ in 0..2 {
+        client.batch_execute(&options.functions()).await.unwrap();
+    }
+    let locks = Locks::new(options.connect().await.unwrap());
+    they_take_and_respect_the_same_locks(locks, TokioPostgres(client)).await;
+}
+
+/// The server's own command line client; each call is a session of its own.
+struct CommandLine(MysqlServer);
+
+impl CommandLine {
+    fn call(&self, call: &str, key: &str, token: u8, rest: &str) -> String {
+        let token = format!("{token:02x}").repeat(16);
+        self.0.query(&format!("CALL dlock_{call}('{key}', X'{token}'{rest})"))
+    }
+}
+
+impl OtherClient for CommandLine {
+    async fn take(&mut self, key: &str, token: u8) -> Option<u64> {
+        self.call("take", key, token, ", 30000, 'another client'").parse().ok()
+    }
+
+    async fn renew(&mut self, key: &str, token: u8) -> bool {
+        self.call("renew", key, token, ", 30000") == "1"
+    }
+
+    async fn release(&mut self, key: &str, token: u8) -> bool {
+        self.call("release", key, token, "") == "1"
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_client_of_mariadb_takes_and_respects_the_same_locks() {
+    let db = mysql().await;
+    let options = MysqlOptions::from_url(&db.server.url()).unwrap().with_table("my_locks").unwrap();
+    options.migrate().await.unwrap();
+    for statement in options.procedures().into_iter().chain(options.procedures()) {
+        db.run(&statement).await;
+    }
+    let locks = Locks::new(options.connect().await.unwrap());
+    let refused = db.server.try_query("SET autocommit = 0; CALL dlock_take('a', X'01', 30000, '')");
+    assert!(refused.unwrap_err().to_string().contains("autocommit is off"));
+    they_take_and_respect_the_same_locks(locks, CommandLine(db.server)).await;
 }

@@ -1,0 +1,35 @@
+-- PostgreSQL: functions by which other clients take the lock rows of dlock, version 1.
+-- Call each outside a transaction: a lock that is not committed is none.
+
+-- Takes the lock, or adopts what an earlier call with the same token took: the fence, or null while somebody else has it.
+-- `mine` is 16 random bytes, new for each acquire; `who` is shown to whoever asks who has it.
+CREATE OR REPLACE FUNCTION dlock_take(k text, mine bytea, lease interval, who text) RETURNS bigint LANGUAGE sql AS $$
+    INSERT INTO {table} AS held (key, token, fence, expires, holder)
+    SELECT convert_to(k, 'UTF8'), mine,
+        greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, (SELECT fence + 1 FROM {table} WHERE key = '')),
+        clock_timestamp() + lease, who
+    WHERE k <> '' AND length(mine) = 16
+    ON CONFLICT (key) DO UPDATE SET
+        fence = CASE WHEN held.token = excluded.token AND held.expires > clock_timestamp()
+            THEN held.fence ELSE greatest(held.fence + 1, excluded.fence) END,
+        token = excluded.token, expires = excluded.expires, holder = excluded.holder,
+        awaited = held.awaited AND held.token IS NOT NULL
+    WHERE held.token IS NULL OR held.token = excluded.token OR held.expires <= clock_timestamp()
+    RETURNING fence
+$$;
+
+-- Extends the lease from now: false says that the lock is lost.
+CREATE OR REPLACE FUNCTION dlock_renew(k text, mine bytea, lease interval) RETURNS boolean LANGUAGE sql AS $$
+    WITH renewed AS (
+        UPDATE {table} SET expires = clock_timestamp() + lease
+        WHERE key = convert_to(k, 'UTF8') AND token = mine AND expires > clock_timestamp() RETURNING 1
+    ) SELECT EXISTS (SELECT FROM renewed)
+$$;
+
+-- Releases the lock: false says that it was lost before.
+CREATE OR REPLACE FUNCTION dlock_release(k text, mine bytea) RETURNS boolean LANGUAGE sql AS $$
+    WITH freed AS (
+        UPDATE {table} SET token = NULL WHERE key = convert_to(k, 'UTF8') AND token = mine
+        RETURNING expires > clock_timestamp() AS running
+    ) SELECT EXISTS (SELECT FROM freed WHERE running)
+$$;
