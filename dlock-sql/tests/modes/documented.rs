@@ -1,8 +1,8 @@
 //! The SQL of the documentation, on each database that it is meant for.
 
 use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_rig::servers::mysql::MysqlServer;
 use dlock_sql::{MysqlOptions, PostgresOptions};
-use dlock_testkit::servers::mysql::MysqlServer;
 
 use crate::support::{mysql, on_each, postgres};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{Guard, Locks, Result};
-use dlock_testkit::proxy::Proxy;
+use dlock_rig::proxy::Proxy;
 use tokio::task::JoinHandle;
 
 use crate::kept::{
