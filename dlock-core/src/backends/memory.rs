@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
 use crate::backend::{
@@ -66,9 +67,9 @@ impl Default for Number {
 
 #[derive(Default)]
 struct State {
-    locks: HashMap<Key, Entry>,
+    locks: HashMap<Key, Entry, RandomState>,
     /// Who waits for a change of a key. Only keys with waiters have an entry.
-    watched: HashMap<Key, Arc<Notify>>,
+    watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
     fence: u64,
 }
@@ -78,7 +79,7 @@ struct Entry {
     fence: Fence,
     expires: Timestamp,
     identity: Arc<Identity>,
-    since: SystemTime,
+    since: Timestamp,
     trace: Trace,
     signal: Option<Signal>,
 }
@@ -202,7 +203,7 @@ impl State {
             fence,
             expires: now + request.lease,
             identity: Arc::clone(&request.identity),
-            since: SystemTime::now(),
+            since: now,
             trace: request.trace.clone(),
             signal: None,
         };
@@ -285,7 +286,8 @@ impl Backend for Memory {
 
 impl Entry {
     fn holder(&self, now: Timestamp) -> Holder {
-        let mut holder = self.identity.to_holder(self.since);
+        let since = SystemTime::now().checked_sub(now.since(self.since));
+        let mut holder = self.identity.to_holder(since.unwrap_or(SystemTime::UNIX_EPOCH));
         holder.trace = self.trace.to_text();
         holder.fence = Some(self.fence);
         holder.expires_in = Some(self.expires.since(now));

@@ -40,8 +40,8 @@ pub(crate) type Guards = SmallVec<[Guard; 1]>;
 
 type Taking = Pin<Box<dyn Future<Output = Result<Option<Guards>, Error>> + Send>>;
 
-/// Takes one lock, without a look at what the caller holds already. The wait counts from `started`.
-pub(crate) fn acquire(spec: Spec, started: Instant) -> impl Future<Output = Result<Guard, Error>> {
+/// Takes one lock, without a look at what the caller holds already. The wait counts from `started`, or from now.
+pub(crate) fn acquire(spec: Spec, started: Option<Instant>) -> impl Future<Output = Result<Guard, Error>> {
     let taking = take(smallvec![spec], started);
     async move {
         match taking?.await?.and_then(|guards| guards.into_iter().next()) {
@@ -57,25 +57,27 @@ pub(crate) fn acquire_all(
     specs: Specs,
     started: Instant,
 ) -> impl Future<Output = Result<Option<Guards>, Error>> {
-    let taking = take(specs, started);
+    let taking = take(specs, Some(started));
     async move { taking?.await }
 }
 
 /// Boxed, and made outside of any future: the state of a wait would make the future of every annotated fn four times as
 /// large.
-fn take(specs: Specs, started: Instant) -> Result<Taking, Error> {
+fn take(specs: Specs, started: Option<Instant>) -> Result<Taking, Error> {
     let first = &specs[0];
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
     first.engine.refuse_when_closed().map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
-    // Inside of the span, whose trace goes along with the claims.
-    let engine = Arc::clone(&first.engine);
-    let acquire = async move { Acquire::new(&specs, started)?.run().await }.in_span(span);
-    if threads::has_timers() {
-        return Ok(Box::pin(acquire));
-    }
     // On the keeper's thread, for a caller who has no tokio runtime with timers.
+    let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
+    // Inside of the span, whose trace goes along with the claims.
+    let acquire = async move {
+        let mut acquire = Acquire::new(&specs, started)?;
+        acquire.run().await
+    };
+    let acquire = acquire.in_span(span);
+    let Some(engine) = on_keeper else { return Ok(Box::pin(acquire)) };
     Ok(Box::pin(async move {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
         engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
@@ -122,7 +124,10 @@ struct Acquire<'a> {
     request_timeout: Duration,
     rechecks: Option<u32>,
     span: AcquireSpan<'a>,
+    /// When the backend was asked last, or will be at once.
     asked_at: Instant,
+    /// Whether `asked_at` is that of an attempt that is about to begin.
+    asks_at_once: bool,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
     /// When the last request was sent.
@@ -149,7 +154,8 @@ struct Acquire<'a> {
 type Place<'a> = Option<(usize, Ticket<'a>)>;
 
 impl<'a> Acquire<'a> {
-    fn new(specs: &'a [Spec], started: Instant) -> Result<Self, Error> {
+    fn new(specs: &'a [Spec], started: Option<Instant>) -> Result<Self, Error> {
+        let (asks_at_once, started) = (started.is_none(), started.unwrap_or_else(Instant::now));
         let first = &specs[0];
         let (engine, options) = (&first.engine, &first.options);
         let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
@@ -173,6 +179,7 @@ impl<'a> Acquire<'a> {
             rechecks: specs.iter().filter_map(|spec| spec.options.rechecks).min(),
             span: AcquireSpan::begin(&engine.telemetry, &engine.wait_queue, first.subject(), started),
             asked_at: started,
+            asks_at_once,
             first_sent: None,
             last_sent: Timestamp::from_nanos(0),
             unknowns: 0,
@@ -188,13 +195,11 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    async fn run(mut self) -> Result<Option<Guards>, Error> {
-        let result = self.attempt_until_done().await;
-        let waited = self.started.elapsed();
-        match result {
+    async fn run(&mut self) -> Result<Option<Guards>, Error> {
+        match self.attempt_until_done().await {
             Ok(Some(guards)) => {
                 let fence = if guards.len() == 1 { guards[0].fence() } else { None };
-                self.span.acquired(fence, waited);
+                self.span.acquired(fence);
                 Ok(Some(guards))
             }
             Ok(None) => {
@@ -202,6 +207,7 @@ impl<'a> Acquire<'a> {
                 Ok(None)
             }
             Err(failure) => {
+                let waited = self.started.elapsed();
                 let mut error = self.specs[self.place].error(Operation::Acquire, self.last_word(failure));
                 self.span.not_acquired(&error, waited);
                 if error.kind() == ErrorKind::Unknown {
@@ -229,8 +235,9 @@ impl<'a> Acquire<'a> {
         if lines && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key)) {
             self.turn_to(place);
             self.span.wait();
+            self.asks_at_once = false;
             let ticket = engine.wait_queue.join(&self.specs[place].key, None);
-            within(engine, self.patient_until, ticket.turn()).await?;
+            Box::pin(within(engine, self.patient_until, ticket.turn())).await?;
             line = Some((place, ticket));
             self.span.turn();
         }
@@ -258,7 +265,7 @@ impl<'a> Acquire<'a> {
                     }
                     // Never at once: a backend that is always late would be asked without end.
                     let pause = self.failures.pause(engine.entropy.fraction());
-                    within(engine, self.until, tokio::time::sleep(pause)).await?;
+                    Box::pin(within(engine, self.until, tokio::time::sleep(pause))).await?;
                 }
                 Step::Separately => return Ok(None),
                 Step::Busy(place, busy) => {
@@ -284,8 +291,12 @@ impl<'a> Acquire<'a> {
                         let seen = releases.get(place).copied();
                         line = Some((place, engine.wait_queue.join(&self.specs[place].key, seen)));
                     }
-                    self.let_real_time_pass().await;
-                    self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await?;
+                    // Boxed: an acquire that does not wait needs no memory for it.
+                    Box::pin(async {
+                        self.let_real_time_pass().await;
+                        self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await
+                    })
+                    .await?;
                     self.span.woken();
                 }
                 Step::Unknown(failure) => {
@@ -321,7 +332,9 @@ impl<'a> Acquire<'a> {
 
     async fn ask(&mut self) -> Step {
         let sent = self.engine.clock.now();
-        self.asked_at = Instant::now();
+        if !std::mem::take(&mut self.asks_at_once) {
+            self.asked_at = Instant::now();
+        }
         let first_sent = self.first_sent;
         let unsettled = self.pendings.iter().any(|pending| pending.unsettled);
         // Noted before the request goes out: from now on something of ours may be on the server.

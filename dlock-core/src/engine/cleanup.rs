@@ -11,6 +11,7 @@ use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::hold::Hold;
+use crate::engine::timer::bounded;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
 use crate::telemetry::{Site, Spanned, Subject, Telemetry, Trace};
@@ -92,8 +93,8 @@ pub(crate) async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
     limit: Duration,
 ) -> Result<Withdrawal, Failure> {
-    match tokio::time::timeout(limit, claim.withdraw()).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
+    match bounded(|| tokio::time::sleep(limit), claim.withdraw()).await {
+        Some(answer) => answer,
+        None => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -62,13 +62,13 @@ pub(crate) struct Hold {
     pub(crate) listing: Listing,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
-    claim: tokio::sync::Mutex<Option<Box<dyn DynClaim>>>,
+    claim: Mutex<ClaimPlace>,
 }
 
 impl Hold {
     /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier proof.
     /// Not yet listed with the keeper.
-    pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
+    pub(crate) fn new(spec: &Spec, mut claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let Spec { engine, key, site, options } = spec.clone();
         let now = engine.clock.now();
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
@@ -105,13 +105,10 @@ impl Hold {
             listing: Listing::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
-            claim: tokio::sync::Mutex::new(Some(claim)),
+            claim: Mutex::new(ClaimPlace::Lent),
         });
-        if let Ok(mut claim) = hold.claim.try_lock()
-            && let Some(claim) = claim.as_mut()
-        {
-            claim.granted(Signal::new(&hold));
-        }
+        claim.granted(Signal::new(&hold));
+        *hold.claim_place() = ClaimPlace::Here(claim);
         hold
     }
 
@@ -342,18 +339,84 @@ impl Hold {
     }
 
     /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
-    pub(crate) async fn claim(&self) -> tokio::sync::MutexGuard<'_, Option<Box<dyn DynClaim>>> {
-        self.claim.lock().await
+    pub(crate) async fn claim(&self) -> Option<Lent<'_>> {
+        let here = self.settled_claim(|place| match std::mem::replace(place, ClaimPlace::Lent) {
+            ClaimPlace::Here(claim) => Some(claim),
+            ClaimPlace::Lent | ClaimPlace::Gone => {
+                *place = ClaimPlace::Gone;
+                None
+            }
+        });
+        here.await.map(|claim| Lent { hold: self, claim: Some(claim) })
     }
 
     /// The claim, for good, if no renewal has it.
     pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
-        self.claim.try_lock().ok().map(|mut claim| claim.take())
+        let mut place = self.claim_place();
+        (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
     }
 
     /// The claim, for good. Only the one who closed the hold takes it.
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
-        self.claim.lock().await.take()
+        self.settled_claim(ClaimPlace::take).await
+    }
+
+    /// Applies `take` when no renewal has the claim.
+    async fn settled_claim<T>(&self, take: impl Fn(&mut ClaimPlace) -> T) -> T {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let mut place = self.claim_place();
+                if !matches!(*place, ClaimPlace::Lent) {
+                    return take(&mut place);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn claim_place(&self) -> MutexGuard<'_, ClaimPlace> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the claim of a hold is.
+enum ClaimPlace {
+    Here(Box<dyn DynClaim>),
+    /// A renewal has it.
+    Lent,
+    Gone,
+}
+
+impl ClaimPlace {
+    /// Takes it for good, if it is here.
+    fn take(&mut self) -> Option<Box<dyn DynClaim>> {
+        match std::mem::replace(self, Self::Gone) {
+            Self::Here(claim) => Some(claim),
+            Self::Lent | Self::Gone => None,
+        }
+    }
+}
+
+/// The claim while a renewal has it; back in its place when this is dropped.
+pub(crate) struct Lent<'a> {
+    hold: &'a Hold,
+    claim: Option<Box<dyn DynClaim>>,
+}
+
+impl Lent<'_> {
+    /// It is there until the drop.
+    pub(crate) fn claim(&mut self) -> Option<&mut Box<dyn DynClaim>> {
+        self.claim.as_mut()
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            *self.hold.claim_place() = ClaimPlace::Here(claim);
+        }
+        self.hold.changed.notify_waiters();
     }
 }
 

@@ -167,8 +167,8 @@ impl Drop for Renewal {
 }
 
 async fn renew_once(hold: &Hold) {
-    let mut claim = hold.claim().await;
-    let Some(claim) = claim.as_mut() else { return };
+    let Some(mut lent) = hold.claim().await else { return };
+    let Some(claim) = lent.claim() else { return };
     if matches!(hold.condition(), Condition::Lost | Condition::Released) {
         return;
     }

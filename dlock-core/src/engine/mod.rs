@@ -9,7 +9,8 @@ pub mod keeper;
 pub(crate) mod pending;
 pub(crate) mod registry;
 pub(crate) mod scope;
-mod threads;
+pub(crate) mod threads;
+pub(crate) mod timer;
 pub(crate) mod wait_queue;
 
 use std::fmt;

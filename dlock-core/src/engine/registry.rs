@@ -1,11 +1,11 @@
 //! What is held, in the order in which the keeper has to look at it.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Timestamp};
@@ -42,7 +42,7 @@ struct Holds {
     /// By when the keeper has to look at them, and by their number.
     due: BTreeMap<(Timestamp, u64), Arc<Hold>>,
     /// How many of a key are held and were not lost.
-    keys: HashMap<Key, u32>,
+    keys: HashMap<Key, u32, RandomState>,
     last_number: u64,
 }
 
@@ -76,11 +76,11 @@ impl Holds {
 
     fn count_out(&mut self, hold: &Hold) {
         if hold.listing.counted.swap(false, Ordering::SeqCst)
-            && let Entry::Occupied(mut count) = self.keys.entry(hold.key.clone())
+            && let Some(count) = self.keys.get_mut(&hold.key)
         {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+            *count -= 1;
+            if *count == 0 {
+                self.keys.remove(&hold.key);
             }
         }
     }

@@ -9,8 +9,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
+use foldhash::fast::RandomState;
 use futures_util::future::Either;
 use pin_project_lite::pin_project;
+use smallvec::SmallVec;
 use tokio::task::futures::TaskLocalFuture;
 
 use crate::engine::Engine;
@@ -34,7 +36,9 @@ struct Node {
     parent: Option<Scope>,
     kind: Kind,
     /// The guards that were taken by hand here, by the engine's address and the key.
-    by_hand: Mutex<HashMap<(usize, Key), ByHand>>,
+    by_hand: Mutex<HashMap<(usize, Key), ByHand, RandomState>>,
+    /// How many guards of what a body holds were taken by hand here, by the hold's address. Few at a time.
+    further: Mutex<SmallVec<[(usize, u32); 1]>>,
 }
 
 enum Kind {
@@ -55,7 +59,7 @@ struct ByHand {
 
 impl Scope {
     fn child(parent: Option<Self>, kind: Kind) -> Self {
-        Self(Arc::new(Node { parent, kind, by_hand: Mutex::default() }))
+        Self(Arc::new(Node { parent, kind, by_hand: Mutex::default(), further: Mutex::default() }))
     }
 
     /// The scope of a body under these. Bodies under one lock that are nested are told apart by their depth.
@@ -141,7 +145,7 @@ impl Scope {
 }
 
 impl Node {
-    fn by_hand(&self) -> MutexGuard<'_, HashMap<(usize, Key), ByHand>> {
+    fn by_hand(&self) -> MutexGuard<'_, HashMap<(usize, Key), ByHand, RandomState>> {
         self.by_hand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,6 +161,32 @@ impl Node {
         }
         entry.guards += 1;
         entry.guards
+    }
+
+    fn further(&self) -> MutexGuard<'_, SmallVec<[(usize, u32); 1]>> {
+        self.further.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more guard of this hold, which a body has, was taken by hand here. How many there are.
+    fn count(&self, hold: usize) -> u32 {
+        let mut further = self.further();
+        if let Some((_, guards)) = further.iter_mut().find(|(other, _)| *other == hold) {
+            *guards += 1;
+            return *guards;
+        }
+        further.push((hold, 1));
+        1
+    }
+
+    /// A guard that was counted is gone.
+    fn uncount(&self, hold: usize) {
+        let mut further = self.further();
+        if let Some(place) = further.iter().position(|(other, _)| *other == hold) {
+            further[place].1 -= 1;
+            if further[place].1 == 0 {
+                further.swap_remove(place);
+            }
+        }
     }
 
     /// A guard of this hold is gone.
@@ -175,15 +205,24 @@ impl Node {
 }
 
 /// A guard's entry among those that were taken by hand; dropping it takes it out.
-pub(crate) struct Noted {
-    node: Weak<Node>,
-    hold: Arc<Hold>,
+pub(crate) struct Noted(Place);
+
+enum Place {
+    /// With an owner, who finds it.
+    Found(Weak<Node>, Arc<Hold>),
+    /// Among those of a hold, by its address, that a body has.
+    Counted(Arc<Node>, usize),
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        if let Some(node) = self.node.upgrade() {
-            node.forget(&self.hold);
+        match &self.0 {
+            Place::Found(node, hold) => {
+                if let Some(node) = node.upgrade() {
+                    node.forget(hold);
+                }
+            }
+            Place::Counted(node, hold) => node.uncount(*hold),
         }
     }
 }
@@ -252,20 +291,21 @@ pub(crate) fn holds_any(registry: &HoldRegistry) -> bool {
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
 pub(crate) fn note(guard: &mut Guard, max_depth: u32) -> Result<(), Error> {
-    let hold = Arc::clone(guard.hold());
+    let hold = guard.hold();
     let noted = SCOPE.try_with(|scope| {
-        let node = match scope.owner_of(&hold.engine) {
-            Some(owner) => owner,
-            // A further guard of what a body holds: only its depth counts.
-            None if scope.depth_of(&hold).is_some() => &scope.0,
-            None => return None,
-        };
-        let guards = node.note(&hold);
-        Some((Arc::downgrade(node), guards))
+        if let Some(owner) = scope.owner_of(&hold.engine) {
+            let guards = owner.note(hold);
+            return Some((Place::Found(Arc::downgrade(owner), Arc::clone(hold)), guards));
+        }
+        // A further guard of what a body holds: only its depth counts.
+        scope.depth_of(hold)?;
+        let address = Arc::as_ptr(hold).addr();
+        let guards = scope.0.count(address);
+        Some((Place::Counted(Arc::clone(&scope.0), address), guards))
     });
-    let Ok(Some((node, guards))) = noted else { return Ok(()) };
-    guard.noted(Noted { node, hold: Arc::clone(&hold) });
-    if guards > max_depth { Err(too_deep(&hold, guards - 1)) } else { Ok(()) }
+    let Ok(Some((place, guards))) = noted else { return Ok(()) };
+    guard.noted(Noted(place));
+    if guards > max_depth { Err(too_deep(guard.hold(), guards - 1)) } else { Ok(()) }
 }
 
 /// Returns the view of the innermost body that runs under a lock here; `None` outside any.

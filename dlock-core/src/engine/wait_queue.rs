@@ -13,12 +13,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
+use foldhash::quality::FixedState;
 use slab::Slab;
 use tokio::time::Instant;
 
@@ -49,7 +51,7 @@ pub(crate) struct WaitQueue {
 
 #[derive(Default)]
 struct Shard {
-    lines: HashMap<Key, Line>,
+    lines: HashMap<Key, Line, RandomState>,
     waiters: Slab<Waiter>,
 }
 
@@ -106,7 +108,7 @@ impl WaitQueue {
     /// The same in every process: simulations repeat.
     fn hash(key: &Key) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key) as usize;
+        let hash = FixedState::with_seed(0).hash_one(key) as usize;
         hash
     }
 

@@ -229,7 +229,7 @@ async fn take(wanted: &[Spec], taken: &mut [Option<Guard>], started: Instant) ->
         }
         for (one, place) in group.iter().zip(taken) {
             if place.is_none() {
-                *place = Some(acquire(one.clone(), started).await?);
+                *place = Some(acquire(one.clone(), Some(started)).await?);
             }
         }
     }

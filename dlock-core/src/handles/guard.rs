@@ -11,6 +11,7 @@ use crate::engine::cleanup::{Cleanup, withdraw_once};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::keeper::Job;
 use crate::engine::scope::Noted;
+use crate::engine::threads;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::handles::held::{Ended, Held};
@@ -130,19 +131,23 @@ impl Guard {
         if !hold.unshare() {
             return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
         }
-        let engine = Arc::clone(&hold.engine);
-        if let Err(failure) = engine.refuse_in_child() {
+        if let Err(failure) = hold.engine.refuse_in_child() {
             let error = hold.error(Operation::Release, failure);
             std::mem::forget(hold);
             return Err(error);
         }
-        let activity = Some(engine.registry.activity.begin());
+        let activity = Some(hold.engine.registry.activity.begin());
         let was = hold.close();
-        let span = engine.telemetry.release_started(hold.subject());
-        let leaving = Leaving { hold: Arc::clone(&hold), claim: None, activity };
-        let result = match engine.run(leaving.leave(was).in_span(span.clone())).await {
-            Ok(result) => result,
-            Err(failure) => Err(hold.error(Operation::Release, failure)),
+        let span = hold.engine.telemetry.release_started(hold.subject());
+        // For a caller who has no tokio runtime with timers.
+        let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&hold));
+        let leaving = Leaving { hold, claim: None, activity }.leave(was).in_span(span.clone());
+        let result = match on_keeper {
+            None => leaving.await,
+            Some(hold) => {
+                let closed = |failure| Err(hold.error(Operation::Release, failure));
+                hold.engine.run(leaving).await.unwrap_or_else(closed)
+            }
         };
         Telemetry::released(&span, result.as_ref().err());
         result

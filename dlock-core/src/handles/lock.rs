@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::engine::Engine;
 use crate::engine::acquire::acquire;
 use crate::engine::pending::Spec;
@@ -128,7 +126,7 @@ impl Lock {
             self.engine.telemetry.reentered(self.site);
             return Ok(guard);
         }
-        acquire(self.spec(key, self.options), Instant::now()).await
+        acquire(self.spec(key, self.options), None).await
     }
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.

@@ -1,5 +1,6 @@
 //! One acquire, as it is told of in spans, metrics and counts.
 
+use std::cell::LazyCell;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -125,17 +126,19 @@ impl<'a> AcquireSpan<'a> {
     }
 
     /// We have it.
-    pub(crate) fn acquired(&mut self, fence: Option<Fence>, waited: Duration) {
+    pub(crate) fn acquired(&mut self, fence: Option<Fence>) {
         self.over = true;
-        spans::acquired(fence, waited, self.attempts);
-        self.to.metrics.acquire_ended(self.lock.site, None, waited, self.attempts);
+        // Only where somebody listens: a look at the clock costs as much as all else here.
+        let waited = LazyCell::new(|| self.started.elapsed());
+        spans::acquired(fence, || *waited, self.attempts);
+        self.to.metrics.acquire_ended(self.lock.site, None, || *waited, self.attempts);
     }
 
     /// We do not get it.
     pub(crate) fn not_acquired(&mut self, error: &Error, waited: Duration) {
         self.over = true;
         spans::not_acquired(error.kind(), waited, self.attempts);
-        self.to.metrics.acquire_ended(self.lock.site, Some(error.kind()), waited, self.attempts);
+        self.to.metrics.acquire_ended(self.lock.site, Some(error.kind()), || waited, self.attempts);
     }
 }
 

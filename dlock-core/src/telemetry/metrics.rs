@@ -127,10 +127,10 @@ impl Metrics {
         &self,
         site: Site,
         failed: Option<ErrorKind>,
-        waited: Duration,
+        waited: impl FnOnce() -> Duration,
         attempts: u32,
     ) {
-        let labels = self.labels(site);
+        let (labels, waited) = (self.labels(site), waited());
         let (outcome, error) = match failed {
             None => return self.record_acquire(&labels.acquired, waited, attempts),
             Some(ErrorKind::Busy) => ("busy", None),

@@ -16,7 +16,7 @@ impl Metrics {
     pub(crate) const fn new(_: &'static str, _: bool, _: Option<Meter>) -> Self {
         Self
     }
-    pub(crate) const fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: Duration, _: u32) {}
+    pub(crate) fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: impl FnOnce() -> Duration, _: u32) {}
     pub(crate) const fn acquire_cancelled(&self, _: Site, _: Duration, _: u32) {}
     pub(crate) const fn wait_begins(&self, _: Site) {}
     pub(crate) const fn wait_ends(&self, _: Site) {}

@@ -50,10 +50,10 @@ pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -
     with_key(span, to, first.key)
 }
 
-pub(super) fn acquired(fence: Option<Fence>, waited: Duration, attempts: u32) {
+pub(super) fn acquired(fence: Option<Fence>, waited: impl FnOnce() -> Duration, attempts: u32) {
     Span::current().note(|span| {
         span.record("outcome", "acquired");
-        record_wait(span, waited, attempts);
+        record_wait(span, waited(), attempts);
         span.record("fence", fence.map(Fence::get));
     });
 }

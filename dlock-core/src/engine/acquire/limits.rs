@@ -8,6 +8,7 @@ use super::Step;
 use crate::backend::request_clock::Stage;
 use crate::backend::{Backoff, RequestClock};
 use crate::engine::Engine;
+use crate::engine::timer::bounded;
 use crate::error::{ErrorKind, Failure};
 
 /// How long a request may take.
@@ -32,7 +33,7 @@ impl Limits {
         loop {
             let over = self.until.is_some_and(|until| until <= end);
             let limit = if over { self.until.unwrap_or(end) } else { end };
-            if let Ok(step) = tokio::time::timeout_at(limit, &mut request).await {
+            if let Some(step) = bounded(|| tokio::time::sleep_until(limit), &mut request).await {
                 return step;
             }
             if over && written.is_some_and(RequestClock::cancel) {
@@ -96,7 +97,7 @@ pub(super) async fn pause_after(
     failure: Failure,
     pause: Duration,
 ) -> Result<(), Failure> {
-    match within(engine, until, tokio::time::sleep(pause)).await {
+    match Box::pin(within(engine, until, tokio::time::sleep(pause))).await {
         Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
         slept => slept,
     }
