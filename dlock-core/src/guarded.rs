@@ -59,6 +59,16 @@ pub(crate) fn wake_all(notify: &Notify) {
     let _ = guard(|| notify.notify_waiters());
 }
 
+/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics was told less, and nothing else changes.
+///
+/// ```
+/// # use dlock_core::backend::tell;
+/// tell(|| tracing::debug!(target: "dlock", "the server cannot notify"));
+/// ```
+pub fn tell(event: impl FnOnce()) {
+    let _ = guard(event);
+}
+
 /// Drops what foreign code made.
 pub(crate) fn drop_guarded<T>(value: T) {
     // A destructor that panics has nothing more to say that anybody could act on.

@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tracing::warn;
 
-use crate::guarded::guard;
+use crate::guarded::tell;
 
 /// What all further patterns are counted as.
 const OTHER: &str = "other";
@@ -67,7 +67,7 @@ impl Templates {
         // What hears of it may name a lock itself.
         drop(known);
         if is_first {
-            let _ = guard(|| {
+            tell(|| {
                 warn!(
                     target: "dlock",
                     limit = LIMIT,

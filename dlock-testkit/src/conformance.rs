@@ -31,6 +31,7 @@
 mod cases;
 mod expect;
 mod stage;
+mod subscriber;
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -103,6 +104,7 @@ pub const WITH_FENCES: &[&str] = &[
 pub const LEASES: &[&str] = &[
     "a_lock_of_a_batch_that_was_deleted_ends_it_and_the_others_are_given_back",
     "a_renewal_that_panics_is_made_again",
+    "renewals_and_losses_take_their_course_under_a_subscriber_that_panics",
     "a_waiter_takes_over_when_the_holder_goes_silent",
     "the_shortest_and_the_longest_lease_work",
     "releasing_a_lock_that_was_deleted_is_not_held",

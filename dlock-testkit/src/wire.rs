@@ -33,6 +33,7 @@ struct State {
     lost_replies: AtomicUsize,
     lost_requests: AtomicUsize,
     panicking_replies: AtomicUsize,
+    panicking_changes: AtomicBool,
     mended: Notify,
     attempts: AtomicU64,
     renewals: AtomicU64,
@@ -98,10 +99,16 @@ impl Wire {
         self.0.panicking_replies.store(count, Ordering::SeqCst);
     }
 
+    /// From now on the backend panics when it is to wait for a change.
+    pub fn panic_changes(&self) {
+        self.0.panicking_changes.store(true, Ordering::SeqCst);
+    }
+
     /// Ends every fault. What hung or was stalled goes on.
     pub fn mend(&self) {
         let state = &self.0;
-        for flag in [&state.cut, &state.hanging, &state.stalling, &state.deaf, &state.keeping] {
+        let flags = [&state.cut, &state.hanging, &state.stalling, &state.deaf, &state.keeping];
+        for flag in flags.into_iter().chain([&state.panicking_changes]) {
             flag.store(false, Ordering::SeqCst);
         }
         state.lost_replies.store(0, Ordering::SeqCst);
@@ -187,12 +194,19 @@ impl Wire {
 
     /// The way back.
     fn back<T>(&self, answer: Result<T, Failure>) -> Result<T, Failure> {
-        assert!(!take_one(&self.0.panicking_replies), "the wire panics, as it was told to");
+        if take_one(&self.0.panicking_replies) {
+            strike();
+        }
         if take_one(&self.0.lost_replies) {
             return Err(Failure::unknown("the reply was lost on the wire"));
         }
         answer
     }
+}
+
+/// Panics without a word on the standard error.
+fn strike() -> ! {
+    std::panic::resume_unwind(Box::new("the wire panics, as it was told to"))
 }
 
 fn take_one(count: &AtomicUsize) -> bool {

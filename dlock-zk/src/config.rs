@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::tell;
 use dlock_core::{Failure, Result};
 use tokio::task::JoinSet;
 use zookeeper::{Acl, Acls, Client, CreateMode};
@@ -256,7 +257,8 @@ impl Config {
         }
         if granted != self.session_timeout {
             let asked = self.session_timeout;
-            tracing::warn!(target: "dlock", backend = "zk", ?asked, ?granted, "the servers grant another session timeout");
+            let what = "the servers grant another session timeout";
+            tell(|| tracing::warn!(target: "dlock", backend = "zk", ?asked, ?granted, "{what}"));
         }
         if granted / SILENCE > silence {
             // The server insists on a longer session: connections need not be given up as early as was asked for.

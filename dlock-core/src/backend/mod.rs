@@ -48,6 +48,7 @@ pub use self::request_clock::RequestClock;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
+pub use crate::guarded::tell;
 use crate::handles::options::Options;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::backend::Backoff;
 use crate::engine::keeper;
 use crate::error::{ErrorKind, Failure};
+use crate::guarded::tell;
 
 /// The pauses between two tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -338,7 +339,7 @@ impl<S: Source> Keeper<S> {
                 self.serve(&mut connection).await
             }
             Err(failure) => {
-                tracing::debug!(%failure, "no connection to listen for releases");
+                tell(|| tracing::debug!(target: "dlock", %failure, "no connection to listen for releases"));
                 End::Broken
             }
         }

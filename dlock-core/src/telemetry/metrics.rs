@@ -10,8 +10,9 @@ use opentelemetry::metrics::{Counter, Histogram, UpDownCounter};
 use opentelemetry::{InstrumentationScope, KeyValue, global};
 use smallvec::SmallVec;
 
-use super::{Loss, Site, caught};
+use super::{Loss, Site};
 use crate::error::ErrorKind;
+use crate::guarded::tell;
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
 const SECONDS: [f64; 21] = [
@@ -146,35 +147,35 @@ impl Metrics {
     }
 
     fn record_acquire(&self, labels: &[KeyValue], waited: Duration, attempts: u32) {
-        caught(|| self.acquire.record(waited.as_secs_f64(), labels));
-        caught(|| self.attempts.record(attempts.into(), labels));
+        tell(|| self.acquire.record(waited.as_secs_f64(), labels));
+        tell(|| self.attempts.record(attempts.into(), labels));
     }
 
     /// An acquire begins to wait for somebody else.
     pub(crate) fn wait_begins(&self, site: Site) {
-        caught(|| self.waiters.add(1, &self.labels(site).plain));
+        tell(|| self.waiters.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn wait_ends(&self, site: Site) {
-        caught(|| self.waiters.add(-1, &self.labels(site).plain));
+        tell(|| self.waiters.add(-1, &self.labels(site).plain));
     }
 
     pub(crate) fn hold_begins(&self, site: Site) {
-        caught(|| self.held.add(1, &self.labels(site).plain));
+        tell(|| self.held.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
         let labels = self.labels(site);
-        caught(|| self.held.add(-1, &labels.plain));
-        caught(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
+        tell(|| self.held.add(-1, &labels.plain));
+        tell(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
     }
 
     pub(crate) fn requeued(&self, site: Site) {
-        caught(|| self.requeues.add(1, &self.labels(site).plain));
+        tell(|| self.requeues.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
-        caught(|| self.rechecks.add(1, &self.labels(site).with(outcome, None)));
+        tell(|| self.rechecks.add(1, &self.labels(site).with(outcome, None)));
     }
 
     /// A renewal was confirmed, found the lock gone, or failed.
@@ -185,34 +186,34 @@ impl Metrics {
         error: Option<ErrorKind>,
         took: impl FnOnce() -> Duration,
     ) {
-        caught(|| self.renew.record(took().as_secs_f64(), &self.labels(site).with(outcome, error)));
+        tell(|| self.renew.record(took().as_secs_f64(), &self.labels(site).with(outcome, error)));
     }
 
     pub(crate) fn lost(&self, site: Site, cause: Loss) {
         let cause = KeyValue::new("dlock.cause", cause.as_str());
-        caught(|| self.lost.add(1, &self.labels(site).and([cause])));
+        tell(|| self.lost.add(1, &self.labels(site).and([cause])));
     }
 
     pub(crate) fn release_failed(&self, site: Site, error: ErrorKind) {
         let error = KeyValue::new("error.type", error.as_str());
-        caught(|| self.release_failures.add(1, &self.labels(site).and([error])));
+        tell(|| self.release_failures.add(1, &self.labels(site).and([error])));
     }
 
     pub(crate) fn abandoned(&self, site: Site) {
-        caught(|| self.abandoned.add(1, &self.labels(site).plain));
+        tell(|| self.abandoned.add(1, &self.labels(site).plain));
     }
 
     pub(crate) fn reentered(&self, site: Site) {
-        caught(|| self.reentries.add(1, &self.labels(site).plain));
+        tell(|| self.reentries.add(1, &self.labels(site).plain));
     }
 
     /// A batch of so many locks was taken.
     pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
-        caught(|| self.batch.record(locks as u64, &self.labels(site).plain));
+        tell(|| self.batch.record(locks as u64, &self.labels(site).plain));
     }
 
     pub(crate) fn segment_moved(&self, site: Site) {
-        caught(|| self.segment_moves.add(1, &self.labels(site).plain));
+        tell(|| self.segment_moves.add(1, &self.labels(site).plain));
     }
 
     /// For the claims of these locks.
@@ -221,7 +222,7 @@ impl Metrics {
     }
 
     pub(crate) fn keeper_lagged(&self, by: Duration) {
-        caught(|| self.lag.record(by.as_secs_f64(), &self.labels(Site::default()).plain));
+        tell(|| self.lag.record(by.as_secs_f64(), &self.labels(Site::default()).plain));
     }
 
     fn labels(&self, site: Site) -> &'static Labels {
@@ -240,7 +241,7 @@ impl Votes {
         let node = KeyValue::new("dlock.node", node as i64);
         let outcome = KeyValue::new("dlock.outcome", outcome);
         let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
-        caught(|| votes.add(1, &labels.and([node, outcome].into_iter().chain(error))));
+        tell(|| votes.add(1, &labels.and([node, outcome].into_iter().chain(error))));
     }
 }
 

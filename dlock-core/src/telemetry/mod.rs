@@ -1,7 +1,7 @@
 //! What happens is told here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and counts.
 //!
 //! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code runs
-//! it through [`caught`] or a [`Span`], so that its panics end here. When nobody listens, an event costs a branch.
+//! it through [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. When nobody listens, an event costs a branch.
 //!
 //! Without the feature `otel` there are no metrics and no links between spans: [`off`] has the same signatures and does
 //! nothing. Only the API of OpenTelemetry is used: which SDK and exporter there are, if any, is the program's choice, and
@@ -43,7 +43,7 @@ pub(crate) use trace::Trace;
 
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
-use crate::guarded::{Panicked, guard};
+use crate::guarded::Panicked;
 use crate::key::Key;
 
 /// Where in the program a lock is used: labels with few values, for spans and metrics.
@@ -308,10 +308,4 @@ impl Telemetry {
     pub(crate) fn keeper_died(held: usize) {
         spans::keeper_died(held);
     }
-}
-
-/// Runs what a subscriber or an exporter may panic in.
-fn caught(code: impl FnOnce()) {
-    // It has told less than there was to tell, and nothing else depends on it.
-    let _ = guard(code);
 }

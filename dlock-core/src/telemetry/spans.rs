@@ -23,10 +23,10 @@ use tracing::field::Empty;
 use tracing::{debug, debug_span, error, info, info_span, warn};
 
 use super::outage::{Line, Over};
-use super::{Site, Span, Subject, Telemetry, caught};
+use super::{Site, Span, Subject, Telemetry};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
-use crate::guarded::Panicked;
+use crate::guarded::{Panicked, tell};
 use crate::key::Key;
 
 pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -> Span {
@@ -77,22 +77,22 @@ pub(super) fn acquire_cancelled(waited: Duration, attempts: u32) {
 
 pub(super) fn busy(attempts: u32, retry_after: Option<Duration>) {
     let retry_after_ms = retry_after.map(|left| left.as_secs_f64() * 1e3);
-    caught(|| debug!(target: "dlock", attempts, retry_after_ms, "busy"));
+    tell(|| debug!(target: "dlock", attempts, retry_after_ms, "busy"));
 }
 
 pub(super) fn woken() {
-    caught(|| debug!(target: "dlock", "wake-up"));
+    tell(|| debug!(target: "dlock", "wake-up"));
 }
 
 pub(super) fn requeued(to: &Telemetry) {
     let backend = to.backend;
-    caught(
+    tell(
         || warn!(target: "dlock", backend, "a place in the queue was lost, and the wait goes on at its end"),
     );
 }
 
 pub(super) fn rechecked(found: &'static str) {
-    caught(|| debug!(target: "dlock", found, "re-check"));
+    tell(|| debug!(target: "dlock", found, "re-check"));
 }
 
 fn record_wait(span: &tracing::Span, waited: Duration, attempts: u32) {
@@ -101,7 +101,7 @@ fn record_wait(span: &tracing::Span, waited: Duration, attempts: u32) {
 }
 
 pub(super) fn unknown_outcome(failure: &Failure, again: bool) {
-    caught(|| debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown"));
+    tell(|| debug!(target: "dlock", %failure, again, "the outcome of an attempt is unknown"));
 }
 
 pub(super) fn hold(to: &Telemetry, first: Subject<'_>, locks: usize, fence: Option<Fence>) -> Span {
@@ -146,7 +146,7 @@ pub(super) fn renew(to: &Telemetry, lock: Subject<'_>) -> Span {
 
 pub(super) fn renewals_succeed_again(to: &Telemetry, over: &Over) {
     let (backend, Over { lasted, failures }) = (to.backend, over);
-    caught(|| warn!(target: "dlock", backend, ?lasted, failures, "renewals succeed again"));
+    tell(|| warn!(target: "dlock", backend, ?lasted, failures, "renewals succeed again"));
 }
 
 pub(super) fn renewal_failed(
@@ -158,24 +158,24 @@ pub(super) fn renewal_failed(
 ) {
     let (backend, template) = (to.backend, site.template);
     match line {
-        Line::First => caught(|| {
+        Line::First => tell(|| {
             let what = "a renewal failed and is tried again";
             warn!(target: "dlock", backend, template, %failure, left = ?left(), "{what}");
         }),
-        Line::Counts(counts) => caught(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
+        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
         Line::Nothing => {}
     }
 }
 
 pub(super) fn suspected(to: &Telemetry, lock: Subject<'_>) {
-    caught(|| {
+    tell(|| {
         let what = "the connection that keeps a lock is gone, and the lock at risk";
         debug!(target: "dlock", backend = to.backend, key = shown(to, lock.key), "{what}");
     });
 }
 
 pub(super) fn release_requested(to: &Telemetry, lock: Subject<'_>) {
-    caught(|| {
+    tell(|| {
         let (backend, template) = (to.backend, lock.site.template);
         let what = "somebody asks the holder to release the lock";
         info!(target: "dlock", backend, key = shown(to, lock.key), template, "{what}");
@@ -185,11 +185,11 @@ pub(super) fn release_requested(to: &Telemetry, lock: Subject<'_>) {
 pub(super) fn lost(to: &Telemetry, lock: Subject<'_>, cause: &str, held: impl Fn() -> Duration, line: Line) {
     let (backend, template) = (to.backend, lock.site.template);
     match line {
-        Line::First => caught(|| {
+        Line::First => tell(|| {
             let what = "a lock was lost";
             warn!(target: "dlock", backend, key = shown(to, lock.key), template, held = ?held(), %cause, "{what}");
         }),
-        Line::Counts(counts) => caught(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
+        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
         Line::Nothing => {}
     }
 }
@@ -213,7 +213,7 @@ pub(super) fn release(to: &Telemetry, lock: Subject<'_>, background: bool) -> Sp
 }
 
 pub(super) fn forced() {
-    caught(|| warn!(target: "dlock", "a lock was taken away from its holder by force"));
+    tell(|| warn!(target: "dlock", "a lock was taken away from its holder by force"));
 }
 
 pub(super) fn outcome(word: &'static str) {
@@ -245,7 +245,7 @@ fn record_error(span: &tracing::Span, kind: ErrorKind) {
 }
 
 pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Failure) {
-    caught(|| {
+    tell(|| {
         let (backend, what) = (to.backend, "a release failed and is tried again");
         debug!(target: "dlock", backend, key = shown(to, lock.key), %failure, "{what}");
     });
@@ -254,19 +254,19 @@ pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fai
 pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, line: Line) {
     let backend = to.backend;
     match line {
-        Line::First => caught(|| {
+        Line::First => tell(|| {
             let what = "a release was given up; the lease ends the lock";
             warn!(target: "dlock", backend, key = shown(to, lock.key), %failure, "{what}");
         }),
         Line::Counts(counts) => {
-            caught(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
+            tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
         }
         Line::Nothing => {}
     }
 }
 
 pub(super) fn nested_options_ignored(to: &Telemetry, lock: Subject<'_>, lease: Duration, asked: Duration) {
-    caught(|| {
+    tell(|| {
         let backend = to.backend;
         let what = "a nested acquire keeps the lease and the `max_hold` of the outer one";
         debug!(target: "dlock", backend, key = shown(to, lock.key), ?lease, ?asked, "{what}");
@@ -275,13 +275,13 @@ pub(super) fn nested_options_ignored(to: &Telemetry, lock: Subject<'_>, lease: D
 
 pub(super) fn body_unlocked(error: &Error) {
     let (backend, failure) = (error.backend(), error.failure());
-    caught(
+    tell(
         || warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case"),
     );
 }
 
 pub(super) fn release_after_body_failed(to: &Telemetry, first: Subject<'_>, error: &Error) {
-    caught(|| {
+    tell(|| {
         let (backend, failure) = (error.backend(), error.failure());
         let what = "the body is done, and its lock was not released properly";
         warn!(target: "dlock", backend, key = shown(to, first.key), %failure, "{what}");
@@ -290,15 +290,15 @@ pub(super) fn release_after_body_failed(to: &Telemetry, first: Subject<'_>, erro
 
 pub(super) fn release_of_many_failed(error: &Error) {
     let (backend, failure) = (error.backend(), error.failure());
-    caught(|| warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly"));
+    tell(|| warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly"));
 }
 
 pub(super) fn keeper_panicked(panic: &Panicked) {
-    caught(|| error!(target: "dlock", %panic, "the keeper panicked, and goes on"));
+    tell(|| error!(target: "dlock", %panic, "the keeper panicked, and goes on"));
 }
 
 pub(super) fn keeper_died(held: usize) {
-    caught(
+    tell(
         || error!(target: "dlock", held, "the keeper has ended: acquires are refused, and what is held is lost"),
     );
 }

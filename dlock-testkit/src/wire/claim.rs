@@ -1,13 +1,14 @@
 //! A claim that is made through a wire.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestClock, Signal, Withdrawal};
 use dlock_core::{Backend, Claim, Failure};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{Answer, Inner, Request};
+use super::{Answer, Inner, Request, strike};
 
 /// A claim of [`Wired`](super::Wired).
 pub struct WiredClaim<B: Backend> {
@@ -85,7 +86,11 @@ impl<B: Backend> Claim for WiredClaim<B> {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        self.shared.wire.without(|state| &state.deaf).await;
+        let wire = &self.shared.wire;
+        if wire.0.panicking_changes.load(Ordering::SeqCst) {
+            strike();
+        }
+        wire.without(|state| &state.deaf).await;
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         claim.changed().await
     }

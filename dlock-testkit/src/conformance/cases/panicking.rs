@@ -1,13 +1,17 @@
-//! A backend whose steps panic.
+//! A backend whose steps panic, and a subscriber of `tracing` that does.
 
 use super::cases;
 use crate::conformance::Stage;
-use crate::conformance::expect::{give_back, soon, until};
+use crate::conformance::expect::{SOON, give_back, soon, until};
+use crate::conformance::subscriber::Striking;
 
 cases! {
     an_attempt_that_panics_is_asked_about_again: Nothing, Easy;
     a_renewal_that_panics_is_made_again: Lease, Timed;
     a_release_in_the_background_that_panics_is_made_again: Nothing, Easy;
+    a_waiter_whose_wait_for_a_change_panics_asks_by_itself: Nothing, Easy;
+    acquires_and_releases_take_their_course_under_a_subscriber_that_panics: Nothing, Easy;
+    renewals_and_losses_take_their_course_under_a_subscriber_that_panics: Lease, Timed;
 }
 
 /// What it did before is found under the same token.
@@ -37,4 +41,64 @@ async fn a_release_in_the_background_that_panics_is_made_again(stage: Stage) {
     until("three withdrawals", || process.wire.withdrawals() >= 3).await;
     give_back(other.take(&key).await).await;
     until("the end of the work", || process.locks.stats().background == 0).await;
+}
+
+/// It polls, since nobody tells it.
+async fn a_waiter_whose_wait_for_a_change_panics_asks_by_itself(stage: Stage) {
+    let (holder, waiter, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = holder.take(&key).await;
+    waiter.wire.panic_changes();
+    let lock = waiter.locks.lock(&key);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    until("its first question", || waiter.wire.attempts() > 0).await;
+    give_back(guard).await;
+    let taken = soon("the grant", waiting).await.expect("it does not panic").expect("the lock is free");
+    give_back(taken).await;
+}
+
+/// Whatever is told, on whatever thread.
+async fn acquires_and_releases_take_their_course_under_a_subscriber_that_panics(stage: Stage) {
+    let (here, there, key) = (stage.process().await, stage.process().await, stage.key());
+    let striking = Striking::begin();
+    let guard = here.take(&key).await;
+    there.sees_held(&key).await;
+    let lock = there.locks.lock(&key);
+    let body = tokio::spawn(async move { lock.run(async { 7 }).await });
+    until("the question of the one who waits", || there.wire.attempts() > 1).await;
+    give_back(guard).await;
+    let output = soon("the body", body).await.expect("it does not panic").expect("the lock is free");
+    assert_eq!(output, 7, "what the body returned");
+    here.wire.lose_replies(1);
+    let unknown = soon("the grant", here.locks.lock(&key).acquire()).await.expect("it is asked for again");
+    drop(unknown);
+    there.sees_free_soon(&key).await;
+    here.wire.cut();
+    drop(there.take(&key).await);
+    assert!(here.locks.lock(&key).try_acquire().await.is_err(), "the wire is cut");
+    here.wire.mend();
+    let many = here.locks.lock_all([key.clone(), stage.key()]);
+    let all = soon("all grants", many.acquire()).await.expect("they are free");
+    all.release().await.expect("they are held");
+    for process in [&here, &there] {
+        process.locks.shutdown(SOON).await.expect("nothing is left");
+    }
+    drop(striking);
+}
+
+/// The keeper tells of a failed renewal, and of a loss.
+async fn renewals_and_losses_take_their_course_under_a_subscriber_that_panics(stage: Stage) {
+    let (process, kept, deleted) = (stage.short().await, stage.key(), stage.key());
+    let striking = Striking::begin();
+    let (guard, lost) = (process.take(&kept).await, process.take(&deleted).await);
+    process.wire.lose_replies(1);
+    until("a failed renewal", || process.locks.stats().failed_renewals > 0).await;
+    let before = process.locks.stats().renewals;
+    until("the next ones", || process.locks.stats().renewals > before + 2).await;
+    process.delete(&deleted).await;
+    soon("the loss", lost.lost()).await;
+    guard.check().expect("the other one is held");
+    drop((guard, lost));
+    process.sees_free_soon(&kept).await;
+    until("the end of the work", || process.locks.stats().background == 0).await;
+    drop(striking);
 }
