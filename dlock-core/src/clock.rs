@@ -51,11 +51,11 @@ impl std::ops::Sub<Duration> for Timestamp {
 
 /// The clock that leases are measured with.
 ///
-/// [`Clock::system`] counts on while the machine is suspended, on Linux (`CLOCK_BOOTTIME`) and macOS, and is not moved by
-/// steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still meanwhile: a holder that
-/// was suspended for longer than its lease then believes in its lock until the next renewal is answered, or for what was left of
-/// the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead,
-/// so that `tokio::time::pause` works as usual.
+/// [`Clock::system`] counts on while the machine is suspended, on Linux (`CLOCK_BOOTTIME`) and macOS, and is not moved
+/// by steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still meanwhile:
+/// a holder that was suspended for longer than its lease then believes in its lock until the next renewal is answered,
+/// or for what was left of the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for
+/// tests. Waiting for a busy lock is measured with tokio's clock instead, so that `tokio::time::pause` works as usual.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Source);
 
@@ -209,8 +209,8 @@ impl fmt::Debug for Movable {
     }
 }
 
-/// On Linux and Android `CLOCK_BOOTTIME`; on macOS and iOS `CLOCK_MONOTONIC`, which counts through sleep there; on other Unixes
-/// `CLOCK_MONOTONIC`, which may stand still while the machine sleeps.
+/// On Linux and Android `CLOCK_BOOTTIME`; on macOS and iOS `CLOCK_MONOTONIC`, which counts through sleep there; on
+/// other Unixes `CLOCK_MONOTONIC`, which may stand still while the machine sleeps.
 #[cfg(unix)]
 fn boot_time() -> Timestamp {
     #[cfg(any(target_os = "linux", target_os = "android"))]

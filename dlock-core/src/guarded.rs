@@ -2,7 +2,8 @@
 //!
 //! Subscribers of `tracing`, exporters of metrics, backends and wakers are other people's. None of them may end the
 //! keeper, unwind out of a `Drop`, or keep a request from being counted: whatever runs such code runs it through this
-//! module. Nor is any of them run while a mutex is locked that they might need: a waker may drop the future that it wakes.
+//! module. Nor is any of them run while a mutex is locked that they might need: a waker may drop the future that it
+//! wakes.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,7 +60,8 @@ pub(crate) fn wake_all(notify: &Notify) {
     let _ = guard(|| notify.notify_waiters());
 }
 
-/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics was told less, and nothing else changes.
+/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics was told less, and nothing else
+/// changes.
 ///
 /// ```
 /// # use dlock_core::backend::tell;

@@ -118,8 +118,8 @@ impl Identity {
         format!("{} since={millis}", self.line)
     }
 
-    /// Returns the line of [`describe`](Self::describe) without `since`: made once, for backends that know by themselves
-    /// when a lock was taken.
+    /// Returns the line of [`describe`](Self::describe) without `since`: made once, for backends that know by
+    /// themselves when a lock was taken.
     #[must_use]
     pub fn line(&self) -> &str {
         &self.line

@@ -1,7 +1,7 @@
 //! Patterns of keys that are given at run time.
 //!
-//! A pattern is a label of metrics, and every pattern makes time series of its own. Who passes keys where patterns belong
-//! would fill the memory of everything that keeps metrics: only so many patterns of a process are told apart.
+//! A pattern is a label of metrics, and every pattern makes time series of its own. Who passes keys where patterns
+//! belong would fill the memory of everything that keeps metrics: only so many patterns of a process are told apart.
 
 use std::collections::HashSet;
 use std::sync::{PoisonError, RwLock};

@@ -6,8 +6,8 @@
 //! | [`overlap`] | did two owners believe at the same time that they hold the lock? | [history](crate::history) |
 //! | [`lost_updates`] | was a stale write accepted, or an update lost? | the record of a [register](crate::register) |
 //!
-//! All of them read times and numbers as they are recorded, so that an operation counts as late as it may have been: they
-//! accuse nobody wrongly. A hold whose process was killed ends with the last thing that it wrote.
+//! All of them read times and numbers as they are recorded, so that an operation counts as late as it may have been:
+//! they accuse nobody wrongly. A hold whose process was killed ends with the last thing that it wrote.
 
 mod fences;
 mod holds;

@@ -1,7 +1,8 @@
 //! What every backend has to do, as test cases.
 //!
-//! A case opens one or more *processes*: independent [`Locks`] over one store, each behind a [`Wire`](crate::wire::Wire) of its own. It
-//! uses the public API only, so that it tests the backend as users meet it: under the engine.
+//! A case opens one or more *processes*: independent [`Locks`] over one store, each behind a
+//! [`Wire`](crate::wire::Wire) of its own. It uses the public API only, so that it tests the backend as users meet it:
+//! under the engine.
 //!
 //! To run your backend through the suite, implement [`Harness`] and make a test target without the standard harness:
 //!
@@ -57,13 +58,14 @@ pub trait Harness: Send + Sync + 'static {
     /// Those of the backend; they fail the case.
     fn open(&self) -> impl Future<Output = dlock_core::Result<Self::Backend>> + Send;
 
-    /// The lease of cases that let one run out. Long enough that a renewal on a busy test machine is never a third of it
-    /// late; the suite's length grows with it. Default 600 ms.
+    /// The lease of cases that let one run out. Long enough that a renewal on a busy test machine is never a third of
+    /// it late; the suite's length grows with it. Default 600 ms.
     fn lease(&self) -> Duration {
         Duration::from_millis(600)
     }
 
-    /// How long one case may take. The longest makes about fifty thousand requests, one after the other. Default 2 minutes.
+    /// How long one case may take. The longest makes about fifty thousand requests, one after the other. Default 2
+    /// minutes.
     fn limit(&self) -> Duration {
         Duration::from_secs(120)
     }
@@ -73,8 +75,8 @@ pub trait Harness: Send + Sync + 'static {
         300
     }
 
-    /// Whether several that try at the same moment may all be refused, since each got a part of what makes the lock. Who waits
-    /// gets it all the same. Default no.
+    /// Whether several that try at the same moment may all be refused, since each got a part of what makes the lock.
+    /// Who waits gets it all the same. Default no.
     fn tries_can_split(&self) -> bool {
         false
     }
@@ -99,8 +101,8 @@ pub const WITH_FENCES: &[&str] = &[
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
 ];
 
-/// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests say what that
-/// does instead.
+/// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests
+/// say what that does instead.
 pub const LEASES: &[&str] = &[
     "a_lock_of_a_batch_that_was_deleted_ends_it_and_the_others_are_given_back",
     "a_renewal_that_panics_is_made_again",
@@ -290,8 +292,8 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     cases::ALL.iter().copied().flatten()
 }
 
-/// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not claim
-/// are left out; a further test fails unless [`Harness::left_out`] names exactly those.
+/// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not
+/// claim are left out; a further test fails unless [`Harness::left_out`] names exactly those.
 pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
     let harness = Arc::new(harness);
     let capabilities = capabilities(harness());

@@ -1,7 +1,7 @@
 //! What processes did with locks, and when.
 //!
-//! Every process writes its own file, one event a line, each with one write: what was written before a `SIGKILL` is there
-//! after it. All times are [`now_ns`], so that files of one host can be read together.
+//! Every process writes its own file, one event a line, each with one write: what was written before a `SIGKILL` is
+//! there after it. All times are [`now_ns`], so that files of one host can be read together.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};

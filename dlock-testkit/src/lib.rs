@@ -2,7 +2,8 @@
 //!
 //! For authors of backends, and for dlock's own tests.
 //!
-//! * [`conformance`]: what every backend has to do, as test cases over any [`Backend`](dlock_core::Backend). Start here.
+//! * [`conformance`]: what every backend has to do, as test cases over any [`Backend`](dlock_core::Backend). Start
+//!   here.
 //! * [`BatchOfOne`]: the same suite over a backend that takes several locks in one step.
 //! * [`wire`]: puts faults between the engine and any backend: cut, hang, lose a reply, deliver a request too late.
 //! * [`cancel`]: drops a future at every one of its await points.

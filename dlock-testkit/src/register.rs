@@ -1,8 +1,8 @@
 //! A resource that checks fences.
 //!
-//! A lock with a lease cannot stop a holder that was paused from writing when it wakes up. The resource can: it remembers
-//! the highest fence it has met and refuses lower ones. Reading counts too: a new holder that has only read so far
-//! has built on what it saw, and an older one must not change it behind its back.
+//! A lock with a lease cannot stop a holder that was paused from writing when it wakes up. The resource can: it
+//! remembers the highest fence it has met and refuses lower ones. Reading counts too: a new holder that has only read
+//! so far has built on what it saw, and an older one must not change it behind its back.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};

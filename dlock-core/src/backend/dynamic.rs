@@ -209,8 +209,8 @@ impl<C: Claim> DynClaim for Guarded<C> {
     }
 }
 
-/// A backend whose type is not known any more, as one again. A type of its own: were the box itself a backend, a call on it
-/// would find the blanket implementation above first, and box every step twice.
+/// A backend whose type is not known any more, as one again. A type of its own: were the box itself a backend, a call
+/// on it would find the blanket implementation above first, and box every step twice.
 #[derive(Debug)]
 pub(crate) struct Erased(pub(crate) Box<dyn DynBackend>);
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 /// Names one lock among all locks of all backends: the place that keeps it, and its name there.
 ///
-/// Two ids are equal exactly when they name the same lock, in whatever process they are made, and [batches](crate::Batch)
-/// take their locks in the order of the ids. The place is first in that order, then the name, byte by byte.
+/// Two ids are equal exactly when they name the same lock, in whatever process they are made, and
+/// [batches](crate::Batch) take their locks in the order of the ids. The place is first in that order, then the name,
+/// byte by byte.
 ///
 /// ```
 /// use dlock_core::backend::LockId;

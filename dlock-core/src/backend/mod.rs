@@ -21,9 +21,9 @@
 //!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
 //!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
 //!    backend has one, so that it arrives later.
-//! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from the
-//!    moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what is left, or
-//!    say from when it counts ([`Grant::proven_at`]).
+//! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from
+//!    the moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what
+//!    is left, or say from when it counts ([`Grant::proven_at`]).
 //! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
@@ -72,8 +72,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the id of the lock that `key` names, which is the same in all processes that reach the same lock. No I/O
-    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: what is told apart by
-    /// servers, database, table or prefix has to be told apart here too.
+    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: what is told
+    /// apart by servers, database, table or prefix has to be told apart here too.
     fn lock_id(&self, key: &Key) -> LockId;
 
     /// Prepares a claim. No I/O happens here.
@@ -81,12 +81,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
     ///
-    /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by itself.
-    /// One that finds its own token adopts its lock, as in an attempt of its own.
+    /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by
+    /// itself. One that finds its own token adopts its lock, as in an attempt of its own.
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure says that it did not.
+    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure says that it
+    /// did not.
     ///
     /// # Cancel safety
     ///
@@ -159,8 +160,8 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await; the outcome then counts as unknown.
     fn attempt(&mut self) -> impl Future<Output = Result<Attempt, Failure>> + Send;
 
-    /// Waits, after [`Attempt::Busy`], until another attempt is worth while. It may resolve for nothing, and it may miss
-    /// a change: the engine tries again after a while by itself. The default never resolves.
+    /// Waits, after [`Attempt::Busy`], until another attempt is worth while. It may resolve for nothing, and it may
+    /// miss a change: the engine tries again after a while by itself. The default never resolves.
     ///
     /// # Errors
     ///
@@ -173,8 +174,8 @@ pub trait Claim: Send + 'static {
         std::future::pending()
     }
 
-    /// Takes note that an attempt was granted; called once, right after it. Backends that learn of trouble by themselves (a session that is
-    /// suspended or expires) keep the signal; the default drops it.
+    /// Takes note that an attempt was granted; called once, right after it. Backends that learn of trouble by
+    /// themselves (a session that is suspended or expires) keep the signal; the default drops it.
     fn granted(&mut self, signal: Signal) {
         drop(signal);
     }
@@ -191,8 +192,8 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await.
     fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
 
-    /// Withdraws whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at any
-    /// time, also when nothing was ever granted.
+    /// Withdraws whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at
+    /// any time, also when nothing was ever granted.
     ///
     /// # Errors
     ///
@@ -210,8 +211,8 @@ pub trait Claim: Send + 'static {
         None
     }
 
-    /// Returns whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is always
-    /// correct. The engine does not rely on it after an unknown outcome.
+    /// Returns whether the server certainly has nothing of this claim, so that withdrawing can be left out. `false` is
+    /// always correct. The engine does not rely on it after an unknown outcome.
     fn is_clean(&self) -> bool {
         false
     }
@@ -254,8 +255,8 @@ impl ClaimRequest {
         Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
     }
 
-    /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there is one the
-    /// W3C trace context of the span that acquires.
+    /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there
+    /// is one the W3C trace context of the span that acquires.
     #[must_use]
     pub fn describe(&self) -> String {
         let line = self.identity.describe(SystemTime::now());
@@ -289,8 +290,8 @@ pub enum Attempt {
 pub enum BatchAttempt {
     /// All of them are ours: a grant for each claim, in their order.
     Granted(Vec<Grant>),
-    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose outcome
-    /// was not known may have.
+    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose
+    /// outcome was not known may have.
     Busy {
         /// Which of the claims.
         place: usize,
@@ -327,8 +328,8 @@ impl Grant {
         self
     }
 
-    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its turn
-    /// need not ask the servers once more.
+    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its
+    /// turn need not ask the servers once more.
     #[must_use]
     pub const fn proven_at(mut self, proof: Timestamp) -> Self {
         self.proven_at = Some(proof);
@@ -341,8 +342,8 @@ impl Grant {
 pub enum Term {
     /// For this long from the send of the attempt, and again from each renewal.
     Lease(Duration),
-    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after the
-    /// last proof of life ([`Signal::trust`]); without one, only [`Signal::lost`] ends it.
+    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after
+    /// the last proof of life ([`Signal::trust`]); without one, only [`Signal::lost`] ends it.
     Session(Option<Duration>),
 }
 
@@ -376,7 +377,8 @@ pub struct Withdrawal {
     /// Whether something of ours was there and is gone now.
     pub removed: bool,
     /// Whether the server certainly has nothing of this claim from now on. When not, a request that was sent before may
-    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have passed.
+    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
+    /// passed.
     pub settled: bool,
     /// Whether somebody else waits for the lock, where the answer tells.
     pub contended: Option<bool>,
@@ -427,7 +429,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least backend has.
+    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least
+    /// backend has.
     #[must_use]
     pub const fn basic() -> Self {
         Self {
@@ -544,7 +547,8 @@ impl Signal {
         }
     }
 
-    /// Reports that somebody else asks the holder to release the lock, who may heed it: [`Held::release_requested`](crate::Held::release_requested).
+    /// Reports that somebody else asks the holder to release the lock, who may heed it:
+    /// [`Held::release_requested`](crate::Held::release_requested).
     pub fn release_requested(&self) {
         if let Some(sink) = self.0.upgrade() {
             sink.release_requested();

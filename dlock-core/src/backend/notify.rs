@@ -1,8 +1,8 @@
 //! Tells waiters of releases: one connection for all waiters of a client.
 //!
-//! The connection lives on dlock's own thread, is opened when somebody waits for the first time, and opened again when it
-//! breaks. Waiters are told of each message, and of whatever may have hidden one: their channel was subscribed just now, or the
-//! connection broke. What they are told is a hint: the engine asks the backend now and then in any case.
+//! The connection lives on dlock's own thread, is opened when somebody waits for the first time, and opened again when
+//! it breaks. Waiters are told of each message, and of whatever may have hidden one: their channel was subscribed just
+//! now, or the connection broke. What they are told is a hint: the engine asks the backend now and then in any case.
 //!
 //! A backend implements [`Source`] and [`Connection`]; [`Channels`] does the rest.
 
@@ -37,8 +37,8 @@ pub trait Source: Send + Sync + 'static {
     /// One of its connections.
     type Connection: Connection;
 
-    /// How long a channel is kept after its last waiter has gone: on a lock that is wanted all the time, the next waiter
-    /// comes soon.
+    /// How long a channel is kept after its last waiter has gone: on a lock that is wanted all the time, the next
+    /// waiter comes soon.
     const LINGER: Duration = Duration::from_millis(50);
 
     /// Opens a connection, within a bound of its own.
@@ -52,8 +52,8 @@ pub trait Source: Send + Sync + 'static {
     fn broken(&self) {}
 }
 
-/// A connection on which a server tells what happens. Its commands are not waited for longer than 5 s, and an error of any of
-/// them ends it.
+/// A connection on which a server tells what happens. Its commands are not waited for longer than 5 s, and an error of
+/// any of them ends it.
 pub trait Connection: Send {
     /// Asks for the messages of these channels. May return before the server has confirmed it; that is
     /// [`Event::Subscribed`].
@@ -272,8 +272,8 @@ impl Shared {
         }
     }
 
-    /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while the
-    /// connection was being opened, and the order to subscribe to it was still carried out.
+    /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while
+    /// the connection was being opened, and the order to subscribe to it was still carried out.
     fn drop_unheard(&self, name: &str) -> bool {
         let mut by_name = lock(&self.by_name);
         let unheard = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);

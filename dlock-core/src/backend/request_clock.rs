@@ -10,8 +10,8 @@ use crate::clock::{Clock, Timestamp};
 /// Without it a request counts from the call of the attempt. That is wrong where thousands of requests wait in this
 /// process for their turn on one connection: the request timeout would pass, and a short lease run, while nothing was
 /// sent yet. A backend with such a queue gives each claim one of these, returns it from
-/// [`Claim::request_clock`](super::Claim::request_clock), calls [`queued`](Self::queued) when an attempt enters the queue, and
-/// [`written`](Self::written) right before the bytes go out, from whatever task.
+/// [`Claim::request_clock`](super::Claim::request_clock), calls [`queued`](Self::queued) when an attempt enters the
+/// queue, and [`written`](Self::written) right before the bytes go out, from whatever task.
 ///
 /// ```
 /// use dlock_core::Clock;
@@ -62,8 +62,8 @@ impl RequestClock {
         self.0.at.store(QUEUED, Ordering::SeqCst);
     }
 
-    /// Says that the request is about to be written. Returns whether it still may be: a request that the engine has given
-    /// up while it was queued must not be written, since the engine counts on it.
+    /// Says that the request is about to be written. Returns whether it still may be: a request that the engine has
+    /// given up while it was queued must not be written, since the engine counts on it.
     #[must_use]
     pub fn written(&self) -> bool {
         let now = self.0.clock.now().as_nanos().clamp(CALLED + 1, CANCELLED - 1);

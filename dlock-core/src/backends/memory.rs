@@ -27,9 +27,9 @@ pub use faults::Faults;
 
 /// A backend in this process's memory.
 ///
-/// Clones share the same locks, so two `Locks` built over clones behave like two processes. [`faults`](Self::faults) and
-/// a [movable clock](crate::ManualClock) let a test show what a service does when a lock is lost, a reply is lost, or
-/// the backend is slow or away.
+/// Clones share the same locks, so two `Locks` built over clones behave like two processes. [`faults`](Self::faults)
+/// and a [movable clock](crate::ManualClock) let a test show what a service does when a lock is lost, a reply is lost,
+/// or the backend is slow or away.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {

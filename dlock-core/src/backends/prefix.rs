@@ -16,11 +16,11 @@ const DIGEST: usize = 65;
 /// Up to so many bytes, prefix and key are the name on the servers.
 const LONGEST_AS_IT_IS: usize = Key::MAX_LEN - 80;
 
-/// A backend whose keys all begin with a prefix on the servers, so that several services share one store without sharing
-/// locks. Callers, errors and spans see the key without it.
+/// A backend whose keys all begin with a prefix on the servers, so that several services share one store without
+/// sharing locks. Callers, errors and spans see the key without it.
 ///
-/// On the servers a key is called by the prefix and its own text. Where that is longer than 432 bytes, its end is replaced by
-/// `#` and its SHA-256.
+/// On the servers a key is called by the prefix and its own text. Where that is longer than 432 bytes, its end is
+/// replaced by `#` and its SHA-256.
 ///
 /// [`LocksBuilder::with_prefix`](crate::LocksBuilder::with_prefix) is the same for a [`Locks`](crate::Locks).
 pub struct Prefixed<B> {
@@ -33,7 +33,8 @@ impl<B> Prefixed<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the prefix is empty, longer than 128 bytes, or has a NUL.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the prefix is empty, longer than 128 bytes,
+    /// or has a NUL.
     pub fn new(backend: B, prefix: impl Into<String>) -> Result<Self, Failure> {
         let prefix = prefix.into();
         if prefix.is_empty() || prefix.len() > MAX_PREFIX || prefix.contains('\0') {
@@ -44,8 +45,8 @@ impl<B> Prefixed<B> {
         Ok(Self { backend, prefix })
     }
 
-    /// How the key is called on the servers. A long one ends with its digest instead of its own end, and is then longer than
-    /// any that does not, so that no two keys have one name.
+    /// How the key is called on the servers. A long one ends with its digest instead of its own end, and is then longer
+    /// than any that does not, so that no two keys have one name.
     fn key(&self, key: &Key) -> Key {
         let (prefix, text) = (self.prefix.as_str(), key.as_str());
         if prefix.len() + text.len() <= LONGEST_AS_IT_IS {

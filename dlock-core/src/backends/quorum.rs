@@ -29,10 +29,10 @@ const MOST_NODES: usize = 31;
 
 /// A lock that is held when a majority of independent backends says so.
 ///
-/// The nodes share nothing: five Redis masters (Redlock), three ZooKeepers, or some of each. A minority of them may be away,
-/// hang, or be slow without anybody noticing. All are asked at once, each for as long as the
-/// [node timeout](QuorumBuilder::with_node_timeout); a round without a majority is taken back on all of them before the answer is
-/// given, in the background where a node does not answer.
+/// The nodes share nothing: five Redis masters (Redlock), three ZooKeepers, or some of each. A minority of them may be
+/// away, hang, or be slow without anybody noticing. All are asked at once, each for as long as the
+/// [node timeout](QuorumBuilder::with_node_timeout); a round without a majority is taken back on all of them before the
+/// answer is given, in the background where a node does not answer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -54,17 +54,18 @@ const MOST_NODES: usize = 31;
 /// # What it does not guarantee
 ///
 /// * **No fence.** The fences of the single nodes do not make one that grows: the highest of one majority may be above
-///   the highest of the next. A majority could agree on one only by writing it back, which backends have no request for. Where the
-///   resource needs a fence, take a backend that has one.
-/// * **A winner among many tries.** Several that try at the same moment can each get some of the nodes, and all be told that
-///   the lock is busy. Who waits tries again after a random pause.
-/// * **Nodes that forget.** A node that restarts without its data, or is emptied, does not vote until it has remembered for as
-///   long as the [longest lease](QuorumBuilder::with_longest_lease), so that no lock it forgot can still be held. This
-///   is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data, such as a
-///   snapshot, has the mark and lacks the newest locks, which nobody can see: let nodes keep everything
+///   the highest of the next. A majority could agree on one only by writing it back, which backends have no request
+///   for. Where the resource needs a fence, take a backend that has one.
+/// * **A winner among many tries.** Several that try at the same moment can each get some of the nodes, and all be told
+///   that the lock is busy. Who waits tries again after a random pause.
+/// * **Nodes that forget.** A node that restarts without its data, or is emptied, does not vote until it has remembered
+///   for as long as the [longest lease](QuorumBuilder::with_longest_lease), so that no lock it forgot can still be
+///   held. This is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data,
+///   such as a snapshot, has the mark and lacks the newest locks, which nobody can see: let nodes keep everything
 ///   ([durable](QuorumBuilder::with_durable_nodes)) or nothing.
-/// * **Administration** tells and frees what a majority of the nodes agrees on, if all nodes can do it. A holder that was forced
-///   to release learns of it at its next renewal, as ever; what a node that did not answer still has ends with its lease.
+/// * **Administration** tells and frees what a majority of the nodes agrees on, if all nodes can do it. A holder that
+///   was forced to release learns of it at its next renewal, as ever; what a node that did not answer still has ends
+///   with its lease.
 /// * **Clocks.** As with every lease, the clocks of servers and clients must run at about the same rate.
 #[derive(Clone)]
 pub struct Quorum(Arc<Shared>);
@@ -84,8 +85,8 @@ pub struct QuorumBuilder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuorumVotes {
-    /// How many had answered, whatever they said, when it was clear that they are too few; of a renewal or a release: how
-    /// many had confirmed it.
+    /// How many had answered, whatever they said, when it was clear that they are too few; of a renewal or a release:
+    /// how many had confirmed it.
     pub answered: usize,
     /// How many have to.
     pub needed: usize,
@@ -125,11 +126,12 @@ impl Quorum {
         }
     }
 
-    /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest lease.
+    /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest
+    /// lease.
     ///
     /// For the operator, once, when the servers are first set up, before any service runs. Never call it when a service
-    /// starts: it would undo the protection against nodes that have forgotten their locks. Nodes that are in use already are
-    /// left as they are.
+    /// starts: it would undo the protection against nodes that have forgotten their locks. Nodes that are in use
+    /// already are left as they are.
     ///
     /// # Errors
     ///
@@ -150,23 +152,24 @@ impl Quorum {
 }
 
 impl QuorumBuilder {
-    /// Sets how long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a lock's request
-    /// timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer takes.
+    /// Sets how long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a
+    /// lock's request timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer
+    /// takes.
     pub const fn with_node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
     }
 
-    /// Sets the longest lease that a lock may have; longer ones are refused. Default 1 minute; up to 24 h. All users of the nodes
-    /// have to agree on it: this long a node that has forgotten its locks does not vote.
+    /// Sets the longest lease that a lock may have; longer ones are refused. Default 1 minute; up to 24 h. All users of
+    /// the nodes have to agree on it: this long a node that has forgotten its locks does not vote.
     pub const fn with_longest_lease(mut self, lease: Duration) -> Self {
         self.longest_lease = lease;
         self
     }
 
-    /// Says that the nodes never forget a lock that they granted, also when they are restarted or fail over: each is an ensemble, a
-    /// database, or a Redis that syncs every write to its disk. They are then not asked for their memory, which spares each
-    /// attempt a second request, and leases may have any length.
+    /// Says that the nodes never forget a lock that they granted, also when they are restarted or fail over: each is an
+    /// ensemble, a database, or a Redis that syncs every write to its disk. They are then not asked for their memory,
+    /// which spares each attempt a second request, and leases may have any length.
     ///
     /// Backends that are durable by themselves, or keep locks by sessions, are never asked.
     pub const fn with_durable_nodes(mut self) -> Self {
@@ -229,7 +232,8 @@ impl Shared {
         self.node_timeout.min(request.request_timeout * 2 / 5)
     }
 
-    /// What is asked of one node. Nobody waits in its queue: with places in several queues, all could wait for each other.
+    /// What is asked of one node. Nobody waits in its queue: with places in several queues, all could wait for each
+    /// other.
     fn node_request(&self, request: &ClaimRequest, token: Token) -> ClaimRequest {
         let request_timeout = self.node_limit(request);
         ClaimRequest { token, request_timeout, recheck: true, waits: false, ..request.clone() }

@@ -443,8 +443,8 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that, seems
-    /// to be hours late. It is given the time to finish what it was told of.
+    /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that,
+    /// seems to be hours late. It is given the time to finish what it was told of.
     async fn let_real_time_pass(&mut self) {
         let registry = &self.engine.registry;
         if !self.virtual_time || registry.activity.in_background() == 0 {

@@ -18,8 +18,8 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// Counts a step until its token is dropped. To be begun before anything is taken off the registry for it, so that nothing
-    /// is between two places when a shutdown looks.
+    /// Counts a step until its token is dropped. To be begun before anything is taken off the registry for it, so that
+    /// nothing is between two places when a shutdown looks.
     pub(crate) fn begin(self: &Arc<Self>) -> ActivityToken {
         self.steps.fetch_add(1, Ordering::SeqCst);
         ActivityToken { activity: Arc::clone(self), in_background: false }
@@ -36,7 +36,8 @@ impl Activity {
         loop {
             let changed = self.changed.notified();
             self.watched.store(true, Ordering::SeqCst);
-            // In the order in which a lock goes from the one to the other; an acquire that ended meanwhile may have listed one.
+            // In the order in which a lock goes from the one to the other; an acquire that ended meanwhile may have
+            // listed one.
             if idle()
                 && self.steps.load(Ordering::SeqCst) == 0
                 && self.background.load(Ordering::SeqCst) == 0

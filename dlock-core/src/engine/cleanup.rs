@@ -56,8 +56,8 @@ impl Cleanup {
 
     async fn withdraw(mut self) {
         let clock = &self.engine.clock;
-        // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and would be
-        // kept for as long as this process lives.
+        // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and
+        // would be kept for as long as this process lives.
         let until = match self.engine.capabilities.session_kept {
             true => Timestamp::NEVER,
             false => clock.now() + self.lease + self.request_timeout,
@@ -71,8 +71,8 @@ impl Cleanup {
                     Telemetry::cleaned_up();
                     break;
                 }
-                // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait here
-                // need not wait for that.
+                // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait
+                // here need not wait for that.
                 Ok(_) => self.engine.wait_queue.released(&self.key),
                 Err(failure) => {
                     let given_up = over || !failure.is_transient();

@@ -9,8 +9,8 @@ use crate::token::Token;
 
 /// The random numbers of one engine: tokens, jitter, where to begin.
 ///
-/// Tokens come from the operating system each time, since a generator in the process would repeat itself after a fork; all
-/// else from one of the thread. With a seed everything comes from that, so that a run can be repeated.
+/// Tokens come from the operating system each time, since a generator in the process would repeat itself after a fork;
+/// all else from one of the thread. With a seed everything comes from that, so that a run can be repeated.
 #[derive(Debug, Default)]
 pub(crate) struct Entropy(Option<Mutex<Rng>>);
 

@@ -66,8 +66,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier proof.
-    /// Not yet listed with the keeper.
+    /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier
+    /// proof. Not yet listed with the keeper.
     pub(crate) fn new(spec: &Spec, mut claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let Spec { engine, key, site, options } = spec.clone();
         let now = engine.clock.now();
@@ -79,8 +79,8 @@ impl Hold {
         };
         let deadline = length.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
         let renew_at = match grant.term {
-            // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the keeper for
-            // locks that are given back soon.
+            // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
+            // keeper for locks that are given back soon.
             Term::Lease(length) => sent + part_of(&engine, length / 3, 0.5),
             Term::Session(_) => Timestamp::NEVER,
         };
@@ -288,7 +288,8 @@ impl Hold {
         }
     }
 
-    /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's timers.
+    /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
+    /// timers.
     pub(crate) async fn lost(&self) {
         self.when(|hold| hold.condition() == Condition::Lost).await;
     }

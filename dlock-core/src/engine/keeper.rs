@@ -1,8 +1,8 @@
 //! The keeper: the thread that dlock owns.
 //!
-//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks every
-//! worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper, on a
-//! thread of its own while there are not many, so that a backend that hangs or blocks holds up its own locks only.
+//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks
+//! every worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper,
+//! on a thread of its own while there are not many, so that a backend that hangs or blocks holds up its own locks only.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -32,17 +32,19 @@ pub(crate) enum Job {
     Withdraw(Cleanup),
 }
 
-/// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so that they live on
-/// when the user's runtime is blocked or gone. It must not block.
+/// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
+/// that they live on when the user's runtime is blocked or gone. It must not block.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system gives no thread; the next call tries again.
+/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system gives no thread; the next call
+/// tries again.
 pub fn runtime() -> Result<&'static Handle, Failure> {
     threads::of_connections()
 }
 
-/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on next.
+/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on
+/// next.
 #[doc(hidden)]
 pub trait Spawn: fmt::Debug + Send + Sync + 'static {
     /// Runs `task` to its end, inside a tokio runtime with timers.
@@ -93,8 +95,8 @@ pub(crate) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedRece
     registry.tasks.clone().spawn(supervise(registry, inbox));
 }
 
-/// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the same
-/// is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
+/// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the
+/// same is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
 async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
     let alive = Alive(&registry);
     while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {

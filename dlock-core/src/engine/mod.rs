@@ -100,8 +100,8 @@ impl Engine {
         }
     }
 
-    /// Awaits `future` here, or on the keeper's thread where the caller has no tokio runtime with timers. Dropping this drops
-    /// `future`.
+    /// Awaits `future` here, or on the keeper's thread where the caller has no tokio runtime with timers. Dropping this
+    /// drops `future`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,

@@ -35,8 +35,8 @@ pub(crate) struct HoldRegistry {
     shut: Notify,
 }
 
-/// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a step down
-/// a tree.
+/// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a
+/// step down a tree.
 #[derive(Default)]
 struct Holds {
     /// By when the keeper has to look at them, and by their number.
@@ -147,7 +147,8 @@ impl HoldRegistry {
         let is_earlier = {
             let mut holds = self.holds();
             let is_earlier = hold.listing.place().is_some_and(|(due, _)| at < due);
-            // One that is due later than before is looked at once for nothing, which is cheaper than to move it each time.
+            // One that is due later than before is looked at once for nothing, which is cheaper than to move it each
+            // time.
             if is_earlier {
                 holds.replan(hold, at);
             }

@@ -1,8 +1,9 @@
 //! The threads that dlock owns.
 //!
-//! One drives the connections of backends. The keepers of `Locks` run on others, each on a thread of its own while there are
-//! not many, so that a backend that blocks its thread holds up its own locks and no others. Threads are kept for the next
-//! `Locks`. All belong to one process: a child made by `fork` has none of its parent's, and starts its own.
+//! One drives the connections of backends. The keepers of `Locks` run on others, each on a thread of its own while
+//! there are not many, so that a backend that blocks its thread holds up its own locks and no others. Threads are kept
+//! for the next `Locks`. All belong to one process: a child made by `fork` has none of its parent's, and starts its
+//! own.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -34,7 +35,8 @@ impl Thread {
         };
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let (stop, stopped) = oneshot::channel();
-        // The runtime is made on its own thread: it could not be dropped inside of another when there is no thread for it.
+        // The runtime is made on its own thread: it could not be dropped inside of another when there is no thread for
+        // it.
         let run = move || match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
                 let _ = tell.send(Ok(runtime.handle().clone()));

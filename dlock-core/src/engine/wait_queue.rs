@@ -2,8 +2,8 @@
 //!
 //! Where the backend has no queue of its own, only the first waiter of a key asks it; the others wait here, in their
 //! order. A release in this process wakes the first at once, and nobody asks while the lock is known to be held in this
-//! process. So a herd of local waiters costs the server no more than one, and a handoff no more than its release and its
-//! acquire.
+//! process. So a herd of local waiters costs the server no more than one, and a handoff no more than its release and
+//! its acquire.
 //!
 //! * What is known of a lock belongs to its line, not to its first waiter: when the first leaves, the next one knows
 //!   when to ask, and asks no earlier.
@@ -31,10 +31,11 @@ use crate::telemetry::Waiters;
 
 /// Keys of different shards do not wait for each other.
 const SHARDS: usize = 32;
-/// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed release.
+/// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed
+/// release.
 const COUNTERS: usize = 512;
-/// One who becomes the first since the one before gave up asks so long after the last time it was asked: nobody listened
-/// for a notification meanwhile. However many give up, that is a bounded number of requests.
+/// One who becomes the first since the one before gave up asks so long after the last time it was asked: nobody
+/// listened for a notification meanwhile. However many give up, that is a bounded number of requests.
 const SETTLED: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this gives its memory back when all have left.
 const KEPT: usize = 256;
@@ -209,7 +210,8 @@ impl Shard {
 }
 
 impl Line {
-    /// One who leaves with the lock holds it in this process until a release tells. One who leaves without it says nothing new.
+    /// One who leaves with the lock holds it in this process until a release tells. One who leaves without it says
+    /// nothing new.
     fn first_left(&mut self, won: bool) {
         if won {
             self.released = false;
@@ -272,7 +274,8 @@ impl Ticket<'_> {
         Poll::Pending
     }
 
-    /// The lock is asked for. A release that was the reason is known to the next one if this one leaves before the answer.
+    /// The lock is asked for. A release that was the reason is known to the next one if this one leaves before the
+    /// answer.
     pub(crate) fn ask(&self) {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;

@@ -22,16 +22,17 @@ pub use guard::BatchGuard;
 /// Several locks as one: all of them or none. Made by [`Locks::lock_all`](crate::Locks::lock_all) and [`Batch::of`].
 ///
 /// Batches cannot deadlock with each other: whatever the order in which keys are given, all processes take them in one
-/// order, that of their [ids](crate::backend::LockId): by the place that keeps them, then by key, byte by byte. Processes give
-/// servers the same names for that: `localhost` and `127.0.0.1` are two places. A lock that is given twice is taken once,
-/// with the options given first, also when it is reached through two [`Locks`](crate::Locks). Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the
-/// locks of one `Locks` are taken in one step, a single request, and while one of them is busy none is held; else, and when
-/// that was in vain several times, one after the other.
+/// order, that of their [ids](crate::backend::LockId): by the place that keeps them, then by key, byte by byte.
+/// Processes give servers the same names for that: `localhost` and `127.0.0.1` are two places. A lock that is given
+/// twice is taken once, with the options given first, also when it is reached through two [`Locks`](crate::Locks).
+/// Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the locks of one `Locks` are
+/// taken in one step, a single request, and while one of them is busy none is held; else, and when that was in vain
+/// several times, one after the other.
 ///
 /// The wait is for all of them together. When one cannot be had, those taken before it are given back; losing one is
-/// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the others
-/// are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of them can
-/// wait for each other until their waits end.
+/// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the
+/// others are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of
+/// them can wait for each other until their waits end.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -58,8 +59,8 @@ impl Batch {
     /// The longest batch.
     pub const MAX_LEN: usize = 1_000;
 
-    /// Creates a batch of these locks, also of several [`Locks`](crate::Locks). Each keeps its own options but for the wait: that of the
-    /// batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
+    /// Creates a batch of these locks, also of several [`Locks`](crate::Locks). Each keeps its own options but for the
+    /// wait: that of the batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
         let locks = locks.into_iter();
         let id = |lock: &Lock| lock.key().map(|key| lock.engine().backend.lock_id(key));
@@ -97,8 +98,9 @@ impl Batch {
     /// # Errors
     ///
     /// Those of [`Lock::acquire`], which name the key that could not be had, and
-    /// [`ErrorKind::InvalidConfig`] for a batch of no keys, or more than [`MAX_LEN`](Self::MAX_LEN). Whatever the error, locks
-    /// that were taken are given back; that is waited for no longer than one request, and goes on in the background.
+    /// [`ErrorKind::InvalidConfig`] for a batch of no keys, or more than [`MAX_LEN`](Self::MAX_LEN). Whatever the
+    /// error, locks that were taken are given back; that is waited for no longer than one request, and goes on in the
+    /// background.
     ///
     /// # Cancel safety
     ///
@@ -128,8 +130,9 @@ impl Batch {
         }
     }
 
-    /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys is
-    /// reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to continue.
+    /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys
+    /// is reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to
+    /// continue.
     ///
     /// # Errors
     ///

@@ -76,8 +76,8 @@ impl Guard {
         self.hold().fence
     }
 
-    /// Checks that the lock is held at this moment: a local test of a deadline that lies before the end of the lease on the
-    /// server. No I/O.
+    /// Checks that the lock is held at this moment: a local test of a deadline that lies before the end of the lease on
+    /// the server. No I/O.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl Guard {
         self.hold().check()
     }
 
-    /// Returns how long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps it
-    /// without a known end.
+    /// Returns how long the lock stays valid if no renewal succeeds; zero when it is lost, `None` when a session keeps
+    /// it without a known end.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.hold().remaining()
@@ -120,8 +120,8 @@ impl Guard {
     ///
     /// Whatever the error, this guard is gone and `check` of its views is an error.
     /// [`ErrorKind::NotHeld`]: the lock had been lost, or somebody removed it; a successor's lock is not touched.
-    /// [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and final kinds: the backend did not confirm; the release goes
-    /// on in the background, until it is confirmed or the lease has ended the lock.
+    /// [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and final kinds: the backend did not confirm; the release
+    /// goes on in the background, until it is confirmed or the lease has ended the lock.
     ///
     /// # Cancel safety
     ///

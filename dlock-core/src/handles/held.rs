@@ -20,8 +20,8 @@ pub enum Ended {
     Lost,
 }
 
-/// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for other
-/// tasks that want to know.
+/// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for
+/// other tasks that want to know.
 ///
 /// Cheap to clone. It neither keeps nor gives back anything. A batch is held as long as all of its locks are.
 #[derive(Clone)]
@@ -70,15 +70,15 @@ impl Held {
         self.only().map(|hold| hold.key.as_str())
     }
 
-    /// Returns the fencing token of this grant; `None` on backends without fences, without the lock, and for a batch of several,
-    /// where every key has [its own](Self::fence_of).
+    /// Returns the fencing token of this grant; `None` on backends without fences, without the lock, and for a batch of
+    /// several, where every key has [its own](Self::fence_of).
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.only().and_then(|hold| hold.fence)
     }
 
-    /// Returns the fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in it. Where two
-    /// backends hold the same key, that of the first.
+    /// Returns the fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in
+    /// it. Where two backends hold the same key, that of the first.
     #[must_use]
     pub fn fence_of(&self, key: &str) -> Option<Fence> {
         self.holds().iter().find(|hold| hold.key.as_str() == key).and_then(|hold| hold.fence)
@@ -93,8 +93,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body runs
-    /// without the lock. For a batch, that of the first lock that has one.
+    /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body
+    /// runs without the lock. For a batch, that of the first lock that has one.
     pub fn check(&self) -> Result<()> {
         if let Holds::None = self.0 {
             let failure = Failure::new(ErrorKind::NotHeld, "this body runs without the lock");
@@ -124,8 +124,8 @@ impl Held {
         }
     }
 
-    /// Waits until the lock, or one of the batch, is lost. Never resolves once it was released, and never without the lock: a
-    /// task that watches a lock waits for [`ended`](Self::ended) instead, and does not stay behind.
+    /// Waits until the lock, or one of the batch, is lost. Never resolves once it was released, and never without the
+    /// lock: a task that watches a lock waits for [`ended`](Self::ended) instead, and does not stay behind.
     ///
     /// # Cancel safety
     ///
@@ -134,8 +134,8 @@ impl Held {
         self.any(|hold| hold.condition() == Condition::Lost).await;
     }
 
-    /// Waits until the lock, or one of the batch, is no longer held, and says how that came: for tasks that watch a lock.
-    /// Resolves at once for a body that runs without the lock, as for one that was released.
+    /// Waits until the lock, or one of the batch, is no longer held, and says how that came: for tasks that watch a
+    /// lock. Resolves at once for a body that runs without the lock, as for one that was released.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -181,8 +181,8 @@ impl Held {
         self.holds().iter().any(|hold| hold.is_at_risk())
     }
 
-    /// Waits until somebody asks the holder to release the lock, as Curator's `Revoker` does on ZooKeeper, or the lock is lost.
-    /// Nothing else follows from it: the body decides. Other backends cannot tell.
+    /// Waits until somebody asks the holder to release the lock, as Curator's `Revoker` does on ZooKeeper, or the lock
+    /// is lost. Nothing else follows from it: the body decides. Other backends cannot tell.
     ///
     /// # Cancel safety
     ///

@@ -77,14 +77,14 @@ impl Lock {
     /// Takes the lock, waiting for as long as the options say.
     ///
     /// When the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
-    /// the same hold. That keeps the lease and the `max_hold` of the outer acquire; others that are asked for here are told of
-    /// in an event of level `debug`.
+    /// the same hold. That keeps the lease and the `max_hold` of the outer acquire; others that are asked for here are
+    /// told of in an event of level `debug`.
     ///
     /// # Errors
     ///
     /// * [`ErrorKind::Busy`] with `Wait::No`, [`ErrorKind::TimedOut`] otherwise: somebody else holds it.
-    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes on in
-    ///   the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
+    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes
+    ///   on in the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
     /// * [`ErrorKind::Unavailable`], [`ErrorKind::Denied`] and other kinds of the backend. A backend that is away is
     ///   asked again for as long as the wait allows.
     /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep.

@@ -93,10 +93,10 @@ impl Locks {
         self.lock(key).segmented(segments)
     }
 
-    /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and metrics.
-    /// The attribute gives it by itself. Which texts a process uses as templates should be known when it is written: the
-    /// first 200 are told apart, a warning is logged once, and all others are counted as `other`. Only the first 128 bytes
-    /// of a template count.
+    /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and
+    /// metrics. The attribute gives it by itself. Which texts a process uses as templates should be known when it is
+    /// written: the first 200 are told apart, a warning is logged once, and all others are counted as `other`. Only the
+    /// first 128 bytes of a template count.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -111,8 +111,9 @@ impl Locks {
         self.lock(key).with_template(template::intern(template.as_ref()))
     }
 
-    /// Runs `body` as one owner of these locks: guards of them that are taken by hand inside it are reentrant, so that a
-    /// function called while a guard is held may take the same lock again. Guards of other `Locks` need a scope of those.
+    /// Runs `body` as one owner of these locks: guards of them that are taken by hand inside it are reentrant, so that
+    /// a function called while a guard is held may take the same lock again. Guards of other `Locks` need a scope of
+    /// those.
     ///
     /// All branches of the body share the owner: inside one scope, two branches of a `join!` do not exclude
     /// each other by guards taken by hand. Use [`Lock::run`] where they shall.
@@ -145,7 +146,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey), [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend.
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend.
     ///
     /// # Cancel safety
     ///
@@ -160,11 +162,13 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), and waits until the bodies
-    /// that run are done and everything is released. The first half of a graceful end; the other is [`shutdown`](Self::shutdown).
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), and waits until
+    /// the bodies that run are done and everything is released. The first half of a graceful end; the other is
+    /// [`shutdown`](Self::shutdown).
     ///
-    /// Bodies that run may acquire what they need to come to their end, also other keys. Guards that are held by hand outside any
-    /// [scope](Self::scope) are waited for too, and their holders get no further locks. Nothing that is held is touched.
+    /// Bodies that run may acquire what they need to come to their end, also other keys. Guards that are held by hand
+    /// outside any [scope](Self::scope) are waited for too, and their holders get no further locks. Nothing that is
+    /// held is touched.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -182,7 +186,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still held or under way after `timeout`.
+    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still held or under way after
+    ///   `timeout`.
     /// * [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent has the locks.
     ///
     /// # Cancel safety
@@ -195,17 +200,18 @@ impl Locks {
         engine.run(Arc::clone(engine).drain(timeout)).await.map_err(refuse)?
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back everything that is held, waits for
-    /// the work in the background, and closes the backend. For a graceful end of the process: after it nothing of ours is left
-    /// on the server.
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back
+    /// everything that is held, waits for the work in the background, and closes the backend. For a graceful end of the
+    /// process: after it nothing of ours is left on the server.
     ///
     /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
-    /// leave; then their locks are given back without them. The last tenth is for the backend to close its connections. It takes
-    /// no longer than `timeout`, whatever the backend does, and needs no tokio runtime.
+    /// leave; then their locks are given back without them. The last tenth is for the backend to close its connections.
+    /// It takes no longer than `timeout`, whatever the backend does, and needs no tokio runtime.
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still under way then; the lease is the floor.
+    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still under way then; the lease is the
+    ///   floor.
     /// * [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent has the locks.
     ///
     /// # Cancel safety
@@ -288,15 +294,15 @@ pub struct LocksBuilder {
 impl LocksBuilder {
     option_setters!();
 
-    /// Sets a name for this process, stored with every lock, for `inspect` and error messages: a service or replica name.
-    /// At most 64 bytes.
+    /// Sets a name for this process, stored with every lock, for `inspect` and error messages: a service or replica
+    /// name. At most 64 bytes.
     pub fn with_label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// Puts `prefix` before every key on the servers, so that several services share a store without sharing locks. What
-    /// callers, errors and spans see is the key without it. 1 to 128 bytes. See [`Prefixed`].
+    /// Puts `prefix` before every key on the servers, so that several services share a store without sharing locks.
+    /// What callers, errors and spans see is the key without it. 1 to 128 bytes. See [`Prefixed`].
     pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
         self
@@ -350,9 +356,10 @@ impl LocksBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when an option is outside its bounds; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend lacks
-    /// what was [required](Self::require); [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating
-    /// system gives no thread for the keeper.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when an option is outside its bounds;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend lacks what was
+    /// [required](Self::require); [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system
+    /// gives no thread for the keeper.
     pub fn build(self) -> Result<Locks> {
         let name = self.backend.name();
         let refuse = |failure| Error::new(Operation::Configure, failure).on(name);

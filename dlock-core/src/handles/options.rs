@@ -143,17 +143,18 @@ impl Options {
     }
 }
 
-/// The setters of [`Options`], the same for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is built
-/// and when a `Lock` is acquired.
+/// The setters of [`Options`], the same for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is
+/// built and when a `Lock` is acquired.
 macro_rules! option_setters {
     () => {
-        /// Sets how long an acquire may take: waiting for a busy lock and all requests together. Default 30 s; up to 24 h,
-        /// `Wait::No`, or `Wait::Forever`.
+        /// Sets how long an acquire may take: waiting for a busy lock and all requests together. Default 30 s; up to 24
+        /// h, `Wait::No`, or `Wait::Forever`.
         ///
         /// `Wait::No`, and a wait of zero, ask once and take no longer than one
-        /// [request timeout](Self::with_request_timeout). When the time is up while a request is under way, the error is
-        /// [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; what was sent is
-        /// withdrawn in the background. A wait shorter than the way to the server and back therefore ends so each time.
+        /// [request timeout](Self::with_request_timeout). When the time is up while a request is under way, the error
+        /// is [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; what
+        /// was sent is withdrawn in the background. A wait shorter than the way to the server and back therefore ends
+        /// so each time.
         pub fn with_wait(mut self, wait: impl Into<$crate::handles::options::Wait>) -> Self {
             self.options.wait = wait.into();
             self
@@ -173,9 +174,9 @@ macro_rules! option_setters {
             self
         }
 
-        /// Sets how often the owner is asked again, under the same token, after an unknown outcome: up to 10 times in a row. 0
-        /// switches this off, and an unknown outcome is an error at once. The default asks for as long as the caller
-        /// [waits](Self::with_wait), with pauses that grow to 2 s.
+        /// Sets how often the owner is asked again, under the same token, after an unknown outcome: up to 10 times in a
+        /// row. 0 switches this off, and an unknown outcome is an error at once. The default asks for as long as the
+        /// caller [waits](Self::with_wait), with pauses that grow to 2 s.
         pub const fn with_rechecks(mut self, times: u32) -> Self {
             self.options.rechecks = Some(times);
             self
@@ -217,8 +218,8 @@ macro_rules! option_setters {
 }
 pub(crate) use option_setters;
 
-/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest lease. It covers the error of two clocks that
-/// run at slightly different rates.
+/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest
+/// lease. It covers the error of two clocks that run at slightly different rates.
 pub(crate) fn margin(lease: Duration) -> Duration {
     (lease / 100).clamp(Duration::from_millis(2), MAX_LEASE / 100)
 }

@@ -6,7 +6,8 @@ use crate::backend::Capabilities;
 use crate::error::Failure;
 
 /// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
-/// error at start-up, where it would otherwise be a silent weakness: see [`LocksBuilder::require`](crate::LocksBuilder::require).
+/// error at start-up, where it would otherwise be a silent weakness: see
+/// [`LocksBuilder::require`](crate::LocksBuilder::require).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Requirement {

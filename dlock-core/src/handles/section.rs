@@ -138,8 +138,8 @@ impl Section {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`], and [`ErrorKind::Lost`] when the lock was lost before the body was done and the lock's
-    /// `on_lost` is [`OnLost::Abort`]. The body is then not polled again; the caller drops it.
+    /// Those of [`Lock::acquire`], and [`ErrorKind::Lost`] when the lock was lost before the body was done and the
+    /// lock's `on_lost` is [`OnLost::Abort`]. The body is then not polled again; the caller drops it.
     ///
     /// # Cancel safety
     ///
@@ -245,10 +245,10 @@ const fn is_unavailable(kind: ErrorKind) -> bool {
 impl Lock {
     /// Takes the lock, runs `body`, and releases the lock.
     ///
-    /// Inside of the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once and
-    /// sees the same fence. When the lock is lost, the body is dropped at its current await, unless
-    /// [`with_on_lost`](Self::with_on_lost) says to continue. A body that has returned wins over a failed release, which
-    /// is logged and bounded by the lease.
+    /// Inside of the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once
+    /// and sees the same fence. When the lock is lost, the body is dropped at its current await, unless
+    /// [`with_on_lost`](Self::with_on_lost) says to continue. A body that has returned wins over a failed release,
+    /// which is logged and bounded by the lease.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -289,8 +289,8 @@ impl Lock {
     }
 }
 
-/// Runs `body` in `section`, from its own place on the heap: a future that contains it would keep it twice, once as it was given
-/// and once as it runs, and bodies in bodies would double with each level.
+/// Runs `body` in `section`, from its own place on the heap: a future that contains it would keep it twice, once as it
+/// was given and once as it runs, and bodies in bodies would double with each level.
 pub(super) fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<F::Output>> {
     let body = Box::pin(body);
     async move {

@@ -21,13 +21,14 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 /// One hot key split into segments, each a lock of its own, so that as many callers work at a time as there are
 /// segments. Made by [`Locks::segmented`](crate::Locks::segmented) and [`Lock::segmented`].
 ///
-/// It is for what can be divided: a stock of 1,000 as 20 stocks of 50, a queue as 20 queues. The body is told its segment and
-/// touches that part only. Segment 3 of `stock` is the lock `stock#3`, of 20 segments 0 to 19; all callers have to agree
-/// on the number. A lock on `stock` itself excludes none of them; a [batch](crate::Batch) of all segments does.
+/// It is for what can be divided: a stock of 1,000 as 20 stocks of 50, a queue as 20 queues. The body is told its
+/// segment and touches that part only. Segment 3 of `stock` is the lock `stock#3`, of 20 segments 0 to 19; all callers
+/// have to agree on the number. A lock on `stock` itself excludes none of them; a [batch](crate::Batch) of all segments
+/// does.
 ///
-/// A caller starts at a random segment and takes the first that is free. When none is, it waits for one, and looks again
-/// at the others now and then. A body that finds nothing left in its segment says [`exhausted`](Segment::exhausted); the lock
-/// is then given back and another segment tried, until all have said so.
+/// A caller starts at a random segment and takes the first that is free. When none is, it waits for one, and looks
+/// again at the others now and then. A body that finds nothing left in its segment says
+/// [`exhausted`](Segment::exhausted); the lock is then given back and another segment tried, until all have said so.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -78,8 +79,8 @@ impl Segment {
         &self.held
     }
 
-    /// Says that there is nothing left in this segment, so that another one is to be tried. Whatever the body then returns
-    /// is dropped; the error is for bodies that return a `Result`, and its kind is [`ErrorKind::Exhausted`].
+    /// Says that there is nothing left in this segment, so that another one is to be tried. Whatever the body then
+    /// returns is dropped; the error is for bodies that return a `Result`, and its kind is [`ErrorKind::Exhausted`].
     pub fn exhausted(&self) -> Error {
         self.exhausted.store(true, Ordering::Release);
         let what = format!("segment {} has said so", self.number);
@@ -101,8 +102,8 @@ impl Segmented {
     /// # Errors
     ///
     /// * [`ErrorKind::Exhausted`]: every segment was tried, and the body said so of each.
-    /// * [`ErrorKind::Busy`], [`ErrorKind::TimedOut`]: somebody else holds each of those that may have something left. The time
-    ///   that bodies take is no part of the wait.
+    /// * [`ErrorKind::Busy`], [`ErrorKind::TimedOut`]: somebody else holds each of those that may have something left.
+    ///   The time that bodies take is no part of the wait.
     /// * [`ErrorKind::InvalidConfig`]: there are no segments, or more than [`MAX`](Self::MAX).
     /// * Others of [`Lock::acquire`], and [`ErrorKind::Lost`].
     ///

@@ -1,11 +1,12 @@
 //! What happens is told here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and counts.
 //!
-//! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code runs
-//! it through [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. When nobody listens, an event costs a branch.
+//! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code
+//! runs it through [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. When nobody listens, an
+//! event costs a branch.
 //!
 //! Without the feature `otel` there are no metrics and no links between spans: [`off`] has the same signatures and does
-//! nothing. Only the API of OpenTelemetry is used: which SDK and exporter there are, if any, is the program's choice, and
-//! no exporter is ever waited for.
+//! nothing. Only the API of OpenTelemetry is used: which SDK and exporter there are, if any, is the program's choice,
+//! and no exporter is ever waited for.
 
 mod acquire;
 mod counts;
@@ -79,8 +80,8 @@ pub(crate) struct Telemetry {
 }
 
 impl Telemetry {
-    /// Tells of the locks of `backend`. `votes` tells whether that has nodes that vote; without a meter, metrics go to the
-    /// global provider's.
+    /// Tells of the locks of `backend`. `votes` tells whether that has nodes that vote; without a meter, metrics go to
+    /// the global provider's.
     pub(crate) fn new(backend: &'static str, votes: bool, show_keys: bool, meter: Option<Meter>) -> Self {
         Self {
             backend,
@@ -104,7 +105,8 @@ impl Telemetry {
         self.metrics.votes()
     }
 
-    /// An acquire begins, of so many locks at once if they are several; what happens to it is told by its [`AcquireSpan`].
+    /// An acquire begins, of so many locks at once if they are several; what happens to it is told by its
+    /// [`AcquireSpan`].
     pub(crate) fn acquire_started(&self, first: Subject<'_>, locks: Option<usize>) -> Span {
         spans::acquire(self, first, locks)
     }
@@ -212,8 +214,8 @@ impl Telemetry {
         spans::suspected(self, lock);
     }
 
-    /// A lock was lost while it was held. Calls `wake` once that is counted, and before a subscriber, which may block, hears
-    /// of it.
+    /// A lock was lost while it was held. Calls `wake` once that is counted, and before a subscriber, which may block,
+    /// hears of it.
     pub(crate) fn lost(
         &self,
         lock: Subject<'_>,

@@ -8,7 +8,8 @@ use pin_project_lite::pin_project;
 
 use crate::guarded::{drop_guarded, guard};
 
-/// A span of `tracing`. What its subscriber does is caught: a subscriber that panics shows less, and nothing else changes.
+/// A span of `tracing`. What its subscriber does is caught: a subscriber that panics shows less, and nothing else
+/// changes.
 #[derive(Clone)]
 pub(crate) struct Span(Option<tracing::Span>);
 

@@ -45,7 +45,8 @@ impl Faults {
         self.note();
     }
 
-    /// Sets whether requests get no answer until this is lifted; they are carried out then, unless their sender went away.
+    /// Sets whether requests get no answer until this is lifted; they are carried out then, unless their sender went
+    /// away.
     pub fn set_hanging(&self, on: bool) {
         self.hanging.store(on, Ordering::SeqCst);
         self.note();
@@ -58,8 +59,8 @@ impl Faults {
         self.note();
     }
 
-    /// Sets whether requests take one turn of the executor on the way there and one on the way back, which gives a test an await point
-    /// at which to cancel them.
+    /// Sets whether requests take one turn of the executor on the way there and one on the way back, which gives a test
+    /// an await point at which to cancel them.
     pub fn set_stepping(&self, on: bool) {
         self.stepping.store(on, Ordering::SeqCst);
         self.note();

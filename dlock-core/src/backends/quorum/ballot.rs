@@ -51,8 +51,8 @@ impl Ballot {
         self.is_won() || (lost && (answered >= self.needed || answered + open < self.needed))
     }
 
-    /// Whether the first node of those that answered is among those that voted for us. Of several who share the votes, that
-    /// is one.
+    /// Whether the first node of those that answered is among those that voted for us. Of several who share the votes,
+    /// that is one.
     pub(super) fn is_first(&self) -> bool {
         let first = self.granted.iter().min();
         first.is_some() && first < self.busy.iter().map(|(place, _)| place).min()

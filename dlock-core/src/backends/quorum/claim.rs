@@ -17,8 +17,8 @@ use crate::engine::keeper;
 use crate::error::Failure;
 use crate::token::Token;
 
-/// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after pauses that
-/// double.
+/// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after
+/// pauses that double.
 const INSISTING: usize = 5;
 
 /// A claim on a lock of a [`Quorum`](super::Quorum).
@@ -67,8 +67,8 @@ impl QuorumClaim {
 
     /// Makes the vote of a node ready to be asked for; not while an earlier one is being given back there.
     ///
-    /// What was withdrawn once is never asked for again under the same token: the withdrawal may arrive late, and would take
-    /// the new vote away unseen.
+    /// What was withdrawn once is never asked for again under the same token: the withdrawal may arrive late, and would
+    /// take the new vote away unseen.
     fn prepare(&mut self, place: usize) -> Result<bool, Failure> {
         let vote = &self.votes[place];
         if vote.is_done() {
@@ -122,9 +122,9 @@ impl QuorumClaim {
         Ok((ballot, round))
     }
 
-    /// Gives back the votes of a round that failed, on all nodes that gave one or may have. Waits for those that answer; the
-    /// others are taken back in the background. Nodes that certainly gave none are asked again in the next round, and
-    /// withdrawn from with the whole claim.
+    /// Gives back the votes of a round that failed, on all nodes that gave one or may have. Waits for those that
+    /// answer; the others are taken back in the background. Nodes that certainly gave none are asked again in the next
+    /// round, and withdrawn from with the whole claim.
     async fn give_up(&mut self, ballot: &mut Ballot, round: Round<Answer>) -> Result<(), Failure> {
         let limit = self.limit();
         let silent: Vec<_> = round.silent().collect();
@@ -151,8 +151,8 @@ impl QuorumClaim {
         Ok(())
     }
 
-    /// Asks nodes that did not vote for us, or have lost their vote, again, in the background: a lock that is kept for long
-    /// is to outlive more than one outage. Only called when a majority has just confirmed that the lock is ours.
+    /// Asks nodes that did not vote for us, or have lost their vote, again, in the background: a lock that is kept for
+    /// long is to outlive more than one outage. Only called when a majority has just confirmed that the lock is ours.
     fn heal(&mut self, missing: &[usize]) -> Result<(), Failure> {
         let limit = self.limit();
         for &place in missing {

@@ -17,8 +17,8 @@ use crate::key::Key;
 use crate::telemetry::{Trace, Votes};
 use crate::token::Token;
 
-/// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose defaults do
-/// not matter here).
+/// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose
+/// defaults do not matter here).
 pub struct Node(Way);
 
 enum Way {
@@ -133,8 +133,8 @@ impl Member {
         &self.withdrawals
     }
 
-    /// Whether an attempt is to ask it: always, unless it has not answered lately, and then only now and then. A minority
-    /// that hangs thus costs next to nothing.
+    /// Whether an attempt is to ask it: always, unless it has not answered lately, and then only now and then. A
+    /// minority that hangs thus costs next to nothing.
     pub(super) fn is_asked(&self) -> bool {
         if self.unanswered.load(Ordering::Relaxed) < SILENT_AFTER {
             return true;
@@ -167,8 +167,8 @@ impl Member {
         }
     }
 
-    /// Whether it has forgotten nothing for so long that it may vote. Otherwise the failure says what is missing, and a mark is
-    /// left from which its memory is counted.
+    /// Whether it has forgotten nothing for so long that it may vote. Otherwise the failure says what is missing, and a
+    /// mark is left from which its memory is counted.
     ///
     /// A mark is a lock with a long lease that nobody gives back: what is left of the lease tells its age, measured by
     /// the node's own clock.

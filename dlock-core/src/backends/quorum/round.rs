@@ -15,8 +15,8 @@ type Asking<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Requests to several nodes, with the place of each.
 ///
-/// They are part of the keeper's runtime wherever they are polled: their timers and connections must outlive a runtime that is
-/// shut down while they are [left](Self::leave).
+/// They are part of the keeper's runtime wherever they are polled: their timers and connections must outlive a runtime
+/// that is shut down while they are [left](Self::leave).
 pub(super) struct Round<T> {
     pending: Vec<(usize, Asking<T>)>,
     ready: VecDeque<(usize, T)>,

@@ -161,8 +161,8 @@ impl Vote {
 
     /// Attempts, and looks whether the node remembers, as of a time after the attempt.
     ///
-    /// Both requests go out together, the look second. When its answer is there first, it may have been carried out first,
-    /// and is made again.
+    /// Both requests go out together, the look second. When its answer is there first, it may have been carried out
+    /// first, and is made again.
     async fn attempt_and_check(
         &self,
         claim: &mut Box<dyn DynClaim>,

@@ -18,8 +18,8 @@ const MOST: usize = 1_024;
 /// How many requests a node that answers gets at a time; one that does not gets one.
 const AT_ONCE: usize = 16;
 
-/// The votes that one node has not given back yet. Whatever their number, a node that does not answer costs one request at a
-/// time, with pauses that grow.
+/// The votes that one node has not given back yet. Whatever their number, a node that does not answer costs one request
+/// at a time, with pauses that grow.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawals(Mutex<Queue>);
 

@@ -55,8 +55,8 @@ impl Limits {
     }
 }
 
-/// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may tell
-/// of changes that are none, as often as it likes.
+/// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
+/// tell of changes that are none, as often as it likes.
 pub(super) struct Pace {
     distances: Backoff,
     /// The longest distance.

@@ -88,7 +88,8 @@ impl BatchGuard {
     ///
     /// # Errors
     ///
-    /// As [`Guard::release`]: the first error, while further ones are logged. What was not confirmed goes on in the background.
+    /// As [`Guard::release`]: the first error, while further ones are logged. What was not confirmed goes on in the
+    /// background.
     ///
     /// # Cancel safety
     ///

@@ -50,8 +50,8 @@ impl Locks {
         Ok(held)
     }
 
-    /// Lists who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one place in
-    /// it for each of its tasks that wait.
+    /// Lists who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one
+    /// place in it for each of its tasks that wait.
     ///
     /// # Errors
     ///
@@ -75,10 +75,11 @@ impl Locks {
 
     /// Takes the lock of `key` away from whoever holds it, also from another library, and says whether anybody did.
     ///
-    /// For an operator, when a holder hangs and its lease is renewed all the same. **The holder is not stopped by this.** It
-    /// learns of the loss at its next renewal, up to a third of its lease later, and until then it and the next holder
-    /// may work side by side: only resources that check the [fence](crate::Fence) are protected, since the next grant has a
-    /// higher one. Where the connection to a database is what keeps locks, it is ended, with whatever other locks are on it.
+    /// For an operator, when a holder hangs and its lease is renewed all the same. **The holder is not stopped by
+    /// this.** It learns of the loss at its next renewal, up to a third of its lease later, and until then it and the
+    /// next holder may work side by side: only resources that check the [fence](crate::Fence) are protected, since the
+    /// next grant has a higher one. Where the connection to a database is what keeps locks, it is ended, with whatever
+    /// other locks are on it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -96,8 +97,8 @@ impl Locks {
     ///
     /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend cannot
     ///   ([`Capabilities::administered`](crate::Capabilities::administered)).
-    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came, and the lock may be free now. Look who holds
-    ///   it before it is done again: it could be somebody else.
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came, and the lock may be free now. Look who
+    ///   holds it before it is done again: it could be somebody else.
     /// * [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
     ///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
     ///

@@ -35,8 +35,8 @@ async fn an_acquire_dropped_at_any_await_leaves_nothing(stage: Stage) {
     assert_eq!(ours.locks.stats().held, 0);
 }
 
-/// The same without waiting. Each try has a key of its own: what a dropped one has asked for may still arrive after somebody else
-/// had the lock and released it, and would be in the way of the next one until it is withdrawn.
+/// The same without waiting. Each try has a key of its own: what a dropped one has asked for may still arrive after
+/// somebody else had the lock and released it, and would be in the way of the next one until it is withdrawn.
 async fn a_try_dropped_at_any_await_leaves_nothing(stage: Stage) {
     let (ours, theirs) = (stage.process().await, stage.process().await);
     let keys = Mutex::new(Vec::new());

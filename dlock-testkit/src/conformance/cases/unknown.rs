@@ -104,8 +104,8 @@ async fn a_stalled_request_that_arrives_late_leaves_no_lock(stage: Stage) {
     }
 }
 
-/// No answer at all is an error when the wait is over, or the re-checks are used up, also when the caller would wait for much
-/// longer.
+/// No answer at all is an error when the wait is over, or the re-checks are used up, also when the caller would wait
+/// for much longer.
 async fn an_acquire_on_a_backend_that_hangs_comes_to_an_end(stage: Stage) {
     let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
     ours.wire.hang();
