@@ -150,8 +150,8 @@ impl Section {
         Ok(output)
     }
 
-    /// Takes the lock if [`enter`](Self::enter) did not, and runs `body`. The lock stays held until [`leave`](Self::leave),
-    /// so that the caller can drop first what belongs to the body.
+    /// Takes the lock if [`enter`](Self::enter) did not, and runs `body`. The lock stays held until
+    /// [`leave`](Self::leave), so that the caller can drop first what belongs to the body.
     ///
     /// # Errors
     ///
