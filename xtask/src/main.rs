@@ -32,9 +32,13 @@ enum Command {
     },
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint,
-    /// Lock the same names from Rust and Java, and judge what happened; export to the real OpenTelemetry collector where there
-    /// is a Go toolchain. Installs a JDK and Maven
-    Interop,
+    /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry collector
+    /// where the Go toolchain is new enough. Installs a JDK, Maven, Go and Python's venv
+    Interop {
+        /// The queue of all ZooKeeper clients for a minute, and not for 15 s
+        #[arg(long)]
+        full: bool,
+    },
     /// Everything that a change has to pass: lint, test and interop
     Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
@@ -70,10 +74,10 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Ci => {
             let mut steps = lint::steps()?;
             steps.extend(test::steps(Vec::new()));
-            steps.extend(test::interop());
+            steps.extend(test::interop(false));
             one_after_the_other(steps)
         }
-        Command::Interop => one_after_the_other(test::interop()),
+        Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {
             let (which, arguments) = match arguments.split_first() {
                 Some((which, rest)) if matches!(&**which, "redis" | "zk" | "sql" | "otel") => {

@@ -65,6 +65,8 @@ pub(crate) const INTEROP: &[Need] = &[
     ZOOKEEPER,
     Need { probe: &["javac", "-version"], source: Source::Apt("default-jdk-headless") },
     Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
+    Need { probe: &["go", "version"], source: Source::Apt("golang-go") },
+    Need { probe: &["python3", "-c", "import venv, ensurepip"], source: Source::Apt("python3-venv") },
 ];
 
 /// For `pictures`.

@@ -18,11 +18,14 @@ pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
     steps
 }
 
-/// Services in Rust and Java on the same locks.
-pub(crate) fn interop() -> Vec<Step> {
+/// Services in Rust, Java, Python and Go on the same locks; `full`, for longer.
+pub(crate) fn interop(full: bool) -> Vec<Step> {
+    let arguments = if full { &["--", "--full"][..] } else { &[] };
     vec![
         Step::new("what interop needs", || needs::install(needs::INTEROP)),
-        Step::new("interop", || cargo(["run", "--release", "--package", "dlock-interop"]).run()),
+        Step::new("interop", || {
+            cargo(["run", "--release", "--package", "dlock-interop"]).args(arguments.iter().copied()).run()
+        }),
     ]
 }
 

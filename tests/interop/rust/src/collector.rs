@@ -22,10 +22,14 @@ pub fn of_the_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(path)
 }
 
-/// Whether there is a Go toolchain to build the collector with.
+/// Whether there is a Go toolchain to build the collector with: one that gets itself the version that a module asks for.
 pub async fn can_be_built() -> bool {
-    let version = Command::new("go").arg("version").output().await;
-    version.is_ok_and(|output| output.status.success())
+    const FETCHES_OTHERS: u32 = 21;
+    let Ok(output) = Command::new("go").arg("version").output().await else { return false };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let minor =
+        text.split_once("go1.").and_then(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next());
+    minor.and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= FETCHES_OTHERS)
 }
 
 /// Builds the collector. Returns the path of the program.

@@ -1,11 +1,12 @@
-//! What the interoperability checks and the benchmark share: the Java program, worker processes of both languages that are
-//! driven line by line, and what follows from their histories; and the OpenTelemetry collector.
+//! What the interoperability checks and the benchmark share: the programs of other languages, worker processes that are driven
+//! line by line, and what follows from their histories; and the OpenTelemetry collector.
 
 #![forbid(unsafe_code)]
 
 pub mod collector;
 mod hand_over;
 pub mod java;
+pub mod other_clients;
 pub mod peer;
 pub mod service;
 pub mod worker;

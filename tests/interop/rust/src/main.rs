@@ -5,8 +5,9 @@
 //! cargo run --release -p dlock-interop              # all of it
 //! cargo run --release -p dlock-interop -- redis     # with Redisson
 //! cargo run --release -p dlock-interop -- cluster   # with Redisson on a cluster, in its default settings
-//! cargo run --release -p dlock-interop -- zookeeper # with Curator
+//! cargo run --release -p dlock-interop -- zookeeper # with Curator, kazoo and go-zookeeper
 //! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
+//! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for the queue of all four clients
 //! ```
 //!
 //! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides. Where
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod one_queue;
 mod scene;
 mod telemetry;
 
@@ -31,15 +33,18 @@ use crate::scene::Scene;
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let full = arguments.iter().any(|argument| argument == "--full");
+    let length = Duration::from_secs(if full { 60 } else { 15 });
+    let arguments: Vec<&str> =
+        arguments.iter().map(String::as_str).filter(|argument| *argument != "--full").collect();
     let outcome = match arguments[..] {
         [] => {
             let redis = check_redis().await.and(check_cluster().await);
-            redis.and(check_zookeeper().await).and(check_collector().await)
+            redis.and(check_zookeeper(length).await).and(check_collector().await)
         }
         ["redis"] => check_redis().await,
         ["cluster"] => check_cluster().await,
-        ["zookeeper"] => check_zookeeper().await,
+        ["zookeeper"] => check_zookeeper(length).await,
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
         _ => Err(anyhow::anyhow!(
@@ -106,7 +111,7 @@ async fn check_cluster() -> Result<()> {
     }
 }
 
-async fn check_zookeeper() -> Result<()> {
+async fn check_zookeeper(length: Duration) -> Result<()> {
     let scene = Scene::zookeeper().await?;
     check! {
         "without a lock the workers lose updates" => checks::control(&scene),
@@ -117,13 +122,15 @@ async fn check_zookeeper() -> Result<()> {
         "a killed holder in Java is taken over in Rust" => checks::take_over(&scene, "java"),
         "a killed holder in Rust is taken over in Java" => checks::take_over(&scene, "rust"),
         "a lock whose node is deleted in Java is lost in Rust" => checks::forced(&scene, 0.5),
+        "dlock, Curator, kazoo and go-zookeeper wait behind each other" => one_queue::behind_each_other(&scene),
+        "dlock, Curator, kazoo and go-zookeeper share one queue" => one_queue::all_at_once(&scene, length),
     }
 }
 
 async fn check_collector() -> Result<()> {
     if !collector::can_be_built().await {
         println!(
-            "left out: the checks with the OpenTelemetry collector need Go 1.25 or later, see https://go.dev/dl"
+            "left out: the checks with the OpenTelemetry collector need Go 1.21 or later, see https://go.dev/dl"
         );
         return Ok(());
     }

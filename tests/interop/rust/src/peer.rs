@@ -10,6 +10,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
+use crate::other_clients::OtherClients;
+
 /// How long any single answer may take.
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -56,6 +58,26 @@ impl Peer {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker");
         Self::start("rust", command, setting).await
+    }
+
+    /// A worker with kazoo, in Python.
+    ///
+    /// # Errors
+    ///
+    /// As [`java`](Self::java).
+    pub async fn kazoo(clients: &OtherClients, setting: Setting<'_>) -> Result<Self> {
+        let mut command = Command::new(&clients.python);
+        command.arg(&clients.script);
+        Self::start("kazoo", command, setting).await
+    }
+
+    /// A worker with go-zookeeper.
+    ///
+    /// # Errors
+    ///
+    /// As [`java`](Self::java).
+    pub async fn go(clients: &OtherClients, setting: Setting<'_>) -> Result<Self> {
+        Self::start("go", Command::new(&clients.go), setting).await
     }
 
     async fn start(side: &'static str, mut command: Command, setting: Setting<'_>) -> Result<Self> {

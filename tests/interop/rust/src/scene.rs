@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use dlock_interop::other_clients::OtherClients;
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::service::{Counters, locks};
 use dlock_interop::{java, read_all};
@@ -13,15 +14,21 @@ use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_testkit::history::Event;
 use tempfile::TempDir;
 
-/// Processes in Java have numbers from here on.
-const JAVA: u32 = 1_000;
+/// All sides; their processes have numbers from a thousand times their place here on.
+pub(crate) const SIDES: [&str; 4] = ["rust", "java", "kazoo", "go"];
+const PROCESSES: u32 = 1_000;
+
+/// The side of a process.
+pub(crate) fn side_of(process: u32) -> &'static str {
+    SIDES.get((process / PROCESSES) as usize).copied().unwrap_or_default()
+}
 
 pub(crate) fn in_java(process: u32) -> bool {
-    process >= JAVA
+    side_of(process) == "java"
 }
 
 pub(crate) fn in_rust(process: u32) -> bool {
-    !in_java(process)
+    side_of(process) == "rust"
 }
 
 /// Small machines run four of them at a time.
@@ -38,19 +45,22 @@ enum Server {
 pub(crate) struct Scene {
     server: Server,
     jar: PathBuf,
+    /// Of ZooKeeper.
+    others: Option<OtherClients>,
 }
 
 impl Scene {
     pub(crate) async fn redis() -> Result<Self> {
-        Ok(Self { jar: java::build().await?, server: Server::Redis(RedisServer::start()?) })
+        Ok(Self { jar: java::build().await?, others: None, server: Server::Redis(RedisServer::start()?) })
     }
 
     pub(crate) async fn redis_cluster() -> Result<Self> {
-        Ok(Self { jar: java::build().await?, server: Server::Cluster(RedisCluster::start()?) })
+        Ok(Self { jar: java::build().await?, others: None, server: Server::Cluster(RedisCluster::start()?) })
     }
 
     pub(crate) async fn zookeeper() -> Result<Self> {
-        Ok(Self { jar: java::build().await?, server: Server::ZooKeeper(ZooKeeperServer::start()?) })
+        let (jar, others) = (java::build().await?, OtherClients::build().await?);
+        Ok(Self { jar, others: Some(others), server: Server::ZooKeeper(ZooKeeperServer::start()?) })
     }
 
     fn url(&self) -> String {
@@ -157,13 +167,16 @@ pub(crate) struct Act<'a> {
 
 impl Act<'_> {
     pub(crate) async fn worker(&self, side: &str) -> Result<Peer> {
-        let (url, java) = (self.scene.url(), side == "java");
-        let process = self.started.fetch_add(1, Ordering::Relaxed) + if java { JAVA } else { 0 };
+        let url = self.scene.url();
+        let at = SIDES.iter().position(|one| *one == side).context("no such side")?;
+        let process = self.started.fetch_add(1, Ordering::Relaxed) + u32::try_from(at)? * PROCESSES;
         let setting = Setting { url: &url, lease: self.lease, process, histories: self.histories.path() };
-        if java {
-            Peer::java(&self.scene.jar, JAVA_OPTIONS, setting).await
-        } else {
-            Peer::rust(setting).await
+        let others = || self.scene.others.as_ref().context("Redis is not for them");
+        match side {
+            "java" => Peer::java(&self.scene.jar, JAVA_OPTIONS, setting).await,
+            "kazoo" => Peer::kazoo(others()?, setting).await,
+            "go" => Peer::go(others()?, setting).await,
+            _ => Peer::rust(setting).await,
         }
     }
 

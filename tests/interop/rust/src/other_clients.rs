@@ -1,0 +1,44 @@
+//! The workers that lock with kazoo and go-zookeeper, in the projects beside this crate.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use tokio::process::Command;
+
+use crate::collector::{of_the_project, said};
+
+/// The programs of the workers.
+#[derive(Debug)]
+pub struct OtherClients {
+    /// A Python that has kazoo.
+    pub python: PathBuf,
+    /// What it is to run.
+    pub script: PathBuf,
+    /// The worker in Go.
+    pub go: PathBuf,
+}
+
+impl OtherClients {
+    /// Installs kazoo into an environment of its own, and builds the worker in Go.
+    ///
+    /// # Errors
+    ///
+    /// When Python or Go is missing, or an installation or the build fails.
+    pub async fn build() -> Result<Self> {
+        let (python, go) = (of_the_project("tests/interop/python"), of_the_project("tests/interop/go"));
+        let environment = python.join("target/venv");
+        run(Command::new("python3").args(["-m", "venv"]).arg(&environment), &python).await?;
+        let installed = environment.join("bin/python");
+        let install = ["-m", "pip", "install", "--quiet", "--requirement", "requirements.txt"];
+        run(Command::new(&installed).args(install), &python).await?;
+        let program = go.join("target/worker");
+        run(Command::new("go").args(["build", "-o"]).arg(&program).arg("."), &go).await?;
+        Ok(Self { python: installed, script: python.join("worker.py"), go: program })
+    }
+}
+
+async fn run(command: &mut Command, directory: &Path) -> Result<()> {
+    let name = command.as_std().get_program().to_string_lossy().into_owned();
+    let output = command.current_dir(directory).output().await.with_context(|| format!("no {name}"))?;
+    said(&output, &name).map(drop)
+}
