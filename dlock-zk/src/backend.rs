@@ -39,8 +39,8 @@ const SAFETY_NET: Duration = Duration::from_secs(5);
 /// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a server or an ensemble; the port is 2181 if none is given |
 /// | `zk+tls://...` | the same over TLS, verified (feature `tls`) |
 ///
-/// Clones share one session, which dlock's own thread drives. When it ends, all its locks are lost, and the next acquire
-/// opens another.
+/// Clones share one session, which dlock's own thread drives. When it ends, all its locks are lost, and the next
+/// acquire opens another.
 #[derive(Clone)]
 pub struct ZooKeeper(Arc<Sessions>);
 

@@ -115,8 +115,8 @@ impl ZooKeeperClaim {
         Instant::now() + self.request.request_timeout * 3 / 4
     }
 
-    /// Makes sure of a session that has a connection and can prove that it lives. A place in the queue is lost with the one
-    /// before.
+    /// Makes sure of a session that has a connection and can prove that it lives. A place in the queue is lost with the
+    /// one before.
     async fn settle(&mut self, until: Instant) -> Result<(), Failure> {
         match &mut self.node {
             Some(node) if node.session.ended().is_none() => {}
@@ -198,7 +198,8 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// What one who waits knows by now, or asks of the node before its own. `None` when the queue has to be looked at again.
+    /// What one who waits knows by now, or asks of the node before its own. `None` when the queue has to be looked at
+    /// again.
     async fn ask_previous(&mut self, until: Instant) -> Result<Option<Attempt>, Failure> {
         let (Some(wait), Some(node)) = (&mut self.wait, &self.node) else { return Ok(None) };
         match wait.own.now() {
@@ -229,8 +230,8 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// What it means that our own node is gone. Servers tell of that before they tell that the session has ended, which is no
-    /// reason to give up.
+    /// What it means that our own node is gone. Servers tell of that before they tell that the session has ended, which
+    /// is no reason to give up.
     async fn deleted(&mut self, until: Instant) -> Failure {
         let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else {
             return place_deleted();

@@ -22,18 +22,20 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(600);
 const BASE: &str = "/dlock";
-/// What servers have unless they are configured otherwise: by their example of a configuration, which all packages follow.
+/// What servers have unless they are configured otherwise: by their example of a configuration, which all packages
+/// follow.
 const TICK: Duration = Duration::from_secs(2);
 const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which each
-/// server stands several times, it hardly gets there before the session ends, and pauses a second or so at the most.
+/// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which
+/// each server stands several times, it hardly gets there before the session ends, and pauses a second or so at the
+/// most.
 const ADDRESSES: usize = 24;
-/// A connection without a sign of life counts as broken after this share of the session timeout. That leaves time to try two
-/// more servers that are silent before the locks are lost: the client library picks them at random, and may well pick the
-/// same one again.
+/// A connection without a sign of life counts as broken after this share of the session timeout. That leaves time to
+/// try two more servers that are silent before the locks are lost: the client library picks them at random, and may
+/// well pick the same one again.
 const SILENCE: u32 = 6;
-/// How many attempts to open a session are under way at the most. Another one is begun when none has succeeded for as long as
-/// one server may be silent.
+/// How many attempts to open a session are under way at the most. Another one is begun when none has succeeded for as
+/// long as one server may be silent.
 const OPENINGS: usize = 4;
 
 /// Settings of a [`ZooKeeper`] backend that are not the defaults.
@@ -47,8 +49,9 @@ const OPENINGS: usize = 4;
 /// | chroot | has to exist | `with_chroot_created` makes it |
 /// | parent ACL | as the ACL | the same for the nodes above, where they have to be made |
 ///
-/// They can also stand in the URL, but for the ACLs: `zk://host/app?base=/locks&session_timeout=10s&tick_time=2s&create_chroot=true`,
-/// for SASL `sasl=digest-md5`, and for TLS the path of the root certificate, unless the system's are meant:
+/// They can also stand in the URL, but for the ACLs:
+/// `zk://host/app?base=/locks&session_timeout=10s&tick_time=2s&create_chroot=true`, for SASL `sasl=digest-md5`, and for
+/// TLS the path of the root certificate, unless the system's are meant:
 /// `zk+tls://host/?root_certificate=/etc/ssl/zk.pem`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
@@ -100,14 +103,15 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// The path below which the locks are. Default `/dlock`; up to 512 bytes with the chroot. To share locks with Curator:
-    /// the path above those that its mutexes were given.
+    /// The path below which the locks are. Default `/dlock`; up to 512 bytes with the chroot. To share locks with
+    /// Curator: the path above those that its mutexes were given.
     pub fn with_base(mut self, path: impl Into<String>) -> Self {
         self.base = Some(path.into());
         self
     }
 
-    /// After which the servers take the locks of a client away that they hear nothing of. Default 10 s; 100 ms to 10 min.
+    /// After which the servers take the locks of a client away that they hear nothing of. Default 10 s; 100 ms to
+    /// 10 min.
     ///
     /// The servers have bounds of their own, 2 and 20 ticks unless configured, and the nearest allowed length is used.
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
@@ -117,15 +121,15 @@ impl ZooKeeperBuilder {
 
     /// The servers' `tickTime`, when it is not 2 s. 1 ms to 60 s.
     ///
-    /// A leader learns what the other servers hear of a session by half a tick late. A session timeout that the servers grant
-    /// although it has less than two ticks would leave no time for that, and is refused.
+    /// A leader learns what the other servers hear of a session by half a tick late. A session timeout that the servers
+    /// grant although it has less than two ticks would leave no time for that, and is refused.
     pub const fn with_tick_time(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self
     }
 
-    /// Makes the chroot, the path of the URL, if it is missing. Without this a missing one is an error, since a misspelt path
-    /// would be a world of locks of its own.
+    /// Makes the chroot, the path of the URL, if it is missing. Without this a missing one is an error, since a
+    /// misspelt path would be a world of locks of its own.
     pub const fn with_chroot_created(mut self) -> Self {
         self.creates_chroot = true;
         self
@@ -138,8 +142,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Who may do what with a place in a queue. Default: everything for the creator and nothing for others if the URL has a
-    /// user, and else everything for everybody.
+    /// Who may do what with a place in a queue. Default: everything for the creator and nothing for others if the URL
+    /// has a user, and else everything for everybody.
     ///
     /// This says who may see who stands in line. Who may stand there, and take others away, is said by the
     /// [parent ACL](Self::with_parent_acl).
@@ -155,8 +159,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The root certificates, in PEM form, that sign the servers' certificates. Default: the file that the URL names, else those
-    /// that the operating system trusts.
+    /// The root certificates, in PEM form, that sign the servers' certificates. Default: the file that the URL names,
+    /// else those that the operating system trusts.
     #[cfg(feature = "tls")]
     pub fn with_root_certificate(mut self, pem: impl Into<String>) -> Self {
         self.certificates.root = Some(pem.into());
@@ -290,8 +294,8 @@ impl Config {
         vec![self.servers.as_str(); ADDRESSES.div_ceil(count)].join(",")
     }
 
-    /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick those
-    /// again and again.
+    /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick
+    /// those again and again.
     async fn open_with(&self, silence: Duration) -> std::result::Result<Client, zookeeper::Error> {
         let mut attempts = JoinSet::new();
         let mut begun = 0;

@@ -62,8 +62,8 @@ impl FencedWrite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unknown`] when the answer did not come. [`ErrorKind::InvalidConfig`] when a change cannot be made, such
-    /// as one of a node that does not exist; other kinds as for a lock.
+    /// [`ErrorKind::Unknown`] when the answer did not come. [`ErrorKind::InvalidConfig`] when a change cannot be made,
+    /// such as one of a node that does not exist; other kinds as for a lock.
     ///
     /// # Cancel safety
     ///

@@ -1,7 +1,7 @@
 //! ZooKeeper as a backend of dlock.
 //!
-//! [`ZooKeeper`] keeps a queue for each lock, in the form of Curator's `InterProcessMutex`, so that services in Java and in
-//! Rust stand in one line. See `docs/backends/zookeeper.md` for what it guarantees, and when not.
+//! [`ZooKeeper`] keeps a queue for each lock, in the form of Curator's `InterProcessMutex`, so that services in Java
+//! and in Rust stand in one line. See `docs/backends/zookeeper.md` for what it guarantees, and when not.
 
 #![forbid(unsafe_code)]
 

@@ -6,8 +6,9 @@
 //! | node in its queue | `<base>/<key>/_c_<uuid>-lock-<sequence>` |
 //! | proof that a session lives | `<base>/%sessions/<session>` |
 //!
-//! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper refuses
-//! in names percent-escaped; so is one that begins with `%`. So no two keys share a name, and plain keys stay plain.
+//! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper
+//! refuses in names percent-escaped; so is one that begins with `%`. So no two keys share a name, and plain keys stay
+//! plain.
 
 use std::sync::Arc;
 
@@ -106,7 +107,8 @@ fn decode(name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are surrogates.
+/// Whether ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are
+/// surrogates.
 fn is_legal(c: char) -> bool {
     !matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
 }
@@ -140,8 +142,8 @@ fn sequence(name: &str) -> Option<i64> {
     if numeric { text.parse().ok() } else { None }
 }
 
-/// Whether the server numbered a node that is in no queue known here: that of a recipe of another kind. Whether it has a lock
-/// cannot be told.
+/// Whether the server numbered a node that is in no queue known here: that of a recipe of another kind. Whether it has
+/// a lock cannot be told.
 fn is_foreign(name: &str) -> bool {
     let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');

@@ -1,7 +1,7 @@
 //! What this process knows of the queue of one key, shared by all its claims on it.
 //!
-//! At most [`NODES`] claims have a node on the servers at a time; the others wait in here, first come, first served. So a
-//! crowd of waiters in one process costs the servers no more than a few, and takes turns with other processes.
+//! At most [`NODES`] claims have a node on the servers at a time; the others wait in here, first come, first served. So
+//! a crowd of waiters in one process costs the servers no more than a few, and takes turns with other processes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -69,8 +69,8 @@ impl Queue {
         lock(&self.head).as_deref() == Some(name)
     }
 
-    /// Lists the directory as it is after this call, by one request for all who ask at the same time. The answer may lack
-    /// what other sessions did; it has all that stood before a node of this session when that was made.
+    /// Lists the directory as it is after this call, by one request for all who ask at the same time. The answer may
+    /// lack what other sessions did; it has all that stood before a node of this session when that was made.
     pub(crate) async fn list(&self, session: &Session, until: Instant) -> Result<Children, Failure> {
         let mine = {
             let mut asked = lock(&self.asked);

@@ -1,7 +1,7 @@
 //! What a claim has on the servers: its node in the queue, or what may become one.
 //!
-//! Requests whose answers matter live in here and not in the future of a step, so that a step that is dropped midway loses
-//! nothing: the next one waits for the same answer.
+//! Requests whose answers matter live in here and not in the future of a step, so that a step that is dropped midway
+//! loses nothing: the next one waits for the same answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,7 +150,8 @@ impl QueueNode {
             let creation = match &mut self.creation {
                 Some(creation) => creation,
                 none => {
-                    // The first time the directory is taken to be there, then most likely only the last part is missing.
+                    // The first time the directory is taken to be there, then most likely only the last part is
+                    // missing.
                     let with_directory = turn % 2 == 1;
                     let (directory, prefix) = (&self.queue.directory, &self.prefix);
                     let sent = self.session.clock.now();

@@ -1,7 +1,8 @@
 //! One session with the servers, and what it keeps.
 //!
-//! A session is driven on dlock's own thread, so that a blocked or finished runtime of the user's does not let it expire. The
-//! local deadline of a lock counts from the last [proof of life](proof): the send of a write that a majority has.
+//! A session is driven on dlock's own thread, so that a blocked or finished runtime of the user's does not let it
+//! expire. The local deadline of a lock counts from the last [proof of life](proof): the send of a write that a
+//! majority has.
 
 mod attend;
 mod current;
@@ -33,8 +34,8 @@ use crate::queue::lock;
 const BEATS: u32 = 10;
 /// Locks are looked at on the server this often within a session timeout.
 const LOOKS: u32 = 3;
-/// A lock that is held for longer than this is watched, so that a deletion of its node is known at once. Most are not, and
-/// need no watch.
+/// A lock that is held for longer than this is watched, so that a deletion of its node is known at once. Most are not,
+/// and need no watch.
 const WATCHED_AFTER: Duration = Duration::from_millis(20);
 
 /// An answer that is waited for by whoever has it, and not by the step that asked.
@@ -122,7 +123,8 @@ impl Drop for Waiting {
 }
 
 impl Session {
-    /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own runtime.
+    /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own
+    /// runtime.
     pub(crate) fn new(client: Client, opened: Timestamp, config: &Config) -> Arc<Self> {
         let (attended, over) = oneshot::channel();
         let wake = Arc::new(Notify::new());
@@ -156,9 +158,9 @@ impl Session {
 
     /// How long a lock counts as held after a proof of life.
     ///
-    /// The servers let the session live for its whole timeout after they last heard of it. The third between is for what a
-    /// leader hears late of a session on another server, which is half a tick, a quarter of the timeout at the most, and for
-    /// clocks that run at unlike rates.
+    /// The servers let the session live for its whole timeout after they last heard of it. The third between is for
+    /// what a leader hears late of a session on another server, which is half a tick, a quarter of the timeout at the
+    /// most, and for clocks that run at unlike rates.
     pub(crate) fn trusted_for(&self) -> Duration {
         self.timeout * 2 / 3
     }
@@ -243,7 +245,8 @@ impl Session {
         kept.proof = kept.proof.max(sent);
     }
 
-    /// The names in `directory`, by way of the leader, so that they are no older than the call. `None` when it is missing.
+    /// The names in `directory`, by way of the leader, so that they are no older than the call. `None` when it is
+    /// missing.
     pub(crate) async fn list(&self, directory: &str, until: Instant) -> Result<Option<Vec<String>>, Failure> {
         // Sent together; the session keeps their order.
         let (synced, listed) = (self.client.sync(directory), self.client.list_children(directory));

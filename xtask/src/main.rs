@@ -32,8 +32,8 @@ enum Command {
     },
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint,
-    /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry collector
-    /// where the Go toolchain is new enough. Installs a JDK, Maven, Go and Python's venv
+    /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry
+    /// collector where the Go toolchain is new enough. Installs a JDK, Maven, Go and Python's venv
     Interop {
         /// The queue of all ZooKeeper clients for a minute, and not for 15 s
         #[arg(long)]

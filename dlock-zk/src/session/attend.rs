@@ -133,8 +133,8 @@ impl Session {
         }
     }
 
-    /// A write that was sent at `sent` is confirmed: the locks are good for a while longer. One that is suspect is not, unless
-    /// it was `seen` itself.
+    /// A write that was sent at `sent` is confirmed: the locks are good for a while longer. One that is suspect is not,
+    /// unless it was `seen` itself.
     fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
         let telling = lock(&self.telling);
         let mut kept = self.kept();
@@ -163,8 +163,8 @@ impl Session {
         drop(telling);
     }
 
-    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are not
-    /// dropped yet: the session may well have survived.
+    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are
+    /// not dropped yet: the session may well have survived.
     async fn give_up(&self) {
         let now = self.clock.now();
         // A little before the engine's own limit, so that no lock is in between.

@@ -1,8 +1,8 @@
 //! Proofs of life: committed writes.
 //!
-//! Whatever a server answers by itself proves nothing, since it may be cut off from a majority; not even `sync` does, which a
-//! leader that was deposed answers until it notices. A write is answered when a majority has it. Each session has one small
-//! node of its own for that; nobody watches it.
+//! Whatever a server answers by itself proves nothing, since it may be cut off from a majority; not even `sync` does,
+//! which a leader that was deposed answers until it notices. A write is answered when a majority has it. Each session
+//! has one small node of its own for that; nobody watches it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,8 @@
 //! How many requests of one session are under way.
 //!
-//! The servers answer the requests of a session in their order, so that each one waits for all before it. What would make a
-//! queue waits in this process instead, where what nobody needs any more is never sent, and what is urgent overtakes it.
+//! The servers answer the requests of a session in their order, so that each one waits for all before it. What would
+//! make a queue waits in this process instead, where what nobody needs any more is never sent, and what is urgent
+//! overtakes it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -55,8 +56,8 @@ impl Requests {
 
 /// Lets so many in at a time that send requests.
 ///
-/// Who sends is let in until it has seen the answer, which one that is not polled never does. So while others wait, it is
-/// found out whose answers have come, and their passes go to others.
+/// Who sends is let in until it has seen the answer, which one that is not polled never does. So while others wait, it
+/// is found out whose answers have come, and their passes go to others.
 pub(crate) struct Gate {
     most: usize,
     state: Mutex<State>,

@@ -22,7 +22,8 @@ pub fn of_the_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(path)
 }
 
-/// Whether there is a Go toolchain to build the collector with: one that gets itself the version that a module asks for.
+/// Whether there is a Go toolchain to build the collector with: one that gets itself the version that a module asks
+/// for.
 pub async fn can_be_built() -> bool {
     const FETCHES_OTHERS: u32 = 21;
     let Ok(output) = Command::new("go").arg("version").output().await else { return false };
@@ -81,8 +82,8 @@ pub fn said(output: &std::process::Output, what: &str) -> Result<String> {
     Ok(out.into_owned())
 }
 
-/// A running collector with the configuration that the project ships, on ports of its own. It keeps the traces in a file.
-/// Dropping it kills it.
+/// A running collector with the configuration that the project ships, on ports of its own. It keeps the traces in a
+/// file. Dropping it kills it.
 #[derive(Debug)]
 pub struct Collector {
     child: Child,

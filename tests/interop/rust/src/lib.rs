@@ -1,5 +1,5 @@
-//! What the interoperability checks and the benchmark share: the programs of other languages, worker processes that are driven
-//! line by line, and what follows from their histories; and the OpenTelemetry collector.
+//! What the interoperability checks and the benchmark share: the programs of other languages, worker processes that are
+//! driven line by line, and what follows from their histories; and the OpenTelemetry collector.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Checks that services in Rust and in Java exclude and wake each other when dlock and Redisson, or dlock and Curator, lock
-//! the same name, and that the OpenTelemetry collector understands what dlock exports.
+//! Checks that services in Rust and in Java exclude and wake each other when dlock and Redisson, or dlock and Curator,
+//! lock the same name, and that the OpenTelemetry collector understands what dlock exports.
 //!
 //! ```text
 //! cargo run --release -p dlock-interop              # all of it
@@ -10,8 +10,9 @@
 //! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for the queue of all four clients
 //! ```
 //!
-//! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker processes of both sides. Where
-//! there is a Go toolchain, builds the collector and has the example `rooms` export to it.
+//! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker
+//! processes of both sides. Where there is a Go toolchain, builds the collector and has the example `rooms` export to
+//! it.
 
 #![forbid(unsafe_code)]
 

@@ -34,14 +34,14 @@ impl Link {
             started.map_err(|error| ServerError::because("a proxy between members", &error))
         };
         let link = Self { from, to, lead: proxy(lead)?, elect: proxy(elect)? };
-        // A member that is refused tries again soon; one that is connected and then reset may give up on a leader that is not
-        // ready yet, and both are stuck until `initLimit`.
+        // A member that is refused tries again soon; one that is connected and then reset may give up on a leader that
+        // is not ready yet, and both are stuck until `initLimit`.
         for proxy in [&link.lead, &link.elect] {
             proxy.set_arrivals(Arrivals::Await);
         }
         if from < to {
-            // Of two members the one with the higher number connects to the other. One with a lower number that tries would
-            // be connected to at its own port, past all proxies.
+            // Of two members the one with the higher number connects to the other. One with a lower number that tries
+            // would be connected to at its own port, past all proxies.
             link.elect.set_arrivals(Arrivals::Reset);
         }
         Ok(link)
@@ -106,8 +106,8 @@ impl ZooKeeperEnsemble {
         Ok(Self { servers, links })
     }
 
-    /// Parts the leader from the others, who learn of it at once and elect another one, while it believes in its followers for
-    /// fifty ticks and goes on answering what needs no majority. Returns which one it was.
+    /// Parts the leader from the others, who learn of it at once and elect another one, while it believes in its
+    /// followers for fifty ticks and goes on answering what needs no majority. Returns which one it was.
     ///
     /// # Panics
     ///

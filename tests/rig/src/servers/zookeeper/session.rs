@@ -88,7 +88,8 @@ impl Session {
         self.answer_to(xid)
     }
 
-    /// Ends the session: the server deletes its nodes before it answers, and takes the connection off its list before it closes it.
+    /// Ends the session: the server deletes its nodes before it answers, and takes the connection off its list before
+    /// it closes it.
     pub(super) fn close(mut self) -> io::Result<()> {
         self.requests += 1;
         let xid = self.requests;
