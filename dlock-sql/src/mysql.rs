@@ -41,7 +41,7 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 /// # Ok(()) }
 /// ```
 ///
-/// Tested on MariaDB 10.11. On MySQL 8 it uses only what its documentation promises.
+/// Tested on MariaDB 10.11 and on MySQL 8.0.15.
 ///
 /// # What it relies on, and what it does not guarantee
 ///

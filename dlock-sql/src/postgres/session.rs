@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
 
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
@@ -17,7 +17,7 @@ use crate::session::{
     TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
-use crate::text::hex;
+use crate::text::{hex, sql};
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
 ///
@@ -167,19 +167,38 @@ impl SessionServer for PostgresServer {
     }
 }
 
+/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session.
+pub(super) fn take_name(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
+        ), counted AS ({})
+        SELECT fence, NULL::text, {SESSION} FROM counted
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
+        counting(table, "asked WHERE got")
+    ))
+}
+
+/// The same of many, in their order.
+pub(super) fn take_names(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+            FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                AS listed (number, name, whose, place)
+        ), counted AS ({}, key)
+        SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
+        ORDER BY place",
+        counting(table, "asked WHERE got")
+    ))
+}
+
 impl PostgresServer {
-    async fn take_name(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<(i64, Vec<Taken>)> {
-        let counting = counting(&self.quoted(), "asked WHERE got");
-        let statement = format!(
-            "WITH asked AS MATERIALIZED (
-                SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
-            ), counted AS ({counting})
-            SELECT fence, NULL::text, {SESSION} FROM counted
-            UNION ALL
-            SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN {} ON key = name WHERE NOT got",
-            self.quoted()
-        );
-        let row = sqlx::query(AssertSqlSafe(statement))
+    async fn take_one(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<(i64, Vec<Taken>)> {
+        let row = sqlx::query(self.statements().take_name.clone())
             .bind(number(&wanted.name))
             .bind(&wanted.name.fence)
             .bind(&wanted.holder)
@@ -189,24 +208,11 @@ impl PostgresServer {
         Ok((row.try_get(2)?, vec![taken(row)?]))
     }
 
-    async fn take_names(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
-        let counting = counting(&self.quoted(), "asked WHERE got");
-        let statement = format!(
-            "WITH asked AS MATERIALIZED (
-                SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
-                FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
-                    AS listed (number, name, whose, place)
-            ), counted AS ({counting}, key)
-            SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
-            UNION ALL
-            SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN {} ON key = name WHERE NOT got
-            ORDER BY place",
-            self.quoted()
-        );
+    async fn take_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
         let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
         let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(numbers).bind(names).bind(holders);
+        let query = sqlx::query(self.statements().take_names.clone()).bind(numbers).bind(names).bind(holders);
         let rows = query.fetch_all(on).await?;
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
@@ -235,8 +241,8 @@ impl Strategy for ByName<PostgresServer> {
         wanted: &[Wanted],
     ) -> TakeResult {
         let asked = match wanted {
-            [one] => server.take_name(on, one).await,
-            many => server.take_names(on, many).await,
+            [one] => server.take_one(on, one).await,
+            many => server.take_many(on, many).await,
         };
         settle_names::<Self>(on, wanted, asked).await
     }

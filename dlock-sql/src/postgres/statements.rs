@@ -28,6 +28,9 @@ pub(super) struct Statements {
     pub(super) prune: SqlStr,
     /// key: whether somebody has it.
     pub(super) await_release: SqlStr,
+    /// Take named locks of a session.
+    pub(super) take_name: SqlStr,
+    pub(super) take_names: SqlStr,
     /// The mark.
     pub(super) mark: SqlStr,
     /// Change nothing, and fail without the right to change.
@@ -144,6 +147,8 @@ impl Statements {
                 )
                 SELECT EXISTS (SELECT FROM noted) OR EXISTS (SELECT FROM seen WHERE awaited)"#
             )),
+            take_name: super::session::take_name(&table),
+            take_names: super::session::take_names(&table),
             mark: sql(format!(r#"SELECT holder FROM {table} WHERE key = ''"#)),
             rights: [
                 sql(format!(

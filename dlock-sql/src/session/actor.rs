@@ -185,7 +185,14 @@ impl<M: Strategy> ConnectionActor<M> {
         }
         takes.retain(|take| !take.answer.is_closed());
         let mut busy = HashMap::new();
-        for take in self.take_together(takes, &mut busy).await {
+        let rest = self.take_together(takes, &mut busy).await;
+        let is_last = rest.len() == 1 && busy.is_empty();
+        for take in rest {
+            if is_last {
+                let taken = self.take(&take.request, &take.signal).await;
+                drop(take.answer.send(taken));
+                continue;
+            }
             let (id, _) = self.name(&take.request.key);
             // It was busy after this order had come.
             let taken = match busy.get(&id).cloned() {
