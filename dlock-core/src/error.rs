@@ -328,13 +328,14 @@ pub struct Failure {
     kind: ErrorKind,
     message: Cow<'static, str>,
     source: Option<Source>,
+    worthless: bool,
 }
 
 impl Failure {
     /// A failure of this kind.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, message: message.into(), source: None, worthless: false }
     }
 
     /// The request was sent, and whether it took effect is not known. The engine asks again under the same token.
@@ -372,6 +373,14 @@ impl Failure {
         Self::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
     }
 
+    /// Says that the lock was granted, and the grant is worth nothing, such as one that too few replicas know of. The engine
+    /// withdraws it, and tries again with a new claim if it tries again.
+    #[must_use]
+    pub fn of_worthless_grant(mut self) -> Self {
+        self.worthless = true;
+        self
+    }
+
     /// Attaches the underlying error. Its text becomes part of the message: redact credentials first.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -389,6 +398,11 @@ impl Failure {
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
+    }
+
+    /// Whether something was granted that is to be withdrawn.
+    pub(crate) fn is_worthless(&self) -> bool {
+        self.worthless
     }
 
     /// Whether another try may succeed without anybody changing anything.

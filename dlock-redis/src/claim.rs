@@ -75,7 +75,7 @@ impl RedisClaim {
     async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
             Answer::Adopted(Some(0)) => self.number(request).await,
-            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(reply, *fence).await,
+            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(reply, *fence),
             Answer::Adopted(None) => {
                 self.held = true;
                 Err(Failure::invalid_config("somebody removed the fence from the lock; do not edit locks"))
@@ -97,16 +97,16 @@ impl RedisClaim {
         let drawn = client.servers.carry_out(&Draw(&self.names), patience, &mut Untracked).await;
         let fence = match drawn.map(|reply| reply.answer) {
             Ok(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
-            Ok(_) => return Err(self.give_up(senseless()).await),
-            Err(failure) => return Err(self.give_up(failure).await),
+            Ok(_) => return Err(senseless().of_worthless_grant()),
+            Err(failure) => return Err(failure.of_worthless_grant()),
         };
         let alone = RequestAlone { request, fence };
         let reply = match client.servers.carry_out(&alone, patience, &mut self.unanswered).await {
-            Err(failure) if self.unanswered.is_empty() => return Err(self.give_up(failure).await),
+            Err(failure) if self.unanswered.is_empty() => return Err(failure.of_worthless_grant()),
             reply => reply?,
         };
         match &reply.answer {
-            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence).await,
+            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence),
             Answer::Done(false) | Answer::Busy { .. } => {
                 self.held = false;
                 Err(Failure::unavailable("the lock was gone before it had a fence"))
@@ -115,27 +115,14 @@ impl RedisClaim {
         }
     }
 
-    async fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
+    fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
         self.held = true;
-        let Some(failure) = self.too_few(reply.acknowledged) else {
-            self.listener = None;
-            let lease = Duration::from_millis(self.lease());
-            return Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))));
-        };
-        Err(self.give_up(failure).await)
-    }
-
-    /// Gives back a lock that is worth nothing.
-    async fn give_up(&mut self, failure: Failure) -> Failure {
-        let withdrawal = self.step(Step::Withdraw);
-        match self.client.servers.carry_out(&withdrawal, self.patience(), &mut Untracked).await {
-            Ok(_) => {
-                self.held = false;
-                failure
-            }
-            Err(other) => Failure::unknown(format!("{}, and it could not be withdrawn", failure.message()))
-                .with_source(other),
+        if let Some(failure) = self.too_few(reply.acknowledged) {
+            return Err(failure.of_worthless_grant());
         }
+        self.listener = None;
+        let lease = Duration::from_millis(self.lease());
+        Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))))
     }
 }
 

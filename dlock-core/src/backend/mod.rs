@@ -10,7 +10,7 @@
 //! claim() ── attempt() ─┬─ Granted ── granted(signal) ── renew()* ── withdraw()
 //!              ▲        ├─ Busy ───── changed() ─┐
 //!              └────────┼────────────────────────┘        withdraw() may follow anything, at any time
-//!                       └─ Err ────── attempt() again, or withdraw()
+//!                       └─ Err ────── attempt() again, or withdraw()     and no attempt() follows it
 //! ```
 //!
 //! # Rules
@@ -28,7 +28,10 @@
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
 //! 6. **All or nothing.** [`Backend::attempt_all`] takes every lock or none, in one step that no failure can tear.
-//! 7. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//! 7. **What was withdrawn is asked for no more.** A withdrawal may arrive late, and would remove a fresh grant under the same
+//!    token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant that is worth
+//!    nothing is [`Failure::of_worthless_grant`].
+//! 8. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
 mod backoff;

@@ -371,6 +371,11 @@ impl<'a> Acquire<'a> {
                 (self.first_sent, self.unknowns) = (None, 0);
                 self.set_unsettled(unsettled);
             }
+            Step::Failed(ref failure) if failure.is_worthless() => {
+                if let Err(failure) = self.begin_anew() {
+                    return Step::Failed(failure);
+                }
+            }
             // This attempt took nothing. What an earlier one may have taken is still open.
             Step::Separately | Step::Failed(_) => {
                 self.first_sent = first_sent;
@@ -568,7 +573,11 @@ async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> Step {
             Err(failure) => failure,
         }
     };
-    if failure.kind() == ErrorKind::Unknown { Step::Unknown(failure) } else { Step::Failed(failure) }
+    // The same token is not asked about again once its grant is being withdrawn.
+    match failure.kind() {
+        ErrorKind::Unknown if !failure.is_worthless() => Step::Unknown(failure),
+        _ => Step::Failed(failure),
+    }
 }
 
 /// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.

@@ -241,3 +241,26 @@ async fn shut_down_after_an_unknown_outcome_a_lock_and_a_batch_say_for_how_long_
         assert_eq!(memory.held(), 0);
     }
 }
+
+#[tokio::test]
+async fn a_grant_that_is_worth_nothing_is_withdrawn_and_never_asked_for_again_under_its_token() {
+    let worthless = |failure: Failure| Answer::Fail(failure.of_worthless_grant());
+    let (unavailable, unknown) =
+        (Failure::unavailable("no replica knows of it"), Failure::unknown("no fence"));
+    let backend = Scripted::new([lost_reply(), worthless(unavailable), worthless(unknown), granted()]);
+    let guard = Locks::new(backend.clone()).lock("k").acquire().await.unwrap();
+    backend.wait_for(|calls| calls.len() == 6).await;
+    let (mut attempts, mut withdrawals) = (Vec::new(), Vec::new());
+    for call in backend.calls() {
+        match call {
+            Call::Attempt(token) => attempts.push(token),
+            Call::Withdraw(token) => withdrawals.push(token),
+            Call::Renew => {}
+        }
+    }
+    let [asked, again, other, held] = attempts[..] else { panic!("{attempts:?}") };
+    assert!(asked == again && again != other && other != held);
+    withdrawals.sort_unstable_by_key(|token| *token == other);
+    assert_eq!(withdrawals, [asked, other], "what is held is not withdrawn");
+    guard.check().unwrap();
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Claim, Grant, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
 
 use super::{InFlightAttempts, RedisClaim, senseless};
 use crate::client::Client;
@@ -43,7 +43,7 @@ pub(crate) async fn attempt_all(
         TakenAll::Taken(answers) => {
             claims.iter_mut().for_each(|claim| claim.held = true);
             if let Some(failure) = claims[0].too_few(reply.acknowledged) {
-                return Err(give_back(claims, failure).await);
+                return Err(failure.of_worthless_grant());
             }
             let grants = claims.iter_mut().zip(answers).map(|(claim, answer)| claim.grant(answer));
             Ok(BatchAttempt::Granted(grants.collect::<Result<_, _>>()?))
@@ -51,17 +51,6 @@ pub(crate) async fn attempt_all(
         TakenAll::Apart => Ok(BatchAttempt::Separately),
         TakenAll::Busy(_, Answer::Refused(text)) => Err(Fault::Refused(text.clone()).into_failure()),
         TakenAll::Busy(..) => Err(senseless()),
-    }
-}
-
-/// Too few replicas know of the locks: they are worth nothing.
-async fn give_back(claims: &mut [&mut RedisClaim], failure: Failure) -> Failure {
-    let withdrawals = claims.iter_mut().map(|claim| claim.withdraw());
-    let outcomes = futures_util::future::join_all(withdrawals).await;
-    match outcomes.into_iter().find_map(Result::err) {
-        None => failure,
-        Some(other) => Failure::unknown(format!("{}, and not all could be withdrawn", failure.message()))
-            .with_source(other),
     }
 }
 

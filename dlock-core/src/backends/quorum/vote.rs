@@ -151,9 +151,13 @@ impl Vote {
                 Answer::Busy(busy)
             }
             Err(failure) => {
-                if failure.kind() != ErrorKind::Unknown {
-                    self.state().unsettled = was_unsettled;
+                let mut state = self.state();
+                // A grant that is worth nothing is withdrawn, and its claim is not used again.
+                state.closed |= failure.is_worthless();
+                if failure.kind() != ErrorKind::Unknown && !failure.is_worthless() {
+                    state.unsettled = was_unsettled;
                 }
+                drop(state);
                 Answer::Failed(failure)
             }
         }
