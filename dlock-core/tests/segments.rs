@@ -277,3 +277,23 @@ async fn a_thousand_callers_find_a_segment_each() {
     assert_eq!(found.len(), SEGMENTS as usize);
     assert_eq!(memory.held(), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_bounds_the_tries_of_all_segments_together() {
+    let (memory, locks) = locks();
+    let theirs = Locks::new(memory.clone());
+    let _held = theirs.lock_all((0..100).map(|n| format!("stock#{n}"))).acquire().await.unwrap();
+    memory.faults().set_delay(Duration::from_millis(10));
+    let wait = Duration::from_millis(200);
+    let segments = locks.lock("stock").with_wait(wait).segmented(100);
+    let started = tokio::time::Instant::now();
+    let error = segments.run(async |_| ()).await.unwrap_err();
+    assert!(error.is_busy(), "{error}");
+    assert!(started.elapsed() <= wait, "{:?}", started.elapsed());
+    let started = tokio::time::Instant::now();
+    memory.faults().set_hanging(true);
+    let error = segments.run(async |_| ()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(started.elapsed() <= wait + Duration::from_millis(2), "{:?}", started.elapsed());
+    memory.faults().set_hanging(false);
+}

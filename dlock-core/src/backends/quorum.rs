@@ -181,7 +181,8 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, and when an option is outside its bounds.
+    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, when two of them are the same server, and when an option
+    /// is outside its bounds.
     pub fn build(self) -> Result<Quorum> {
         let refuse =
             |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)).on(NAME));
@@ -197,6 +198,11 @@ impl QuorumBuilder {
         }
         if !(MIN_LEASE..=MAX_LEASE).contains(&longest_lease) {
             return refuse(format!("longest lease is {longest_lease:?}; use 50 ms to 24 h"));
+        }
+        if let Some((one, other)) = same_twice(&nodes) {
+            return refuse(format!(
+                "node {other} is node {one} again; a node that had several votes would outvote the others"
+            ));
         }
         let abilities: Vec<_> = nodes.iter().map(|node| node.backend().capabilities()).collect();
         let keeps = |can: &Capabilities| durable || can.durable || can.session_kept;
@@ -290,6 +296,14 @@ impl Backend for Quorum {
             member.close().await;
         }
     }
+}
+
+/// The numbers of two nodes that are one, by what they say of themselves.
+fn same_twice(nodes: &[Node]) -> Option<(usize, usize)> {
+    let key = Key::new("k").ok()?;
+    let ids: Vec<_> = nodes.iter().map(|node| node.backend().lock_id(&key)).collect();
+    let earlier = |(place, id)| ids[..place].iter().position(|of| of == id).map(|one| (one + 1, place + 1));
+    ids.iter().enumerate().find_map(earlier)
 }
 
 /// No majority: what each of the others said.

@@ -161,7 +161,9 @@ impl<'a> Acquire<'a> {
         let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
         let request_timeout = timeouts.min().unwrap_or_default();
         let until = match options.wait {
-            _ if !options.waits() => Some(Instant::now() + request_timeout),
+            _ if !options.waits() => {
+                Some(Instant::now() + options.patience.unwrap_or(Duration::MAX).min(request_timeout))
+            }
             Wait::For(limit) => Some(started + limit),
             Wait::No | Wait::Forever => None,
         };

@@ -12,6 +12,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
+use crate::engine::keeper::Job;
 use crate::engine::pending::Spec;
 use crate::engine::registry::Listing;
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -325,6 +326,22 @@ impl Hold {
     /// One guard less. Whether it was the last one, who has to give the lock back.
     pub(crate) fn unshare(&self) -> bool {
         self.shares.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a session
+    /// keeps than for a lease to end.
+    pub(crate) fn overdue_at(&self) -> Timestamp {
+        match self.engine.capabilities.session_kept {
+            true => self.deadline() + self.lease,
+            false => Timestamp::NEVER,
+        }
+    }
+
+    /// Ends it, and has the keeper give it back.
+    pub(crate) fn give_up(self: &Arc<Self>) {
+        let activity = self.engine.registry.activity.begin();
+        self.close();
+        self.engine.later(Job::Release(Arc::clone(self), activity));
     }
 
     /// From here on nobody renews it. Says what it was worth until now.

@@ -155,9 +155,7 @@ impl Engine {
         let mut settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
         if !settled {
             for hold in registry.held() {
-                let activity = registry.activity.begin();
-                hold.close();
-                self.later(Job::Release(hold, activity));
+                hold.give_up();
             }
             settled = tokio::time::timeout(timeout / 10 * 4, registry.settled()).await.is_ok();
         }

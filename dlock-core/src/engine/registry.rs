@@ -57,6 +57,11 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
+    /// Whether the hold is one of those that are held, or were lost and not given back.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.number.load(Ordering::Relaxed) != 0
+    }
+
     /// Its place among the holds, if it has one.
     fn place(&self) -> Option<(Timestamp, u64)> {
         let number = self.number.load(Ordering::Relaxed);
@@ -197,8 +202,10 @@ impl HoldRegistry {
         let (mut due, mut ended) = (Vec::new(), Vec::new());
         while self.look_at_some(now, &mut due, &mut ended) == BATCH {}
         for hold in ended {
-            // Stays listed until its guard goes, but needs no more looks.
             hold.condition();
+            if hold.overdue_at() <= now {
+                hold.give_up();
+            }
         }
         let first = self.holds().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
@@ -222,7 +229,9 @@ impl HoldRegistry {
             } else if hold.deadline() <= now {
                 hold.plan_renewal(Timestamp::NEVER);
                 ended.push(Arc::clone(&hold));
-                holds.replan(&hold, Timestamp::NEVER);
+                // Stays listed until its guard goes, or it is overdue.
+                let overdue = hold.overdue_at();
+                holds.replan(&hold, if overdue <= now { Timestamp::NEVER } else { overdue });
                 continue;
             }
             holds.replan(&hold, hold.due_at());

@@ -65,7 +65,9 @@ impl Scope {
     /// The scope of a body under these. Bodies under one lock that are nested are told apart by their depth.
     pub(crate) fn of_body(held: Held) -> Self {
         let around = current();
-        let depth = held.holds().first().and_then(|hold| around.as_ref()?.depth_of(hold)).unwrap_or_default();
+        let depths =
+            around.iter().flat_map(|around| held.holds().iter().filter_map(|hold| around.depth_of(hold)));
+        let depth = depths.max().unwrap_or_default();
         Self::child(around, Kind::Body(held, depth + 1))
     }
 
@@ -104,10 +106,15 @@ impl Scope {
         })
     }
 
-    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it.
+    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it. One that was lost is given
+    /// back: a session, or what is left of a lease, may still keep it, and the caller would wait for himself.
     fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<(Arc<Hold>, Condition, u32)> {
         let enterable = |hold: &Arc<Hold>, depth| match hold.condition() {
             condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition, depth)),
+            Condition::Lost if hold.listing.is_listed() => {
+                hold.give_up();
+                None
+            }
             Condition::Lost | Condition::Released => None,
         };
         self.nodes().find_map(|node| match &node.kind {

@@ -159,14 +159,11 @@ impl Drop for Guard {
         if let Some(hold) = self.0.take()
             && hold.unshare()
         {
-            let engine = Arc::clone(&hold.engine);
-            if engine.is_in_child() {
+            if hold.engine.is_in_child() {
                 // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
                 return std::mem::forget(hold);
             }
-            let activity = engine.registry.activity.begin();
-            hold.close();
-            engine.later(Job::Release(hold, activity));
+            hold.give_up();
         }
     }
 }

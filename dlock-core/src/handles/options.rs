@@ -39,7 +39,8 @@ pub enum OnLost {
     /// [`ErrorKind::Lost`](crate::ErrorKind::Lost). The default: carrying on silently would break exclusion.
     #[default]
     Abort,
-    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it.
+    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it. When it acquires the
+    /// key again, what is left of the lost lock is released first, so that it does not wait for itself.
     Continue,
 }
 
@@ -190,7 +191,7 @@ macro_rules! option_setters {
         }
 
         /// After which time a hold is renewed no more and counts as lost. Default no limit; at least the lease, up to
-        /// 30 days. It bounds what a forgotten guard can block.
+        /// 30 days. It bounds what a forgotten guard can block: others wait no longer than this and one lease.
         pub const fn with_max_hold(mut self, limit: std::time::Duration) -> Self {
             self.options.max_hold = Some(limit);
             self

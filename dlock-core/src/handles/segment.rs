@@ -251,36 +251,46 @@ impl SegmentedSection {
         }
         let begun = Instant::now();
         let mut patience = PATIENCE.0;
+        let still = || match lock.options().wait {
+            Wait::No => Duration::ZERO,
+            Wait::For(limit) => limit.saturating_sub(self.waited + begun.elapsed()),
+            Wait::Forever => Duration::MAX,
+        };
+        // A wait of zero, too, tries them all.
+        let is_bounded = lock.options().waits() && lock.options().wait != Wait::Forever;
         loop {
             let registry = &lock.engine().registry;
-            let mut busy = None;
+            let (mut busy, mut slowest) = (None, Duration::ZERO);
             for number in &*left {
+                let bound = if is_bounded { still() } else { Duration::MAX };
+                // One that can hardly be answered in time would end in doubt.
+                if busy.is_some() && bound <= slowest * 2 {
+                    break;
+                }
                 // What another caller of this process holds is busy without a request.
                 let key = self.segmented.lock(*number);
                 if Some(*number) != ours && key.key().is_some_and(|key| registry.holds_key(key)) {
                     continue;
                 }
-                match enter(&self.segmented, *number, Wait::No).await {
+                let asked_at = Instant::now();
+                match enter(&self.segmented, *number, Wait::No, bound).await {
                     Ok(section) => return Ok((*number, section)),
                     Err(error) if error.is_busy() => busy = Some(error),
                     Err(error) => return Err(error),
                 }
+                slowest = slowest.max(asked_at.elapsed());
             }
-            let still = match lock.options().wait {
-                Wait::No => Duration::ZERO,
-                Wait::For(limit) => limit.saturating_sub(self.waited + begun.elapsed()),
-                Wait::Forever => Duration::MAX,
-            };
-            if still.is_zero() {
+            let still = still();
+            if still <= slowest * 2 {
                 if let Some(error) = busy {
                     return Err(error);
                 }
                 // All are held in this process: the last word is the backend's.
-                return Ok((left[0], enter(&self.segmented, left[0], Wait::No).await?));
+                return Ok((left[0], enter(&self.segmented, left[0], Wait::No, Duration::MAX).await?));
             }
             let number = left[lock.engine().entropy.below(left.len())];
             let wait = if still == Duration::MAX { Wait::Forever } else { Wait::For(still) };
-            match enter_patiently(&self.segmented, number, wait, patience).await {
+            match enter(&self.segmented, number, wait, patience).await {
                 Ok(section) => return Ok((number, section)),
                 Err(error) if error.is_busy() && patience < still => {}
                 Err(error) => return Err(error),
@@ -290,16 +300,8 @@ impl SegmentedSection {
     }
 }
 
-async fn enter(segmented: &Segmented, number: u32, wait: Wait) -> Result<Section> {
-    enter_patiently(segmented, number, wait, Duration::MAX).await
-}
-
-async fn enter_patiently(
-    segmented: &Segmented,
-    number: u32,
-    wait: Wait,
-    patience: Duration,
-) -> Result<Section> {
+/// Enters a segment that is free, or becomes so while this is patient.
+async fn enter(segmented: &Segmented, number: u32, wait: Wait, patience: Duration) -> Result<Section> {
     let mut section = Section::new(segmented.lock(number).with_wait(wait).with_patience(patience));
     section.enter().await?;
     Ok(section)

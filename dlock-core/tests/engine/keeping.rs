@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::script::{Answer, Call, Scripted};
-use dlock_core::backend::{Renewed, Term, Withdrawal};
-use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
+use dlock_core::backend::{Capabilities, Renewed, Term, Withdrawal};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, OnLost, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -314,4 +314,47 @@ async fn shutdown_waits_for_a_request_under_way_and_gives_its_grant_back() {
     shutdown.await.unwrap().unwrap();
     assert_eq!(acquire.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(memory.held(), 0);
+}
+
+#[tokio::test]
+async fn a_session_keeps_a_lost_lock_from_others_no_longer_than_a_lease_would() {
+    let clock = ManualClock::stopped();
+    let queue = Capabilities::basic().with_session();
+    let backend = Scripted::with(clock.clock(), queue, [Answer::Grant(Term::Session(None))]);
+    let locks = Locks::builder(backend.clone()).with_lease(LEASE).build().unwrap();
+    let guard = locks.lock("k").with_max_hold(LEASE).acquire().await.unwrap();
+    clock.advance(LEASE);
+    guard.lost().await;
+    // As one that was forgotten, or whose body does not yield.
+    let held = guard.held();
+    std::mem::forget(guard);
+    clock.advance(LEASE / 2);
+    eventually("a look", || locks.stats().keeper_looks > 2).await;
+    assert_eq!(backend.count(|call| matches!(call, Call::Withdraw(_))), 0, "its body may still be at work");
+    clock.advance(LEASE / 2);
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
+    assert_eq!(held.check().unwrap_err().kind(), ErrorKind::Lost);
+    eventually("the end of it", || locks.stats().held == 0 && locks.stats().background == 0).await;
+}
+
+#[tokio::test]
+async fn a_body_that_goes_on_without_its_lock_takes_it_again_and_does_not_wait_for_itself() {
+    let clock = ManualClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let day = Duration::from_secs(24 * 3_600);
+    let locks = Locks::builder(memory.clone()).with_lease(day).with_wait(Wait::Forever).build().unwrap();
+    let lock = locks.lock("k").with_max_hold(day).with_on_lost(OnLost::Continue);
+    let (clock, locks, lock) = (&clock, &locks, &lock);
+    let body = lock.run_with(|held| async move {
+        // Its last renewal keeps it on the server for longer than it may be held.
+        clock.advance(day / 2);
+        eventually("the renewal", || locks.stats().renewals == 1).await;
+        clock.advance(day / 2);
+        assert_eq!(held.check().unwrap_err().kind(), ErrorKind::Lost);
+        let again = lock.acquire().await?;
+        assert!(again.fence() > held.fence());
+        again.check()
+    });
+    tokio::time::timeout(Duration::from_secs(20), body).await.expect("no wait for itself").unwrap().unwrap();
+    eventually("the releases", || memory.held() == 0).await;
 }

@@ -296,3 +296,25 @@ async fn a_drain_lets_bodies_end_and_refuses_everybody_else() {
     assert_eq!((memory.held(), locks.stats().held), (0, 0));
     locks.shutdown(Duration::from_secs(5)).await.unwrap();
 }
+
+/// Each level has a key of its own, which comes before the one that all have in common.
+fn recurse_in_batches(
+    locks: &Locks,
+    left: u32,
+) -> std::pin::Pin<Box<dyn Future<Output = dlock_core::Result<u32>> + Send + '_>> {
+    Box::pin(async move {
+        let keys = [format!("node {left}"), "root".into()];
+        match left {
+            0 => Ok(0),
+            _ => Ok(locks.lock_all(keys).run(recurse_in_batches(locks, left - 1)).await?? + 1),
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_recursion_whose_bodies_have_one_of_several_locks_in_common_is_noticed() {
+    let (memory, locks) = locks();
+    assert_eq!(recurse_in_batches(&locks, 64).await.unwrap(), 64);
+    assert_eq!(recurse_in_batches(&locks, 70).await.unwrap_err().kind(), ErrorKind::Deadlock);
+    super::keeping::eventually("the releases", || memory.held() == 0).await;
+}

@@ -234,3 +234,16 @@ async fn the_holder_is_who_holds_a_majority() {
     drop(other);
     left_with_nothing(&nodes);
 }
+
+#[test]
+fn a_node_that_is_given_twice_is_refused() {
+    let mut nodes = nodes(3);
+    nodes[2] = nodes[0].clone();
+    let error = durable(&nodes).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("node 3 is node 1 again"), "{error}");
+    // The same locks lent, too.
+    let lent = Locks::new(nodes[1].clone());
+    let twice = [Node::from(lent), Node::from(nodes[1].clone())];
+    assert_eq!(Quorum::new(twice).unwrap_err().kind(), ErrorKind::InvalidConfig);
+}
