@@ -34,23 +34,28 @@
 //! 8. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
+mod answers;
 mod backoff;
+mod capabilities;
 pub(crate) mod dynamic;
 mod lock_id;
 pub mod notify;
 pub(crate) mod request_clock;
+mod signal;
 
-use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
 pub use self::backoff::Backoff;
+pub use self::capabilities::Capabilities;
 pub use self::lock_id::LockId;
 pub use self::request_clock::RequestClock;
-use crate::clock::{Clock, Timestamp};
+pub use self::signal::Signal;
+pub(crate) use self::signal::SignalSink;
+use crate::clock::Clock;
 use crate::error::Failure;
-use crate::fence::Fence;
 pub use crate::guarded::tell;
 use crate::handles::options::Options;
 use crate::holder::{Holder, Identity};
@@ -274,294 +279,5 @@ impl ClaimRequest {
     #[must_use]
     pub fn trace_context(&self) -> Option<String> {
         self.trace.to_text()
-    }
-}
-
-/// The answer to one attempt.
-#[derive(Debug)]
-#[must_use]
-pub enum Attempt {
-    /// The lock is ours.
-    Granted(Grant),
-    /// Somebody else has it.
-    Busy(Busy),
-}
-
-/// The answer to one attempt for several locks at once.
-#[derive(Debug)]
-#[must_use]
-pub enum BatchAttempt {
-    /// All of them are ours: a grant for each claim, in their order.
-    Granted(Vec<Grant>),
-    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose
-    /// outcome was not known may have.
-    Busy {
-        /// Which of the claims.
-        place: usize,
-        /// What is known of its holder.
-        busy: Busy,
-    },
-    /// These locks cannot be taken in one step. Nothing was tried: they are to be taken one by one.
-    Separately,
-}
-
-/// A lock that was given to us.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Grant {
-    /// The fencing token, where the backend has them.
-    pub fence: Option<Fence>,
-    /// How long it is ours.
-    pub term: Term,
-    /// From when its term counts, where that is earlier than the call of the attempt that was granted.
-    pub proven_at: Option<Timestamp>,
-}
-
-impl Grant {
-    /// Creates a grant of this term without a fence.
-    #[must_use]
-    pub const fn new(term: Term) -> Self {
-        Self { fence: None, term, proven_at: None }
-    }
-
-    /// Adds the fence.
-    #[must_use]
-    pub const fn with_fence(mut self, fence: Fence) -> Self {
-        self.fence = Some(fence);
-        self
-    }
-
-    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its
-    /// turn need not ask the servers once more.
-    #[must_use]
-    pub const fn proven_at(mut self, proof: Timestamp) -> Self {
-        self.proven_at = Some(proof);
-        self
-    }
-}
-
-/// How long a grant lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Term {
-    /// For this long from the send of the attempt, and again from each renewal.
-    Lease(Duration),
-    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after
-    /// the last proof of life ([`Signal::trust`]); without one, only [`Signal::lost`] ends it.
-    Session(Option<Duration>),
-}
-
-/// Somebody else holds the lock.
-#[derive(Debug, Default)]
-#[non_exhaustive]
-pub struct Busy {
-    /// After how long the holder's lease ends if it is not renewed.
-    pub retry_after: Option<Duration>,
-    /// Who it is, where the answer tells.
-    pub holder: Option<Box<Holder>>,
-    /// Whether a place in the backend's queue was lost since the last attempt, and is taken anew.
-    pub requeued: bool,
-}
-
-/// The answer to a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Renewed {
-    /// The lease runs for its full length again, counted from the send of the request.
-    Extended,
-    /// The lock no longer carries our token.
-    Gone,
-}
-
-/// The answer to a withdrawal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use]
-pub struct Withdrawal {
-    /// Whether something of ours was there and is gone now.
-    pub removed: bool,
-    /// Whether the server certainly has nothing of this claim from now on. When not, a request that was sent before may
-    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
-    /// passed.
-    pub settled: bool,
-    /// Whether somebody else waits for the lock, where the answer tells.
-    pub contended: Option<bool>,
-}
-
-impl Withdrawal {
-    /// Something of ours was there and is gone now.
-    pub const REMOVED: Self = Self { removed: true, settled: true, contended: None };
-    /// Nothing of ours was there.
-    pub const ABSENT: Self = Self { removed: false, settled: true, contended: None };
-
-    /// Says that a request that was sent before may still take effect.
-    pub const fn unsettled(mut self) -> Self {
-        self.settled = false;
-        self
-    }
-
-    /// Says whether somebody else waits for the lock.
-    pub const fn with_contention(mut self, contended: bool) -> Self {
-        self.contended = Some(contended);
-        self
-    }
-}
-
-/// What a backend can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// Every grant carries a [`Fence`].
-    pub fencing: bool,
-    /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
-    /// process ask at a time, in their order.
-    pub fair: bool,
-    /// [`Claim::changed`] is told of releases by other processes.
-    pub notified: bool,
-    /// A session keeps the lock, instead of a lease that is renewed.
-    pub session_kept: bool,
-    /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
-    pub durable: bool,
-    /// [`Backend::holders`] and [`Backend::force_release`] work.
-    pub administered: bool,
-    /// [`Backend::waiters`] works.
-    pub shows_waiters: bool,
-    /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
-    pub poll_from: Duration,
-    /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
-    pub poll_to: Duration,
-}
-
-impl Capabilities {
-    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least
-    /// backend has.
-    #[must_use]
-    pub const fn basic() -> Self {
-        Self {
-            fencing: false,
-            fair: false,
-            notified: false,
-            session_kept: false,
-            durable: false,
-            administered: false,
-            shows_waiters: false,
-            poll_from: Duration::from_millis(10),
-            poll_to: Duration::from_millis(250),
-        }
-    }
-
-    /// Pauses that neither spin nor last longer than a clock can tell.
-    pub(crate) fn within_bounds(mut self) -> Self {
-        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3_600));
-        self.poll_from = self.poll_from.clamp(least, most);
-        self.poll_to = self.poll_to.clamp(self.poll_from, most);
-        self
-    }
-
-    /// Adds fences.
-    #[must_use]
-    pub const fn with_fencing(mut self) -> Self {
-        self.fencing = true;
-        self
-    }
-
-    /// Adds a queue on the server.
-    #[must_use]
-    pub const fn with_fairness(mut self) -> Self {
-        self.fair = true;
-        self
-    }
-
-    /// Adds notifications, and a poll every `safety_net` in case one is lost.
-    #[must_use]
-    pub const fn with_notifications(mut self, safety_net: Duration) -> Self {
-        self.notified = true;
-        self.poll_to = safety_net;
-        self
-    }
-
-    /// Says that a session keeps the lock.
-    #[must_use]
-    pub const fn with_session(mut self) -> Self {
-        self.session_kept = true;
-        self
-    }
-
-    /// Says that confirmed grants are not forgotten.
-    #[must_use]
-    pub const fn with_durability(mut self) -> Self {
-        self.durable = true;
-        self
-    }
-
-    /// Says that it lists its holders and frees a lock by force.
-    #[must_use]
-    pub const fn with_administration(mut self) -> Self {
-        self.administered = true;
-        self
-    }
-
-    /// Says that it tells who waits.
-    #[must_use]
-    pub const fn with_waiters_shown(mut self) -> Self {
-        self.shows_waiters = true;
-        self
-    }
-
-    /// Sets the least and the longest pause between two polls.
-    #[must_use]
-    pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
-        self.poll_from = from;
-        self.poll_to = to;
-        self
-    }
-}
-
-/// A backend's line to one hold: to say that it is suspect, proven, or lost.
-///
-/// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
-#[derive(Clone, Debug)]
-pub struct Signal(Weak<dyn SignalSink>);
-
-/// Who is told of a [`Signal`]: a hold, or one vote of several that make a hold.
-pub(crate) trait SignalSink: Send + Sync {
-    fn lost(&self, cause: Cow<'static, str>);
-    fn suspect(&self);
-    fn trust(&self, proof: Timestamp);
-    fn release_requested(&self);
-}
-
-impl Signal {
-    pub(crate) fn new<W: SignalSink + 'static>(witness: &Arc<W>) -> Self {
-        let witness: Weak<W> = Arc::downgrade(witness);
-        Self(witness)
-    }
-
-    /// Reports that the lock is gone. `check` is an error from now on, for good.
-    pub fn lost(&self, cause: impl Into<Cow<'static, str>>) {
-        if let Some(witness) = self.0.upgrade() {
-            witness.lost(cause.into());
-        }
-    }
-
-    /// Reports that the lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
-    pub fn suspect(&self) {
-        if let Some(witness) = self.0.upgrade() {
-            witness.suspect();
-        }
-    }
-
-    /// Reports that somebody else asks the holder to release the lock, who may heed it:
-    /// [`Held::release_requested`](crate::Held::release_requested).
-    pub fn release_requested(&self) {
-        if let Some(sink) = self.0.upgrade() {
-            sink.release_requested();
-        }
-    }
-
-    /// Reports that the lock was confirmed by a request that was sent at `proof`.
-    pub fn trust(&self, proof: Timestamp) {
-        if let Some(witness) = self.0.upgrade() {
-            witness.trust(proof);
-        }
     }
 }

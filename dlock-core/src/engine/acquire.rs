@@ -35,8 +35,8 @@ use crate::telemetry::{AcquireSpan, Spanned};
 const MOST_TRIES: u32 = 8;
 
 /// What is wanted, or the guards of it; one lock needs no memory for the list.
-pub(crate) type Specs = SmallVec<[Spec; 1]>;
-pub(crate) type Guards = SmallVec<[Guard; 1]>;
+pub(super) type Specs = SmallVec<[Spec; 1]>;
+pub(super) type Guards = SmallVec<[Guard; 1]>;
 
 type Taking = Pin<Box<dyn Future<Output = Result<Option<Guards>, Error>> + Send>>;
 

@@ -26,7 +26,7 @@ impl Activity {
     }
 
     /// Returns how many go on in the background.
-    pub(crate) fn in_background(&self) -> usize {
+    pub(super) fn in_background(&self) -> usize {
         self.background.load(Ordering::SeqCst)
     }
 
@@ -50,7 +50,7 @@ impl Activity {
     }
 
     /// Resolves when nothing goes on in the background.
-    pub(crate) async fn quiet(&self) {
+    pub(super) async fn quiet(&self) {
         loop {
             let changed = self.changed.notified();
             self.watched.store(true, Ordering::SeqCst);
@@ -79,7 +79,7 @@ pub(crate) struct ActivityToken {
 
 impl ActivityToken {
     /// Goes on in the background.
-    pub(crate) fn into_background(mut self) -> Self {
+    pub(super) fn into_background(mut self) -> Self {
         if !std::mem::replace(&mut self.in_background, true) {
             self.activity.background.fetch_add(1, Ordering::SeqCst);
             self.activity.steps.fetch_sub(1, Ordering::SeqCst);

@@ -45,7 +45,7 @@ impl Cleanup {
     }
 
     /// Withdraws, again and again until nothing is left or the lease has ended it anyway.
-    pub(crate) async fn carry_out(self) {
+    pub(super) async fn carry_out(self) {
         let span = self.engine.telemetry.cleanup_started(self.subject(), &self.trace);
         self.withdraw().in_span(span).await;
     }

@@ -42,7 +42,7 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) site: Site,
     pub(crate) fence: Option<Fence>,
-    pub(crate) acquired_at: Timestamp,
+    pub(super) acquired_at: Timestamp,
     pub(crate) request_timeout: Duration,
     pub(crate) rechecks: u32,
     /// The lease to be kept up, or the requested one where a session keeps the lock.
@@ -60,7 +60,7 @@ pub(crate) struct Hold {
     release_requested: AtomicBool,
     /// How many guards share the hold; the last one gives the lock back.
     shares: AtomicU32,
-    pub(crate) listing: Listing,
+    pub(super) listing: Listing,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
     claim: Mutex<ClaimPlace>,
@@ -124,7 +124,7 @@ impl Hold {
     }
 
     /// The same at the moment of the grant, without another look at the clock.
-    pub(crate) fn condition_when_granted(&self) -> Condition {
+    pub(super) fn condition_when_granted(&self) -> Condition {
         self.condition_at(|| self.acquired_at)
     }
 
@@ -173,7 +173,7 @@ impl Hold {
         if self.deadline() == self.ends_at { Loss::MaxHold } else { Loss::Expired }
     }
 
-    pub(crate) fn deadline(&self) -> Timestamp {
+    pub(super) fn deadline(&self) -> Timestamp {
         Timestamp::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
@@ -183,7 +183,7 @@ impl Hold {
     }
 
     /// Marks the hold lost, for good. Does nothing to one that was released.
-    pub(crate) fn lose_by(&self, loss: Loss) {
+    pub(super) fn lose_by(&self, loss: Loss) {
         self.note_loss(loss, loss.sentence());
     }
 
@@ -213,7 +213,7 @@ impl Hold {
     }
 
     /// The backend confirmed the hold by a request sent at `sent`. Comes too late when the deadline has passed.
-    pub(crate) fn confirm(&self, sent: Timestamp) {
+    pub(super) fn confirm(&self, sent: Timestamp) {
         if matches!(self.condition(), Condition::Lost | Condition::Released) {
             return;
         }
@@ -251,7 +251,7 @@ impl Hold {
     }
 
     /// When the keeper has to look at this hold: the renewal, or the end.
-    pub(crate) fn due_at(&self) -> Timestamp {
+    pub(super) fn due_at(&self) -> Timestamp {
         self.renew_at().min(self.deadline())
     }
 
@@ -260,7 +260,7 @@ impl Hold {
     }
 
     /// Whether a renewal is due at `now`; if so it is the caller's to carry out, and nobody else's.
-    pub(crate) fn take_renewal(&self, now: Timestamp) -> bool {
+    pub(super) fn take_renewal(&self, now: Timestamp) -> bool {
         let due = self.renew_at();
         due <= now
             && self
@@ -275,7 +275,7 @@ impl Hold {
     }
 
     /// Plans the next renewal, unless the hold ends before by `max_hold`.
-    pub(crate) fn plan_renewal(&self, at: Timestamp) {
+    pub(super) fn plan_renewal(&self, at: Timestamp) {
         let at = if self.deadline() >= self.ends_at { Timestamp::NEVER } else { at };
         self.renew_at.store(at.as_nanos(), Ordering::Release);
     }
@@ -312,13 +312,13 @@ impl Hold {
     }
 
     /// One more guard shares the hold, unless it was given back already.
-    pub(crate) fn share(&self) -> bool {
+    pub(super) fn share(&self) -> bool {
         let more = |guards: u32| if guards == 0 { None } else { guards.checked_add(1) };
         self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
-    pub(crate) fn keeps_other_options(&self, options: &Options) -> bool {
+    pub(super) fn keeps_other_options(&self, options: &Options) -> bool {
         options.lease != self.lease
             || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
     }

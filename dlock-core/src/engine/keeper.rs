@@ -91,7 +91,7 @@ impl Tasks {
 }
 
 /// Looks after one registry until its engine is gone.
-pub(crate) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Job>) {
+pub(super) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Job>) {
     registry.tasks.clone().spawn(supervise(registry, inbox));
 }
 
@@ -208,7 +208,7 @@ async fn renew_once(hold: &Hold) {
 }
 
 impl Job {
-    pub(crate) fn into_background(self) -> Self {
+    pub(super) fn into_background(self) -> Self {
         match self {
             Self::Release(hold, activity) => Self::Release(hold, activity.into_background()),
             Self::Withdraw(cleanup) => {

@@ -68,7 +68,7 @@ impl<'a> Pending<'a> {
     }
 
     /// An attempt begins. Returns what tells of its way to the wire, if anything does.
-    pub(crate) fn begin_request(&self) -> Option<RequestClock> {
+    pub(super) fn begin_request(&self) -> Option<RequestClock> {
         let written = self.written.clone();
         written.inspect(RequestClock::begin)
     }

@@ -48,7 +48,7 @@ struct Holds {
 
 /// Where a hold stands in the registry; changed only while the registry is locked.
 #[derive(Debug, Default)]
-pub(crate) struct Listing {
+pub(super) struct Listing {
     /// Zero when it is not listed.
     number: AtomicU64,
     due: AtomicU64,
@@ -139,7 +139,7 @@ impl HoldRegistry {
     }
 
     /// Has the keeper look at this time. Wakes it only when it would come too late by itself.
-    pub(crate) fn look_by(&self, at: Timestamp) {
+    pub(super) fn look_by(&self, at: Timestamp) {
         if self.next_look.fetch_min(at.as_nanos(), Ordering::AcqRel) > at.as_nanos() {
             self.telemetry.keeper_woken();
             self.wake.notify_one();
@@ -147,7 +147,7 @@ impl HoldRegistry {
     }
 
     /// Has the keeper look at the hold when it is due, which may be earlier than it was.
-    pub(crate) fn replan(&self, hold: &Hold) {
+    pub(super) fn replan(&self, hold: &Hold) {
         let at = hold.due_at();
         let is_earlier = {
             let mut holds = self.holds();
@@ -165,7 +165,7 @@ impl HoldRegistry {
     }
 
     /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
-    pub(crate) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
+    pub(super) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
         let listed = {
             let mut holds = self.holds();
             let Some(place) = hold.listing.place() else { return };
@@ -181,7 +181,7 @@ impl HoldRegistry {
     }
 
     /// A hold was lost: its key is not held here by it any more.
-    pub(crate) fn note_lost(&self, hold: &Hold) {
+    pub(super) fn note_lost(&self, hold: &Hold) {
         if hold.listing.counted.load(Ordering::SeqCst) {
             self.holds().count_out(hold);
         }
@@ -262,7 +262,7 @@ impl HoldRegistry {
     }
 
     /// Refuses acquires, and loses what is held: nobody is left to renew it.
-    pub(crate) fn keeper_is_dead(&self) {
+    pub(super) fn keeper_is_dead(&self) {
         self.dead.store(true, Ordering::SeqCst);
         self.close();
         let held = self.held();

@@ -289,7 +289,7 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
 }
 
 /// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there.
-pub(crate) fn holds_any(registry: &HoldRegistry) -> bool {
+pub(super) fn holds_any(registry: &HoldRegistry) -> bool {
     let listed = |hold: &Arc<Hold>| std::ptr::eq(Arc::as_ptr(&hold.engine.registry), registry).then_some(());
     SCOPE.try_with(|scope| scope.find(listed)).is_ok_and(|found| found.is_some())
 }
@@ -366,7 +366,7 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
 
 /// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits it
 /// is there.
-pub(crate) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
+pub(super) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
     match current() {
         Some(scope) => Either::Left(scope.enter(future)),
         None => Either::Right(future),

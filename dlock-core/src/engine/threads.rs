@@ -87,12 +87,12 @@ impl Threads {
 }
 
 /// The runtime that drives the connections of backends.
-pub(crate) fn of_connections() -> Result<&'static Handle, Failure> {
+pub(super) fn of_connections() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.connections.runtime())
 }
 
 /// A thread for a keeper: one that no other has, if there is one or can be one more.
-pub(crate) fn of_keeper() -> Result<Arc<Thread>, Failure> {
+pub(super) fn of_keeper() -> Result<Arc<Thread>, Failure> {
     let threads = Threads::of_this_process()?;
     let mut keepers = threads.keepers.lock().unwrap_or_else(PoisonError::into_inner);
     // Each keeper holds its thread, and this list holds all.

@@ -297,7 +297,7 @@ impl Ticket<'_> {
     }
 
     /// The answer was that somebody has it: to be asked for after this pause at the latest.
-    pub(crate) fn poll_after(&self, pause: Duration) {
+    pub(super) fn poll_after(&self, pause: Duration) {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
@@ -307,7 +307,7 @@ impl Ticket<'_> {
     }
 
     /// Leaves the line with the lock. The next one waits for its release, and asks by itself after a while.
-    pub(crate) fn win(mut self, pause: Duration) {
+    pub(super) fn win(mut self, pause: Duration) {
         let polls = self.queue.polls.clone();
         self.as_first(|line| {
             line.polls = polls;

@@ -167,14 +167,14 @@ impl Batch {
         self.wait.or_else(|| waits.min_by_key(Wait::limit)).unwrap_or(Wait::No)
     }
 
-    pub(crate) fn on_lost(&self) -> OnLost {
+    pub(super) fn on_lost(&self) -> OnLost {
         match self.locks.iter().all(|lock| lock.options().on_lost == OnLost::Continue) {
             true => OnLost::Continue,
             false => OnLost::Abort,
         }
     }
 
-    pub(crate) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
+    pub(super) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
         let started = Instant::now();
         let wait = self.wait();
         let wanted = self.wanted(wait)?;

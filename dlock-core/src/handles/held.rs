@@ -110,7 +110,7 @@ impl Held {
     }
 
     /// One that is lost, if any is.
-    pub(crate) fn find_lost(&self) -> Option<&Arc<Hold>> {
+    pub(super) fn find_lost(&self) -> Option<&Arc<Hold>> {
         self.holds().iter().find(|hold| hold.condition() == Condition::Lost)
     }
 

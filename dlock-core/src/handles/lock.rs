@@ -51,7 +51,7 @@ impl Lock {
     option_setters!();
 
     /// Stops waiting for a busy lock after so long, though the rest of the wait is there for the answers of requests.
-    pub(crate) const fn with_patience(mut self, patience: Duration) -> Self {
+    pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
         self.options.patience = Some(patience);
         self
     }
@@ -120,7 +120,7 @@ impl Lock {
 
     /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
     /// its own.
-    pub(crate) async fn acquire_unnoted(&self) -> Result<Guard> {
+    pub(super) async fn acquire_unnoted(&self) -> Result<Guard> {
         let key = self.checked(&self.options)?;
         if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
             self.engine.telemetry.reentered(self.site);
@@ -147,7 +147,7 @@ impl Lock {
     }
 
     /// A lock with the same options and a key made of this one's.
-    pub(crate) fn renamed(&self, key: impl FnOnce(&str) -> String) -> Self {
+    pub(super) fn renamed(&self, key: impl FnOnce(&str) -> String) -> Self {
         let rename = |old: &Key| Key::new(key(old.as_str())).map_err(|failure| failure.message().into());
         Self { key: self.key.as_ref().map_err(Arc::clone).and_then(rename), ..self.clone() }
     }

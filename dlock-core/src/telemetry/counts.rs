@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How often one thing happened.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     pub(super) fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -19,14 +19,14 @@ impl Count {
 /// The counts of one `Locks`; [`Stats`] has what they mean.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) keeper_looks: Count,
-    pub(super) keeper_wakes: Count,
-    pub(super) renewals: Count,
-    pub(super) failed_renewals: Count,
-    pub(super) lost: Count,
-    pub(super) failed_withdrawals: Count,
-    pub(super) abandoned: Count,
-    pub(super) rechecks: Count,
+    pub(super) keeper_looks: Counter,
+    pub(super) keeper_wakes: Counter,
+    pub(super) renewals: Counter,
+    pub(super) failed_renewals: Counter,
+    pub(super) lost: Counter,
+    pub(super) failed_withdrawals: Counter,
+    pub(super) abandoned: Counter,
+    pub(super) rechecks: Counter,
 }
 
 impl Counts {

@@ -49,7 +49,7 @@ pub(super) struct Metrics {
 
 impl Metrics {
     /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote.
-    pub(crate) fn new(backend: &'static str, votes: bool, meter: Option<Meter>) -> Self {
+    pub(super) fn new(backend: &'static str, votes: bool, meter: Option<Meter>) -> Self {
         let meter = meter.unwrap_or_else(|| {
             let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
             global::meter_with_scope(scope.build())
@@ -124,7 +124,7 @@ impl Metrics {
     }
 
     /// An acquire is over; `failed` tells why it gave no lock.
-    pub(crate) fn acquire_ended(
+    pub(super) fn acquire_ended(
         &self,
         site: Site,
         failed: Option<ErrorKind>,
@@ -142,7 +142,7 @@ impl Metrics {
     }
 
     /// The caller went away.
-    pub(crate) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
+    pub(super) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
         self.record_acquire(&self.labels(site).with("cancelled", None), waited, attempts);
     }
 
@@ -152,34 +152,34 @@ impl Metrics {
     }
 
     /// An acquire begins to wait for somebody else.
-    pub(crate) fn wait_begins(&self, site: Site) {
+    pub(super) fn wait_begins(&self, site: Site) {
         tell(|| self.waiters.add(1, &self.labels(site).plain));
     }
 
-    pub(crate) fn wait_ends(&self, site: Site) {
+    pub(super) fn wait_ends(&self, site: Site) {
         tell(|| self.waiters.add(-1, &self.labels(site).plain));
     }
 
-    pub(crate) fn hold_begins(&self, site: Site) {
+    pub(super) fn hold_begins(&self, site: Site) {
         tell(|| self.held.add(1, &self.labels(site).plain));
     }
 
-    pub(crate) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
+    pub(super) fn hold_ends(&self, site: Site, lost: bool, held: Duration) {
         let labels = self.labels(site);
         tell(|| self.held.add(-1, &labels.plain));
         tell(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
     }
 
-    pub(crate) fn requeued(&self, site: Site) {
+    pub(super) fn requeued(&self, site: Site) {
         tell(|| self.requeues.add(1, &self.labels(site).plain));
     }
 
-    pub(crate) fn rechecked(&self, site: Site, outcome: &'static str) {
+    pub(super) fn rechecked(&self, site: Site, outcome: &'static str) {
         tell(|| self.rechecks.add(1, &self.labels(site).with(outcome, None)));
     }
 
     /// A renewal was confirmed, found the lock gone, or failed.
-    pub(crate) fn renewal(
+    pub(super) fn renewal(
         &self,
         site: Site,
         outcome: &'static str,
@@ -189,39 +189,39 @@ impl Metrics {
         tell(|| self.renew.record(took().as_secs_f64(), &self.labels(site).with(outcome, error)));
     }
 
-    pub(crate) fn lost(&self, site: Site, cause: Loss) {
+    pub(super) fn lost(&self, site: Site, cause: Loss) {
         let cause = KeyValue::new("dlock.cause", cause.as_str());
         tell(|| self.lost.add(1, &self.labels(site).and([cause])));
     }
 
-    pub(crate) fn release_failed(&self, site: Site, error: ErrorKind) {
+    pub(super) fn release_failed(&self, site: Site, error: ErrorKind) {
         let error = KeyValue::new("error.type", error.as_str());
         tell(|| self.release_failures.add(1, &self.labels(site).and([error])));
     }
 
-    pub(crate) fn abandoned(&self, site: Site) {
+    pub(super) fn abandoned(&self, site: Site) {
         tell(|| self.abandoned.add(1, &self.labels(site).plain));
     }
 
-    pub(crate) fn reentered(&self, site: Site) {
+    pub(super) fn reentered(&self, site: Site) {
         tell(|| self.reentries.add(1, &self.labels(site).plain));
     }
 
     /// A batch of so many locks was taken.
-    pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
+    pub(super) fn batch_taken(&self, site: Site, locks: usize) {
         tell(|| self.batch.record(locks as u64, &self.labels(site).plain));
     }
 
-    pub(crate) fn segment_moved(&self, site: Site) {
+    pub(super) fn segment_moved(&self, site: Site) {
         tell(|| self.segment_moves.add(1, &self.labels(site).plain));
     }
 
     /// For the claims of these locks.
-    pub(crate) fn votes(&self) -> Votes {
+    pub(super) fn votes(&self) -> Votes {
         self.votes.clone()
     }
 
-    pub(crate) fn keeper_lagged(&self, by: Duration) {
+    pub(super) fn keeper_lagged(&self, by: Duration) {
         tell(|| self.lag.record(by.as_secs_f64(), &self.labels(Site::default()).plain));
     }
 

@@ -205,8 +205,8 @@ impl Telemetry {
         self.counts.failed_renewals.add();
         self.metrics.renewal(site, "failed", Some(kind), took);
         spans::failed(kind);
-        let line = self.renewals.failed(site.template, kind.as_str(), Instant::now());
-        spans::renewal_failed(self, site, failure, left, line);
+        let report = self.renewals.failed(site.template, kind.as_str(), Instant::now());
+        spans::renewal_failed(self, site, failure, left, report);
     }
 
     /// The connection that keeps a lock is gone, so that it cannot be relied on for now.
@@ -227,8 +227,8 @@ impl Telemetry {
         self.counts.lost.add();
         wake();
         self.metrics.lost(lock.site, loss);
-        let line = self.losses.failed(lock.site.template, loss.as_str(), Instant::now());
-        spans::lost(self, lock, cause, held, line);
+        let report = self.losses.failed(lock.site.template, loss.as_str(), Instant::now());
+        spans::lost(self, lock, cause, held, report);
     }
 
     /// Somebody asks the holder to release the lock.
@@ -282,8 +282,8 @@ impl Telemetry {
         self.counts.abandoned.add();
         self.metrics.abandoned(site);
         spans::failed(kind);
-        let line = self.cleanups.failed(site.template, kind.as_str(), Instant::now());
-        spans::cleanup_given_up(self, lock, failure, line);
+        let report = self.cleanups.failed(site.template, kind.as_str(), Instant::now());
+        spans::cleanup_given_up(self, lock, failure, report);
     }
 
     /// The keeper looks through what is held.

@@ -13,18 +13,18 @@ pub(crate) enum Meter {}
 pub(super) struct Metrics;
 
 impl Metrics {
-    pub(crate) const fn new(_: &'static str, _: bool, _: Option<Meter>) -> Self {
+    pub(super) const fn new(_: &'static str, _: bool, _: Option<Meter>) -> Self {
         Self
     }
-    pub(crate) fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: impl FnOnce() -> Duration, _: u32) {}
-    pub(crate) const fn acquire_cancelled(&self, _: Site, _: Duration, _: u32) {}
-    pub(crate) const fn wait_begins(&self, _: Site) {}
-    pub(crate) const fn wait_ends(&self, _: Site) {}
-    pub(crate) const fn hold_begins(&self, _: Site) {}
-    pub(crate) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
-    pub(crate) const fn requeued(&self, _: Site) {}
-    pub(crate) const fn rechecked(&self, _: Site, _: &'static str) {}
-    pub(crate) fn renewal(
+    pub(super) fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: impl FnOnce() -> Duration, _: u32) {}
+    pub(super) const fn acquire_cancelled(&self, _: Site, _: Duration, _: u32) {}
+    pub(super) const fn wait_begins(&self, _: Site) {}
+    pub(super) const fn wait_ends(&self, _: Site) {}
+    pub(super) const fn hold_begins(&self, _: Site) {}
+    pub(super) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
+    pub(super) const fn requeued(&self, _: Site) {}
+    pub(super) const fn rechecked(&self, _: Site, _: &'static str) {}
+    pub(super) fn renewal(
         &self,
         _: Site,
         _: &'static str,
@@ -32,16 +32,16 @@ impl Metrics {
         _: impl FnOnce() -> Duration,
     ) {
     }
-    pub(crate) const fn lost(&self, _: Site, _: Loss) {}
-    pub(crate) const fn release_failed(&self, _: Site, _: ErrorKind) {}
-    pub(crate) const fn abandoned(&self, _: Site) {}
-    pub(crate) const fn reentered(&self, _: Site) {}
-    pub(crate) const fn batch_taken(&self, _: Site, _: usize) {}
-    pub(crate) const fn segment_moved(&self, _: Site) {}
-    pub(crate) const fn votes(&self) -> Votes {
+    pub(super) const fn lost(&self, _: Site, _: Loss) {}
+    pub(super) const fn release_failed(&self, _: Site, _: ErrorKind) {}
+    pub(super) const fn abandoned(&self, _: Site) {}
+    pub(super) const fn reentered(&self, _: Site) {}
+    pub(super) const fn batch_taken(&self, _: Site, _: usize) {}
+    pub(super) const fn segment_moved(&self, _: Site) {}
+    pub(super) const fn votes(&self) -> Votes {
         Votes {}
     }
-    pub(crate) const fn keeper_lagged(&self, _: Duration) {}
+    pub(super) const fn keeper_lagged(&self, _: Duration) {}
 }
 
 #[derive(Clone, Debug, Default)]
@@ -68,7 +68,7 @@ impl Trace {
         Self {}
     }
 
-    pub(crate) const fn is_same_span(&self, _: &Self) -> bool {
+    pub(super) const fn is_same_span(&self, _: &Self) -> bool {
         true
     }
 
@@ -76,19 +76,19 @@ impl Trace {
         None
     }
 
-    pub(crate) const fn link(&self) {}
+    pub(super) const fn link(&self) {}
 
-    pub(crate) const fn adopt(&self, _: &Span) {}
+    pub(super) const fn adopt(&self, _: &Span) {}
 }
 
 #[derive(Default)]
 pub(super) struct Holders {}
 
 impl Holders {
-    pub(crate) const fn begins(&self, _: &Key, _: &Trace) {}
-    pub(crate) const fn ends(&self, _: &Key, _: &Trace, _: &dyn Waiters) {}
-    pub(crate) const fn waiter_left(&self, _: &Key, _: &dyn Waiters) {}
-    pub(crate) const fn of(&self, _: &Key) -> Trace {
+    pub(super) const fn begins(&self, _: &Key, _: &Trace) {}
+    pub(super) const fn ends(&self, _: &Key, _: &Trace, _: &dyn Waiters) {}
+    pub(super) const fn waiter_left(&self, _: &Key, _: &dyn Waiters) {}
+    pub(super) const fn of(&self, _: &Key) -> Trace {
         Trace {}
     }
 }

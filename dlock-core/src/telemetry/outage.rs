@@ -17,7 +17,7 @@ const KINDS: usize = 20;
 
 /// The failures of one sort of request of one `Locks`.
 #[derive(Debug, Default)]
-pub(crate) struct Outage {
+pub(super) struct Outage {
     lasts: AtomicBool,
     state: Mutex<State>,
 }
@@ -34,7 +34,7 @@ struct State {
 
 /// What to say of a failure.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(super) enum Report {
     /// All about it: it is the first.
     First,
     /// How many there were since the last line, by template and kind.
@@ -44,9 +44,9 @@ pub(crate) enum Line {
 
 /// What to say when it is over.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Over {
-    pub(crate) lasted: Duration,
-    pub(crate) failures: u64,
+pub(super) struct Over {
+    pub(super) lasted: Duration,
+    pub(super) failures: u64,
 }
 
 impl Outage {
@@ -55,7 +55,7 @@ impl Outage {
     }
 
     /// Counts a failure, and says what to tell of it.
-    pub(crate) fn failed(&self, template: Option<&'static str>, kind: &'static str, now: Instant) -> Line {
+    pub(super) fn failed(&self, template: Option<&'static str>, kind: &'static str, now: Instant) -> Report {
         let mut state = self.state();
         if state.last_failure.is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
             *state = State::default();
@@ -65,11 +65,11 @@ impl Outage {
         state.last_failure = Some(now);
         if state.began.is_none() {
             (state.began, state.last_line) = (Some(now), Some(now));
-            return Line::First;
+            return Report::First;
         }
         *state.untold.entry((template.unwrap_or("no template"), kind)).or_default() += 1;
         if state.last_line.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
-            return Line::Nothing;
+            return Report::Nothing;
         }
         state.last_line = Some(now);
         let untold = std::mem::take(&mut state.untold);
@@ -82,11 +82,11 @@ impl Outage {
         if rest > 0 {
             let _ = write!(text, ", and {rest} more");
         }
-        Line::Counts(text)
+        Report::Counts(text)
     }
 
     /// Notes a success; says what to tell when it ends an outage. Costs next to nothing when there is none.
-    pub(crate) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Over> {
+    pub(super) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Over> {
         if !self.lasts.load(Ordering::Acquire) {
             return None;
         }
@@ -111,24 +111,27 @@ mod tests {
         let (outage, start) = (Outage::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
         assert_eq!(outage.succeeded(|| start), None);
-        assert_eq!(outage.failed(Some("room_<id>"), "unavailable", start), Line::First);
+        assert_eq!(outage.failed(Some("room_<id>"), "unavailable", start), Report::First);
         let mut lines = Vec::new();
         for n in 1..=25_000 {
             let template = if n % 5 == 0 { None } else { Some("room_<id>") };
             match outage.failed(template, "unavailable", at(n)) {
-                Line::Nothing => {}
+                Report::Nothing => {}
                 line => lines.push(line),
             }
             assert_eq!(outage.succeeded(|| at(n)), None);
         }
         let counts = "no template unavailable: 2000, room_<id> unavailable: 8000";
-        assert_eq!(lines, [Line::Counts(counts.into()), Line::Counts(counts.into())]);
+        assert_eq!(lines, [Report::Counts(counts.into()), Report::Counts(counts.into())]);
         let over = outage.succeeded(|| at(26_000)).unwrap();
         assert_eq!(over, Over { lasted: Duration::from_secs(26), failures: 25_001 });
         assert_eq!(outage.succeeded(|| at(27_000)), None);
-        assert_eq!(outage.failed(None, "unknown", at(28_000)), Line::First);
-        assert_eq!(outage.failed(None, "unknown", at(57_000)), Line::Counts("no template unknown: 1".into()));
-        assert_eq!(outage.failed(None, "unknown", at(88_000)), Line::First);
+        assert_eq!(outage.failed(None, "unknown", at(28_000)), Report::First);
+        assert_eq!(
+            outage.failed(None, "unknown", at(57_000)),
+            Report::Counts("no template unknown: 1".into())
+        );
+        assert_eq!(outage.failed(None, "unknown", at(88_000)), Report::First);
     }
 
     #[test]
@@ -138,7 +141,7 @@ mod tests {
             let template: &'static str = Box::leak(format!("t{n:02}").into());
             outage.failed(Some(template), "unknown", start);
         }
-        let Line::Counts(text) = outage.failed(None, "unknown", start + EVERY) else { panic!() };
+        let Report::Counts(text) = outage.failed(None, "unknown", start + EVERY) else { panic!() };
         assert!(text.ends_with("and 80 more") && text.len() < 1_000, "{text}");
     }
 }

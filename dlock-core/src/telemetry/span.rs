@@ -15,7 +15,7 @@ pub(crate) struct Span(Option<tracing::Span>);
 
 impl Span {
     /// A span that `make` makes.
-    pub(crate) fn new(make: impl FnOnce() -> tracing::Span) -> Self {
+    pub(super) fn new(make: impl FnOnce() -> tracing::Span) -> Self {
         Self(guard(|| Some(make()).filter(|span| !span.is_disabled())).unwrap_or_default())
     }
 
@@ -24,19 +24,19 @@ impl Span {
     }
 
     /// The span that the calling code is in.
-    pub(crate) fn current() -> Self {
+    pub(super) fn current() -> Self {
         Self::new(tracing::Span::current)
     }
 
     /// Notes something in it; `note` is not called when nobody listens.
-    pub(crate) fn note(&self, note: impl FnOnce(&tracing::Span)) {
+    pub(super) fn note(&self, note: impl FnOnce(&tracing::Span)) {
         if let Some(span) = &self.0 {
             let _ = guard(|| note(span));
         }
     }
 
     /// Runs `code` inside. Its own panics go on.
-    pub(crate) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
+    pub(super) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
         let Some(span) = &self.0 else { return code() };
         let entered = guard(|| span.enter());
         let result = catch_unwind(AssertUnwindSafe(code));

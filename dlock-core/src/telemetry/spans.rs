@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tracing::field::Empty;
 use tracing::{debug, debug_span, error, info, info_span, warn};
 
-use super::outage::{Line, Over};
+use super::outage::{Over, Report};
 use super::{Site, Span, Subject, Telemetry};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
@@ -154,16 +154,16 @@ pub(super) fn renewal_failed(
     site: Site,
     failure: &Failure,
     left: impl Fn() -> Duration,
-    line: Line,
+    report: Report,
 ) {
     let (backend, template) = (to.backend, site.template);
-    match line {
-        Line::First => tell(|| {
+    match report {
+        Report::First => tell(|| {
             let what = "a renewal failed and is tried again";
             warn!(target: "dlock", backend, template, %failure, left = ?left(), "{what}");
         }),
-        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
-        Line::Nothing => {}
+        Report::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
+        Report::Nothing => {}
     }
 }
 
@@ -182,15 +182,21 @@ pub(super) fn release_requested(to: &Telemetry, lock: Subject<'_>) {
     });
 }
 
-pub(super) fn lost(to: &Telemetry, lock: Subject<'_>, cause: &str, held: impl Fn() -> Duration, line: Line) {
+pub(super) fn lost(
+    to: &Telemetry,
+    lock: Subject<'_>,
+    cause: &str,
+    held: impl Fn() -> Duration,
+    report: Report,
+) {
     let (backend, template) = (to.backend, lock.site.template);
-    match line {
-        Line::First => tell(|| {
+    match report {
+        Report::First => tell(|| {
             let what = "a lock was lost";
             warn!(target: "dlock", backend, key = shown(to, lock.key), template, held = ?held(), %cause, "{what}");
         }),
-        Line::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
-        Line::Nothing => {}
+        Report::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
+        Report::Nothing => {}
     }
 }
 
@@ -251,17 +257,17 @@ pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fai
     });
 }
 
-pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, line: Line) {
+pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, report: Report) {
     let backend = to.backend;
-    match line {
-        Line::First => tell(|| {
+    match report {
+        Report::First => tell(|| {
             let what = "a release was given up; the lease ends the lock";
             warn!(target: "dlock", backend, key = shown(to, lock.key), %failure, "{what}");
         }),
-        Line::Counts(counts) => {
+        Report::Counts(counts) => {
             tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
         }
-        Line::Nothing => {}
+        Report::Nothing => {}
     }
 }
 

@@ -41,7 +41,7 @@ impl Trace {
     }
 
     /// The remote and the local view of a span differ in everything else.
-    pub(crate) fn is_same_span(&self, other: &Self) -> bool {
+    pub(super) fn is_same_span(&self, other: &Self) -> bool {
         let span = |trace: &Self| trace.0.as_ref().map(|context| (context.trace_id(), context.span_id()));
         span(self) == span(other)
     }
@@ -54,14 +54,14 @@ impl Trace {
     }
 
     /// Links the span we are in to this one.
-    pub(crate) fn link(&self) {
+    pub(super) fn link(&self) {
         if let Some(context) = &self.0 {
             Span::current().note(|span| span.add_link(SpanContext::clone(context)));
         }
     }
 
     /// Makes `span`, which must be new, a child of this one.
-    pub(crate) fn adopt(&self, span: &Span) {
+    pub(super) fn adopt(&self, span: &Span) {
         if let Some(context) = &self.0 {
             // Fails only where the span is not recorded by OpenTelemetry.
             span.note(|span| {
@@ -111,14 +111,14 @@ impl Holders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begins(&self, key: &Key, trace: &Trace) {
+    pub(super) fn begins(&self, key: &Key, trace: &Trace) {
         if trace.is_some() {
             self.traces().insert(key.clone(), Holder { trace: trace.clone(), gone: false });
         }
     }
 
     /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
-    pub(crate) fn ends(&self, key: &Key, trace: &Trace, waiters: &dyn Waiters) {
+    pub(super) fn ends(&self, key: &Key, trace: &Trace, waiters: &dyn Waiters) {
         if trace.is_some() {
             let mut traces = self.traces();
             // A lock that was lost may have a new holder by now.
@@ -130,11 +130,11 @@ impl Holders {
     }
 
     /// One who waited for `key` waits no longer.
-    pub(crate) fn waiter_left(&self, key: &Key, waiters: &dyn Waiters) {
+    pub(super) fn waiter_left(&self, key: &Key, waiters: &dyn Waiters) {
         forget(&mut self.traces(), key, waiters);
     }
 
-    pub(crate) fn of(&self, key: &Key) -> Trace {
+    pub(super) fn of(&self, key: &Key) -> Trace {
         self.traces().get(key).map(|holder| holder.trace.clone()).unwrap_or_default()
     }
 }

@@ -1,0 +1,137 @@
+//! What the steps of a backend answer.
+
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::fence::Fence;
+use crate::holder::Holder;
+
+/// The answer to one attempt.
+#[derive(Debug)]
+#[must_use]
+pub enum Attempt {
+    /// The lock is ours.
+    Granted(Grant),
+    /// Somebody else has it.
+    Busy(Busy),
+}
+
+/// The answer to one attempt for several locks at once.
+#[derive(Debug)]
+#[must_use]
+pub enum BatchAttempt {
+    /// All of them are ours: a grant for each claim, in their order.
+    Granted(Vec<Grant>),
+    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose
+    /// outcome was not known may have.
+    Busy {
+        /// Which of the claims.
+        place: usize,
+        /// What is known of its holder.
+        busy: Busy,
+    },
+    /// These locks cannot be taken in one step. Nothing was tried: they are to be taken one by one.
+    Separately,
+}
+
+/// A lock that was given to us.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Grant {
+    /// The fencing token, where the backend has them.
+    pub fence: Option<Fence>,
+    /// How long it is ours.
+    pub term: Term,
+    /// From when its term counts, where that is earlier than the call of the attempt that was granted.
+    pub proven_at: Option<Timestamp>,
+}
+
+impl Grant {
+    /// Creates a grant of this term without a fence.
+    #[must_use]
+    pub const fn new(term: Term) -> Self {
+        Self { fence: None, term, proven_at: None }
+    }
+
+    /// Adds the fence.
+    #[must_use]
+    pub const fn with_fence(mut self, fence: Fence) -> Self {
+        self.fence = Some(fence);
+        self
+    }
+
+    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its
+    /// turn need not ask the servers once more.
+    #[must_use]
+    pub const fn proven_at(mut self, proof: Timestamp) -> Self {
+        self.proven_at = Some(proof);
+        self
+    }
+}
+
+/// How long a grant lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// For this long from the send of the attempt, and again from each renewal.
+    Lease(Duration),
+    /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after
+    /// the last proof of life ([`Signal::trust`](crate::backend::Signal::trust)); without one, only
+    /// [`Signal::lost`](crate::backend::Signal::lost) ends it.
+    Session(Option<Duration>),
+}
+
+/// Somebody else holds the lock.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Busy {
+    /// After how long the holder's lease ends if it is not renewed.
+    pub retry_after: Option<Duration>,
+    /// Who it is, where the answer tells.
+    pub holder: Option<Box<Holder>>,
+    /// Whether a place in the backend's queue was lost since the last attempt, and is taken anew.
+    pub requeued: bool,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Renewed {
+    /// The lease runs for its full length again, counted from the send of the request.
+    Extended,
+    /// The lock no longer carries our token.
+    Gone,
+}
+
+/// The answer to a withdrawal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
+pub struct Withdrawal {
+    /// Whether something of ours was there and is gone now.
+    pub removed: bool,
+    /// Whether the server certainly has nothing of this claim from now on. When not, a request that was sent before may
+    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
+    /// passed.
+    pub settled: bool,
+    /// Whether somebody else waits for the lock, where the answer tells.
+    pub contended: Option<bool>,
+}
+
+impl Withdrawal {
+    /// Something of ours was there and is gone now.
+    pub const REMOVED: Self = Self { removed: true, settled: true, contended: None };
+    /// Nothing of ours was there.
+    pub const ABSENT: Self = Self { removed: false, settled: true, contended: None };
+
+    /// Says that a request that was sent before may still take effect.
+    pub const fn unsettled(mut self) -> Self {
+        self.settled = false;
+        self
+    }
+
+    /// Says whether somebody else waits for the lock.
+    pub const fn with_contention(mut self, contended: bool) -> Self {
+        self.contended = Some(contended);
+        self
+    }
+}

@@ -1,0 +1,114 @@
+//! What a backend can do, as it says itself.
+
+use std::time::Duration;
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Every grant carries a [`Fence`](crate::Fence).
+    pub fencing: bool,
+    /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
+    /// process ask at a time, in their order.
+    pub fair: bool,
+    /// [`Claim::changed`](crate::Claim::changed) is told of releases by other processes.
+    pub notified: bool,
+    /// A session keeps the lock, instead of a lease that is renewed.
+    pub session_kept: bool,
+    /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
+    pub durable: bool,
+    /// [`Backend::holders`](crate::Backend::holders) and [`Backend::force_release`](crate::Backend::force_release)
+    /// work.
+    pub administered: bool,
+    /// [`Backend::waiters`](crate::Backend::waiters) works.
+    pub shows_waiters: bool,
+    /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
+    pub poll_from: Duration,
+    /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
+    pub poll_to: Duration,
+}
+
+impl Capabilities {
+    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least
+    /// backend has.
+    #[must_use]
+    pub const fn basic() -> Self {
+        Self {
+            fencing: false,
+            fair: false,
+            notified: false,
+            session_kept: false,
+            durable: false,
+            administered: false,
+            shows_waiters: false,
+            poll_from: Duration::from_millis(10),
+            poll_to: Duration::from_millis(250),
+        }
+    }
+
+    /// Pauses that neither spin nor last longer than a clock can tell.
+    pub(crate) fn within_bounds(mut self) -> Self {
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3_600));
+        self.poll_from = self.poll_from.clamp(least, most);
+        self.poll_to = self.poll_to.clamp(self.poll_from, most);
+        self
+    }
+
+    /// Adds fences.
+    #[must_use]
+    pub const fn with_fencing(mut self) -> Self {
+        self.fencing = true;
+        self
+    }
+
+    /// Adds a queue on the server.
+    #[must_use]
+    pub const fn with_fairness(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// Adds notifications, and a poll every `safety_net` in case one is lost.
+    #[must_use]
+    pub const fn with_notifications(mut self, safety_net: Duration) -> Self {
+        self.notified = true;
+        self.poll_to = safety_net;
+        self
+    }
+
+    /// Says that a session keeps the lock.
+    #[must_use]
+    pub const fn with_session(mut self) -> Self {
+        self.session_kept = true;
+        self
+    }
+
+    /// Says that confirmed grants are not forgotten.
+    #[must_use]
+    pub const fn with_durability(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// Says that it lists its holders and frees a lock by force.
+    #[must_use]
+    pub const fn with_administration(mut self) -> Self {
+        self.administered = true;
+        self
+    }
+
+    /// Says that it tells who waits.
+    #[must_use]
+    pub const fn with_waiters_shown(mut self) -> Self {
+        self.shows_waiters = true;
+        self
+    }
+
+    /// Sets the least and the longest pause between two polls.
+    #[must_use]
+    pub const fn with_polling(mut self, from: Duration, to: Duration) -> Self {
+        self.poll_from = from;
+        self.poll_to = to;
+        self
+    }
+}

@@ -1,0 +1,56 @@
+//! How a backend tells of a lock that it granted.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Weak};
+
+use crate::clock::Timestamp;
+
+/// A backend's line to one hold: to say that it is suspect, proven, or lost.
+///
+/// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
+#[derive(Clone, Debug)]
+pub struct Signal(Weak<dyn SignalSink>);
+
+/// Who is told of a [`Signal`]: a hold, or one vote of several that make a hold.
+pub(crate) trait SignalSink: Send + Sync {
+    fn lost(&self, cause: Cow<'static, str>);
+    fn suspect(&self);
+    fn trust(&self, proof: Timestamp);
+    fn release_requested(&self);
+}
+
+impl Signal {
+    pub(crate) fn new<W: SignalSink + 'static>(sink: &Arc<W>) -> Self {
+        let sink: Weak<W> = Arc::downgrade(sink);
+        Self(sink)
+    }
+
+    /// Reports that the lock is gone. `check` is an error from now on, for good.
+    pub fn lost(&self, cause: impl Into<Cow<'static, str>>) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.lost(cause.into());
+        }
+    }
+
+    /// Reports that the lock cannot be confirmed at the moment: `check` is an error until [`trust`](Self::trust).
+    pub fn suspect(&self) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.suspect();
+        }
+    }
+
+    /// Reports that somebody else asks the holder to release the lock, who may heed it:
+    /// [`Held::release_requested`](crate::Held::release_requested).
+    pub fn release_requested(&self) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.release_requested();
+        }
+    }
+
+    /// Reports that the lock was confirmed by a request that was sent at `proof`.
+    pub fn trust(&self, proof: Timestamp) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.trust(proof);
+        }
+    }
+}
