@@ -39,6 +39,7 @@
 //! | `otel` | no | metrics and linked traces for OpenTelemetry |
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
+//! | `redis-credentials` | no | credentials on Redis that change while connections are open |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
 //! | `zk` | no | fair locks on ZooKeeper, in one line with Curator |
 //! | `zk-tls` | no | the same over TLS |

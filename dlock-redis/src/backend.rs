@@ -12,6 +12,7 @@ use crate::claim::{self, RedisClaim};
 use crate::client::Client;
 use crate::config::{Config, RedisBuilder};
 use crate::keys;
+use crate::taken;
 
 /// Waiters are told of releases; this often they ask in case a message was lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
@@ -60,6 +61,44 @@ impl Redis {
     /// For settings that are not the defaults.
     pub fn builder(url: &str) -> RedisBuilder {
         RedisBuilder::new(url)
+    }
+
+    /// Connects to the server of a client of the `redis` crate, as that client does.
+    ///
+    /// Its address, database, user and password, TLS settings and TCP settings are taken. Connections are not: dlock opens its own,
+    /// with its own timeouts, without Nagle's algorithm, and in RESP3 where the server speaks it.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_redis::Redis;
+    ///
+    /// let client = redis::Client::open("rediss://shop@cache.example/2")?;
+    /// let redis = Redis::from_client(&client).with_prefix("shop:").connect().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn from_client(client: &redis::Client) -> RedisBuilder {
+        RedisBuilder::taken(taken::one(client))
+    }
+
+    /// Connects to a cluster: these are clients for some of its servers. The `redis` crate's `ClusterClient` shows none of its
+    /// settings, so that the nodes that it was made of are needed.
+    ///
+    /// The addresses of all are taken, and of the first what [`from_client`](Self::from_client) takes besides, for all servers
+    /// of the cluster.
+    pub fn from_cluster_nodes(nodes: &[redis::Client]) -> RedisBuilder {
+        RedisBuilder::taken(taken::cluster(nodes))
+    }
+
+    /// Connects to the master of `service` that these sentinels name.
+    ///
+    /// Of the sentinels' clients the addresses are taken, and of the first how to connect to them. `server` says how to connect
+    /// to the master, such as the client that `SentinelClient::get_client` returns; its address is not used.
+    pub fn from_sentinels(
+        sentinels: &[redis::Client],
+        service: &str,
+        server: &redis::Client,
+    ) -> RedisBuilder {
+        RedisBuilder::taken(taken::sentinels(sentinels, service, server))
     }
 
     pub(crate) fn new(config: Config) -> Result<Self, Failure> {

@@ -57,9 +57,10 @@ impl Client {
 
     /// Asks the server whether it is there, and whether this user has the rights that are needed.
     pub(crate) async fn introduce(&self) -> Result<(), Failure> {
-        self.ask(0, &self.format.introduction(By::Text)).await?;
-        self.ask(0, &self.format.introduction(By::Hash)).await?;
         let probe = self.namer.probe();
+        let key = (!self.among_data).then_some(&probe);
+        self.ask(probe.slot, &self.format.introduction(key, By::Text)).await?;
+        self.ask(probe.slot, &self.format.introduction(key, By::Hash)).await?;
         let missing = self.ask(probe.slot, &self.format.rights(&probe, self.among_data)).await?;
         let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
         if missing.is_empty() {

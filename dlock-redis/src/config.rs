@@ -7,6 +7,9 @@ use dlock_core::{Failure, Result};
 
 use crate::backend::Redis;
 use crate::keys::Counters;
+#[cfg(feature = "credentials")]
+use crate::taken::Provider;
+use crate::taken::{Like, Taken};
 use crate::url::{self, Topology};
 
 /// Settings of a [`Redis`] backend that are not the defaults.
@@ -18,20 +21,33 @@ use crate::url::{self, Topology};
 /// | replica timeout | 500 ms | how long to wait for them |
 /// | connect timeout | 1 s | how long one connection may take to open |
 /// | Redisson | where the prefix is empty | store locks as Redisson's `RLock`, under their names as they are |
+/// | hash slots | no | the server is a proxy before a cluster: the keys of each call lie in one hash slot |
 /// | Redisson fences | no | draw fences from Redisson's `redisson_lock_token:{key}`, to share locks with `RFencedLock` |
 ///
-/// Prefix, min replicas and Redisson can also stand in the URL: `redis://host/?prefix=shop:&min_replicas=1&redisson=true`.
+/// Prefix, min replicas, Redisson and hash slots can also stand in the URL:
+/// `redis://host/?prefix=shop:&min_replicas=1&redisson=true&hash_slots=true`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
 pub struct RedisBuilder {
-    url: String,
+    servers: Servers,
     prefix: Option<String>,
     min_replicas: Option<u32>,
     replica_timeout: Duration,
     connect_timeout: Duration,
     redisson: Option<bool>,
     redisson_fences: bool,
+    hash_slots: Option<bool>,
     certificates: Certificates,
+    #[cfg(feature = "credentials")]
+    provider: Option<Provider>,
+}
+
+/// Where the servers are.
+#[derive(Clone)]
+enum Servers {
+    Url(String),
+    /// Those of clients that the program has.
+    Taken(Box<Result<Taken, &'static str>>),
 }
 
 /// Checked settings.
@@ -44,8 +60,14 @@ pub(crate) struct Config {
     pub(crate) counters: Counters,
     /// Locks are stored as Redisson stores them.
     pub(crate) redisson: bool,
+    /// Each call has keys of one hash slot only.
     pub(crate) cluster: bool,
     pub(crate) certificates: Certificates,
+    /// Where the program has clients: how they connect to the servers, and to the sentinels.
+    pub(crate) like: Option<Like>,
+    pub(crate) like_of_sentinels: Option<Like>,
+    #[cfg(feature = "credentials")]
+    pub(crate) provider: Option<Provider>,
 }
 
 /// Who has to acknowledge, and for how long to wait for it.
@@ -72,15 +94,27 @@ impl fmt::Debug for Certificates {
 
 impl RedisBuilder {
     pub(crate) fn new(url: &str) -> Self {
+        Self::of(Servers::Url(url.to_owned()))
+    }
+
+    /// For the servers of clients that the program has.
+    pub(crate) fn taken(taken: Result<Taken, &'static str>) -> Self {
+        Self::of(Servers::Taken(Box::new(taken)))
+    }
+
+    fn of(servers: Servers) -> Self {
         Self {
-            url: url.to_owned(),
+            servers,
             prefix: None,
             min_replicas: None,
             replica_timeout: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(1),
             redisson: None,
             redisson_fences: false,
+            hash_slots: None,
             certificates: Certificates::default(),
+            #[cfg(feature = "credentials")]
+            provider: None,
         }
     }
 
@@ -129,6 +163,15 @@ impl RedisBuilder {
         self
     }
 
+    /// Whether the one server of the URL is a proxy before a cluster, as some managed services have: the keys of each call lie in one
+    /// hash slot then, as on a cluster, but all calls go to the proxy. Default no. A URL of a cluster needs it not.
+    ///
+    /// All clients of a lock need the same, since the counters of fences have other names with it.
+    pub const fn with_hash_slots(mut self, on: bool) -> Self {
+        self.hash_slots = Some(on);
+        self
+    }
+
     /// The root certificate, in PEM form, that signs the servers' certificates, in place of the system's ones. For
     /// `rediss://`.
     #[cfg(feature = "tls")]
@@ -145,6 +188,18 @@ impl RedisBuilder {
         key: impl Into<Vec<u8>>,
     ) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// Takes user and password from this provider, in place of those of the URL or client, for every connection that is opened;
+    /// open connections are authenticated again whenever it has new ones. Not for sentinels. For tokens that expire, as managed
+    /// services use them. Needs the feature `credentials` (`redis-credentials` of `dlock`).
+    #[cfg(feature = "credentials")]
+    pub fn with_credentials_provider(
+        mut self,
+        provider: impl redis::StreamingCredentialsProvider + 'static,
+    ) -> Self {
+        self.provider = Some(Provider::new(provider));
         self
     }
 
@@ -175,7 +230,10 @@ impl RedisBuilder {
     }
 
     fn check(self) -> Result<Config, Failure> {
-        let target = url::parse(&self.url)?;
+        let Taken { target, like, like_of_sentinels } = match self.servers {
+            Servers::Url(url) => Taken { target: url::parse(&url)?, like: None, like_of_sentinels: None },
+            Servers::Taken(taken) => taken.map_err(Failure::invalid_config)?,
+        };
         let within = |name: &str, value: Duration, most: Duration| {
             if (Duration::from_millis(1)..=most).contains(&value) {
                 return Ok(());
@@ -184,7 +242,8 @@ impl RedisBuilder {
         };
         within("the replica timeout", self.replica_timeout, Duration::from_secs(10))?;
         within("the connect timeout", self.connect_timeout, Duration::from_secs(60))?;
-        let cluster = matches!(target.topology, Topology::Cluster(_));
+        let hash_slots = self.hash_slots.or(target.hash_slots).unwrap_or(false);
+        let cluster = hash_slots || matches!(target.topology, Topology::Cluster(_));
         let count = self.min_replicas.or(target.min_replicas).unwrap_or(0);
         let prefix = self.prefix.or_else(|| target.prefix.clone()).unwrap_or_else(|| "dlock:".to_owned());
         let redisson = match self.redisson.or(target.redisson) {
@@ -208,6 +267,10 @@ impl RedisBuilder {
             cluster,
             certificates: self.certificates,
             target,
+            like,
+            like_of_sentinels,
+            #[cfg(feature = "credentials")]
+            provider: self.provider,
         })
     }
 }

@@ -17,6 +17,7 @@ mod keys;
 mod listening;
 mod request;
 mod servers;
+mod taken;
 mod url;
 
 pub use backend::Redis;

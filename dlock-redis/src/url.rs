@@ -54,6 +54,7 @@ pub(crate) struct Target {
     pub(crate) prefix: Option<String>,
     pub(crate) min_replicas: Option<u32>,
     pub(crate) redisson: Option<bool>,
+    pub(crate) hash_slots: Option<bool>,
 }
 
 impl Target {
@@ -125,6 +126,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         prefix: None,
         min_replicas: None,
         redisson: None,
+        hash_slots: None,
     };
     target.read_query(query)?;
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -188,10 +190,15 @@ impl Target {
                     self.redisson =
                         Some(yes.map_err(|_| invalid("redisson is neither true nor false".into()))?);
                 }
+                "hash_slots" => {
+                    let yes = value.parse();
+                    self.hash_slots =
+                        Some(yes.map_err(|_| invalid("hash_slots is neither true nor false".into()))?);
+                }
                 other => {
                     return Err(invalid(format!(
                         "nothing is known of the parameter {other:?}; known are db, user, pass, sentinel_user, \
-                         sentinel_pass, prefix, min_replicas and redisson"
+                         sentinel_pass, prefix, min_replicas, redisson and hash_slots"
                     )));
                 }
             }

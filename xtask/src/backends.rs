@@ -17,8 +17,17 @@ const DRIVERS: &[(&str, &[&str])] = &[
 const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
 /// Features that are no backend.
-const OTHER_FEATURES: &[&str] =
-    &["default", "macros", "mysql-tls", "otel", "postgres-tls", "redis-tls", "zk-sasl", "zk-tls"];
+const OTHER_FEATURES: &[&str] = &[
+    "default",
+    "macros",
+    "mysql-tls",
+    "otel",
+    "postgres-tls",
+    "redis-credentials",
+    "redis-tls",
+    "zk-sasl",
+    "zk-tls",
+];
 
 /// The backends that `dlock` has now.
 pub(crate) fn features() -> Result<Vec<String>> {

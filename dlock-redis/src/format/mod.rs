@@ -191,12 +191,23 @@ impl Format {
         command
     }
 
-    /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it.
-    pub(crate) fn introduction(&self, by: By) -> Cmd {
-        match self {
-            Self::Plain { cluster } => plain::call(&[], *cluster, by),
-            Self::Redisson { client, cluster } => redisson::call(&[], client, *cluster, by),
+    /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some proxies
+    /// refuse a script without a key.
+    pub(crate) fn introduction(&self, probe: Option<&Names>, by: By) -> Cmd {
+        let script = match self {
+            Self::Plain { .. } => &plain::SCRIPT,
+            Self::Redisson { .. } => &redisson::SCRIPT,
+        };
+        let mut cmd = script.call(by, usize::from(probe.is_some()), 6);
+        if let Some(probe) = probe {
+            cmd.arg(&*probe.lock);
         }
+        // No acquires.
+        match self {
+            Self::Plain { .. } => cmd.arg(0).arg(0),
+            Self::Redisson { .. } => cmd.arg(0),
+        };
+        cmd
     }
 
     /// Makes the call that tries the rights of the user. Its reply lists the commands that are missing.

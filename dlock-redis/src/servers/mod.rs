@@ -41,13 +41,14 @@ pub(crate) enum Servers {
 impl Servers {
     pub(crate) fn new(config: &Config, format: Format) -> Self {
         let opener = Opener::to_servers(config);
-        let together = !matches!(config.target.topology, Topology::Cluster(_));
+        let together = !config.cluster;
         let options = WireOptions { format, together, replicas: config.replicas };
         let one = |at| Self::One(Arc::new(Node::new(at, opener.clone(), options.clone())));
         match config.target.topology.clone() {
             Topology::Single(endpoint) => one(Address::Fixed(endpoint)),
             Topology::Sentinel { sentinels, service } => {
-                one(Address::Sentinels(Sentinels::new(sentinels, service, Opener::to_sentinels(config))))
+                let sentinels = Sentinels::new(sentinels, service, Opener::to_sentinels(config));
+                one(Address::Sentinels(Box::new(sentinels)))
             }
             Topology::Cluster(seeds) => Self::Cluster(Box::new(Cluster::new(seeds, opener, options))),
         }

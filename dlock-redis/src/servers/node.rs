@@ -35,7 +35,7 @@ struct Target {
 pub(crate) enum Address {
     Fixed(Endpoint),
     /// Wherever the sentinels say that the master is.
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
 }
 
 impl Node {

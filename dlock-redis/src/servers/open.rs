@@ -17,6 +17,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::config::{Certificates, Config};
 use crate::error::{lacks_hello, not_opened};
 use crate::listening::Line;
+use crate::taken::Like;
+#[cfg(feature = "credentials")]
+use crate::taken::Provider;
 use crate::url::{Credentials, Endpoint};
 
 /// How connections are opened.
@@ -26,6 +29,9 @@ pub(crate) struct Opener {
     db: i64,
     timeout: Duration,
     certificates: Certificates,
+    like: Option<Like>,
+    #[cfg(feature = "credentials")]
+    provider: Option<Provider>,
     /// The servers, or what stands before them, refused RESP3.
     resp2: Arc<AtomicBool>,
 }
@@ -46,13 +52,23 @@ impl Opener {
             db: config.target.db,
             timeout: config.connect_timeout,
             certificates: config.certificates.clone(),
+            like: config.like.clone(),
+            #[cfg(feature = "credentials")]
+            provider: config.provider.clone(),
             resp2: Arc::default(),
         }
     }
 
     /// To the sentinels, which have credentials of their own and no databases.
     pub(crate) fn to_sentinels(config: &Config) -> Self {
-        Self { credentials: config.target.sentinel_credentials.clone(), db: 0, ..Self::to_servers(config) }
+        Self {
+            credentials: config.target.sentinel_credentials.clone(),
+            db: 0,
+            like: config.like_of_sentinels.clone(),
+            #[cfg(feature = "credentials")]
+            provider: None,
+            ..Self::to_servers(config)
+        }
     }
 
     pub(crate) const fn timeout(&self) -> Duration {
@@ -71,7 +87,7 @@ impl Opener {
             None
         } else {
             let flag = Arc::clone(&ended);
-            let config = config().set_push_sender(move |push: PushInfo| {
+            let config = self.config().set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     flag.store(true, Ordering::Release);
                 }
@@ -84,7 +100,7 @@ impl Opener {
                 Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
             }
         };
-        match self.connect(endpoint, ProtocolVersion::RESP2, &config()).await? {
+        match self.connect(endpoint, ProtocolVersion::RESP2, &self.config()).await? {
             Ok(connection) => {
                 if refused.is_some() && !self.resp2.swap(true, Ordering::Relaxed) {
                     tracing::debug!(%endpoint, "the server refused RESP3, and is spoken to in RESP2");
@@ -109,6 +125,8 @@ impl Opener {
         }
         let opening = async {
             let client = self.client(endpoint, ProtocolVersion::RESP2)?;
+            #[cfg(feature = "credentials")]
+            let client = self.provided(client).await?;
             client.get_async_pubsub().await
         };
         let (sink, messages) = match self.in_time(endpoint, opening).await? {
@@ -116,6 +134,16 @@ impl Opener {
             Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
         };
         Ok((Line::Resp2(sink), Some(messages)))
+    }
+
+    /// The client with the credentials of this moment, for a connection that does not ask the provider itself.
+    #[cfg(feature = "credentials")]
+    async fn provided(&self, client: Client) -> RedisResult<Client> {
+        let Some(provider) = &self.provider else { return Ok(client) };
+        let now = provider.now().await?;
+        let info = client.get_connection_info().clone();
+        let redis = info.redis_settings().clone().set_username(now.username()).set_password(now.password());
+        Client::open(info.set_redis_settings(redis))
     }
 
     async fn connect(
@@ -136,7 +164,25 @@ impl Opener {
         tokio::time::timeout(self.timeout, opening).await.map_err(late)
     }
 
+    fn config(&self) -> AsyncConnectionConfig {
+        let config = AsyncConnectionConfig::new()
+            // Every request has a limit of its own, set by the engine, and what comes too late is not lost.
+            .set_response_timeout(None)
+            .set_connection_timeout(None)
+            .set_pipeline_buffer_size(256);
+        #[cfg(feature = "credentials")]
+        if let Some(provider) = &self.provider {
+            return config.set_credentials_provider(provider.clone());
+        }
+        config
+    }
+
     fn client(&self, endpoint: &Endpoint, protocol: ProtocolVersion) -> RedisResult<Client> {
+        if let Some(like) = &self.like {
+            #[cfg(feature = "tls")]
+            choose_crypto();
+            return Client::open(like.at(endpoint, protocol));
+        }
         let tls = matches!(endpoint, Endpoint::Tcp { tls: true, .. });
         let addr = match endpoint {
             Endpoint::Tcp { host, port, tls: false } => ConnectionAddr::Tcp(host.clone(), *port),
@@ -166,10 +212,7 @@ impl Opener {
 
     #[cfg(feature = "tls")]
     fn tls_client(&self, info: redis::ConnectionInfo) -> RedisResult<Client> {
-        // rustls panics when it cannot tell which provider to use. A choice of the program stands.
-        if rustls::crypto::CryptoProvider::get_default().is_none() {
-            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        }
+        choose_crypto();
         let Certificates { root, client } = self.certificates.clone();
         if root.is_none() && client.is_none() {
             return Client::open(info);
@@ -187,10 +230,10 @@ impl Opener {
     }
 }
 
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        // Every request has a limit of its own, set by the engine, and what comes too late is not lost.
-        .set_response_timeout(None)
-        .set_connection_timeout(None)
-        .set_pipeline_buffer_size(256)
+/// rustls panics when it cannot tell which provider to use. A choice of the program stands.
+#[cfg(feature = "tls")]
+fn choose_crypto() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    }
 }

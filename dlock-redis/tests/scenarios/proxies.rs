@@ -2,7 +2,7 @@
 
 use dlock_core::{Guard, Locks};
 use dlock_rig::servers::redis::{RedisCluster, RedisOptions, RedisServer};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{LONG, SHORT, held, locks, soon, until};
 
@@ -82,6 +82,36 @@ async fn connections_of_resp2_that_are_cut_are_opened_again() {
     guard.release().await.unwrap();
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
     assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn one_address_before_a_cluster_is_asked_for_one_slot_at_a_time() {
+    let server = RedisServer::options().argument("cluster-enabled", "yes").start().unwrap();
+    server.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until("the cluster", || server.command::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))
+        .await;
+    for prefix in ["dlock:", ""] {
+        let url = format!("{}?prefix={prefix}", server.url());
+        let refused = unconnected(&url).lock("room").acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), dlock_core::ErrorKind::InvalidConfig, "{refused}");
+        let url = format!("{url}&hash_slots=true");
+        let (ours, theirs) = (locks(&url, LONG).await, locks(&url, LONG).await);
+        let mut takers = JoinSet::new();
+        for number in 0..20 {
+            let lock = ours.lock(format!("{number}"));
+            takers.spawn(async move { lock.acquire().await.unwrap() });
+        }
+        let guards = soon("the locks", takers.join_all()).await;
+        assert!(theirs.lock("7").try_acquire().await.unwrap().is_none());
+        drop(guards);
+        let all = soon("the locks", theirs.lock_all(["7", "8", "9"]).acquire()).await.unwrap();
+        all.release().await.unwrap();
+    }
+}
+
+/// Without asking the server first.
+fn unconnected(url: &str) -> Locks {
+    crate::support::over(dlock_redis::Redis::builder(url).build().unwrap(), LONG)
 }
 
 #[tokio::test]
