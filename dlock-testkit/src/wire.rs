@@ -36,6 +36,7 @@ struct State {
     panicking_changes: AtomicBool,
     mended: Notify,
     attempts: AtomicU64,
+    returned_attempts: AtomicU64,
     renewals: AtomicU64,
     withdrawals: AtomicU64,
     inspections: AtomicU64,
@@ -123,6 +124,15 @@ impl Wire {
         self.0.attempts.load(Ordering::SeqCst)
     }
 
+    /// Returns how many attempts have not come back to their sender, with an answer or a failure: they are under way, or
+    /// their sender went away before.
+    #[must_use]
+    pub fn unanswered_attempts(&self) -> u64 {
+        // In this order, so that one that comes back meanwhile is not counted below zero.
+        let returned = self.0.returned_attempts.load(Ordering::SeqCst);
+        self.attempts() - returned
+    }
+
     /// How many renewals were sent.
     #[must_use]
     pub fn renewals(&self) -> u64 {
@@ -149,6 +159,12 @@ impl Wire {
             Request::Inspect => &self.0.inspections,
         };
         counter.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn count_returned(&self, request: Request) {
+        if request == Request::Attempt {
+            self.0.returned_attempts.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Resolves while `fault` is not on.

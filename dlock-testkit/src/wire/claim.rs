@@ -39,7 +39,9 @@ impl<B: Backend> WiredClaim<B> {
         self.shared.wire.count(request);
         self.unsettled = true;
         let claim = Arc::clone(&self.claim).lock_owned().await;
-        let answer = self.shared.wire.carry(serve(claim)).await?;
+        let answer = self.shared.wire.carry(serve(claim)).await;
+        self.shared.wire.count_returned(request);
+        let answer = answer?;
         self.unsettled = false;
         Ok(answer)
     }
@@ -62,7 +64,9 @@ pub(super) async fn attempt_all<B: Backend>(
         let mut claims: Vec<&mut B::Claim> = locked.iter_mut().map(|claim| &mut **claim).collect();
         store.backend.attempt_all(&mut claims).await
     });
-    let answer = shared.wire.carry(served).await?;
+    let answer = shared.wire.carry(served).await;
+    shared.wire.count_returned(Request::Attempt);
+    let answer = answer?;
     let granted = matches!(answer, BatchAttempt::Granted(_));
     for (claim, was_unsettled) in claims.iter_mut().zip(were_unsettled) {
         // What an earlier request took may still be there when this one took nothing.
