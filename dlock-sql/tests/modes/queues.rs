@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks, Result};
-use dlock_rig::proxy::Proxy;
+use dlock_core::{ErrorKind, Guard, Locks, Result, Wait};
+use dlock_rig::proxy::{Pgwire, Proxy};
 use tokio::task::JoinHandle;
 
 use crate::kept::{
@@ -87,4 +87,23 @@ on_each_kind! {
             got(waiter).await.release().await.unwrap();
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_who_ask_a_session_at_once_are_answered_by_few_statements() {
+    let server = PostgresSession::start(&[]);
+    let ours = locks::<PostgresSession>(&server, LONG).await;
+    let proxy = Proxy::speaking(Pgwire::default(), server.address()).unwrap();
+    let theirs = over::<PostgresSession>(&PostgresSession::url_through(&server, proxy.address()), LONG).await;
+    let guard = take(&ours, "hot").await;
+    let asked = || proxy.requests().values().sum::<u64>();
+    let before = asked();
+    let lock = theirs.lock("hot").with_wait(Wait::No);
+    let asking = (0..1_000).map(|_| lock.acquire()).collect::<Vec<_>>();
+    for answer in futures_util::future::join_all(asking).await {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Busy);
+    }
+    let asked = asked() - before;
+    assert!(asked <= 100, "{asked} statements");
+    guard.release().await.unwrap();
 }
