@@ -198,7 +198,8 @@ async fn a_lock_outlives_many_session_timeouts_without_a_runtime_of_its_owner() 
     let guard = take(&locks, "room").await;
     // Nothing of this test's runtime runs meanwhile.
     std::thread::sleep(Duration::from_secs(4));
-    guard.check().unwrap();
+    // Suspect at most, where the machine stood still for a moment; one that is lost stays so.
+    until("trust", || guard.check().is_ok()).await;
     assert_eq!(server.admin().children("/dlock/room").len(), 1);
     guard.release().await.unwrap();
 }

@@ -40,7 +40,8 @@ fn a_runtime_that_is_blocked_for_three_sessions_keeps_its_locks() {
         let locks = locks(&server, SHORT).await;
         let guard = locks.lock("room").acquire().await.unwrap();
         std::thread::sleep(SHORT * 3);
-        guard.check().unwrap();
+        // Suspect at most, where the machine stood still for a moment; one that is lost stays so.
+        until("trust", || guard.check().is_ok()).await;
         assert_eq!(locks.stats().lost, 0);
         guard.release().await.unwrap();
     });
