@@ -33,6 +33,16 @@ impl Backoff {
         self.pause(fastrand::f64())
     }
 
+    /// Returns what the next pause can be at the most.
+    pub(crate) const fn next_at_most(&self) -> Duration {
+        self.limit
+    }
+
+    /// Returns what no pause exceeds.
+    pub(crate) const fn at_most(&self) -> Duration {
+        self.to
+    }
+
     /// Returns the next pause; `fraction` is what is random in it, of one.
     pub(crate) fn pause(&mut self, fraction: f64) -> Duration {
         let limit = self.limit;

@@ -480,8 +480,6 @@ impl<'a> Acquire<'a> {
         }
         let (engine, place, patient_until) = (self.engine, self.place, self.patient_until);
         let Some(claim) = self.pendings[place].claim.as_mut() else { return Err(gone()) };
-        // One with others before it learns of the lock from them, and asks when it is its turn.
-        let listens = ticket.is_none_or(Ticket::is_first);
         let changed = async {
             let turn = async {
                 match ticket {
@@ -493,10 +491,11 @@ impl<'a> Acquire<'a> {
                 }
             };
             let told = async {
-                match listens {
-                    true => watch(claim).await,
-                    false => std::future::pending().await,
+                // One with others before it learns of the lock from them.
+                if let Some(ticket) = ticket {
+                    ticket.first().await;
                 }
+                watch(claim).await
             };
             tokio::select! {
                 biased;

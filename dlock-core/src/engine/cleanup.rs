@@ -82,7 +82,7 @@ impl Cleanup {
                     }
                 }
             }
-            tokio::time::sleep(backoff.next_pause()).await;
+            tokio::time::sleep(backoff.pause(self.engine.entropy.fraction())).await;
         }
         self.engine.wait_queue.released(&self.key);
     }

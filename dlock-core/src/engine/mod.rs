@@ -68,7 +68,10 @@ impl Engine {
             clock,
             identity: Identity::of_this_process(label),
             telemetry,
-            wait_queue: WaitQueue::new(Backoff::new(capabilities.poll_from, capabilities.poll_to)),
+            wait_queue: WaitQueue::new(
+                Backoff::new(capabilities.poll_from, capabilities.poll_to),
+                capabilities.notified,
+            ),
             registry,
             jobs,
             process: std::process::id(),

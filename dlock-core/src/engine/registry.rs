@@ -97,6 +97,9 @@ const IDLE_LOOK: Duration = Duration::from_secs(5);
 /// How many holds are looked at before acquires and releases get their turn.
 const BATCH: usize = 64;
 
+/// How many renewals go out together before those of them are due. More are spread instead.
+const TOGETHER: usize = 64;
+
 impl HoldRegistry {
     pub(crate) fn new(clock: Clock, telemetry: Arc<Telemetry>, tasks: Tasks) -> Self {
         Self {
@@ -219,8 +222,9 @@ impl HoldRegistry {
         for seen in 0..BATCH {
             let Some((&(at, _), hold)) = holds.due.first_key_value() else { return seen };
             let hold = Arc::clone(hold);
-            // Renewals that are due soon go out together with those due now.
-            let renews = hold.deadline() > now && hold.take_renewal(now + hold.lease / 300);
+            // Renewals that are due soon go out together with those due now, as far as these are few.
+            let ahead = if due.len() < TOGETHER { hold.lease / 100 } else { Duration::ZERO };
+            let renews = hold.deadline() > now && hold.take_renewal(now + ahead);
             if at > now && !renews {
                 return seen;
             }

@@ -6,8 +6,8 @@ use std::task::Poll;
 use tokio::task::unconstrained;
 use tokio::time::Sleep;
 
-/// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the future does not
-/// resolve at once, which saves two looks at the clock where it does.
+/// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
+/// future does not resolve at once, which saves two looks at the clock where it does.
 pub(super) async fn bounded<T>(timer: impl FnOnce() -> Sleep, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let (mut timer, mut sleep) = (Some(timer), pin!(None));

@@ -34,9 +34,10 @@ const SHARDS: usize = 32;
 /// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed
 /// release.
 const COUNTERS: usize = 512;
-/// One who becomes the first since the one before gave up asks so long after the last time it was asked: nobody
-/// listened for a notification meanwhile. However many give up, that is a bounded number of requests.
-const SETTLED: Duration = Duration::from_millis(20);
+/// Where the backend notifies, one who becomes the first because the one before gave up asks so long after the lock
+/// was asked for last: nobody listened for a moment. Each time that this finds the lock held, the next pause of that
+/// kind is twice as long, so that a line of which one after the other gives up is polled no more than one that stays.
+const UNHEARD: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this gives its memory back when all have left.
 const KEPT: usize = 256;
 
@@ -48,6 +49,8 @@ pub(crate) struct WaitQueue {
     shards: [Mutex<Shard>; SHARDS],
     /// The pauses between polls of a line that begins.
     polls: Backoff,
+    /// Whether the first waiter is told of releases elsewhere.
+    notified: bool,
 }
 
 #[derive(Default)]
@@ -66,6 +69,10 @@ struct Line {
     /// When it is to be asked for if nobody tells; at once when this is not known.
     due_at: Option<Instant>,
     polls: Backoff,
+    /// The next [`UNHEARD`] pause; `None` where nobody listens, so that nothing is missed when the first one leaves.
+    unheard: Option<Duration>,
+    /// The waiter that asked last, unless there was news of the lock since.
+    asker: Option<usize>,
 }
 
 #[derive(Default)]
@@ -97,12 +104,13 @@ pub(crate) struct Ticket<'a> {
 
 impl WaitQueue {
     /// Lines whose first waiter polls with these pauses.
-    pub(crate) fn new(polls: Backoff) -> Self {
+    pub(crate) fn new(polls: Backoff, notified: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
             releases: [const { AtomicU32::new(0) }; COUNTERS],
             shards: std::array::from_fn(|_| Mutex::default()),
             polls,
+            notified,
         }
     }
 
@@ -145,8 +153,16 @@ impl WaitQueue {
             let missed =
                 seen.is_none_or(|seen| self.releases[hash % COUNTERS].load(Ordering::SeqCst) != seen);
             let asked_at = seen.map(|_| Instant::now());
-            let polls = self.polls.clone();
-            let line = Line { first: place, last: place, released: missed, asked_at, due_at: None, polls };
+            let line = Line {
+                first: place,
+                last: place,
+                released: missed,
+                asked_at,
+                due_at: None,
+                polls: self.polls.clone(),
+                unheard: self.notified.then_some(UNHEARD),
+                asker: None,
+            };
             lines.insert(key.clone(), line);
         }
         Ticket { queue: self, key, shard: number, place, won: false }
@@ -169,6 +185,7 @@ impl Shard {
     fn tell(&mut self, key: &Key) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
         line.released = true;
+        line.asker = None;
         self.waiters[line.first].waker.take()
     }
 
@@ -214,9 +231,22 @@ impl Line {
     /// nothing new.
     fn first_left(&mut self, won: bool) {
         if won {
-            self.released = false;
-        } else if let (Some(due_at), Some(asked_at)) = (self.due_at, self.asked_at) {
-            self.due_at = Some(due_at.min(asked_at + SETTLED));
+            (self.released, self.asker) = (false, None);
+        } else if let (Some(due_at), Some(asked_at), Some(unheard)) =
+            (self.due_at, self.asked_at, self.unheard)
+        {
+            self.due_at = Some(due_at.min(asked_at + unheard));
+        }
+    }
+
+    /// It is asked for. Until there is an answer, whoever follows asks no earlier than after the next pause.
+    fn asked(&mut self) {
+        let now = Instant::now();
+        self.asked_at = Some(now);
+        self.due_at = Some(now + self.polls.next_at_most());
+        let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
+        if let Some(unheard) = &mut self.unheard {
+            *unheard = if followed { (*unheard * 2).min(self.polls.at_most()) } else { UNHEARD };
         }
     }
 }
@@ -235,11 +265,6 @@ impl Ticket<'_> {
     /// Applies `change` to the line, if this is its first waiter.
     fn as_first<T>(&self, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
         self.shard().lines.get_mut(self.key).filter(|line| line.first == self.place).map(change)
-    }
-
-    /// Returns whether nobody waits before.
-    pub(crate) fn is_first(&self) -> bool {
-        self.as_first(|_| ()).is_some()
     }
 
     /// Resolves when nobody waits before.
@@ -280,7 +305,7 @@ impl Ticket<'_> {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
-            line.asked_at = Some(Instant::now());
+            line.asked();
             waiters[self.place].owes_an_answer |= std::mem::take(&mut line.released);
         }
     }
@@ -328,7 +353,7 @@ impl Drop for Ticket<'_> {
 
 impl Default for WaitQueue {
     fn default() -> Self {
-        Self::new(Backoff::new(Duration::from_millis(10), Duration::from_millis(250)))
+        Self::new(Backoff::new(Duration::from_millis(10), Duration::from_millis(250)), true)
     }
 }
 
@@ -429,6 +454,40 @@ mod tests {
         let late = line.join(&key, Some(seen));
         late.poll_after(Duration::from_secs(60));
         assert!(is_ready(late.turn()));
+    }
+
+    /// Has one waiter after the other give up, each millisecond, and returns how often they were to ask in two seconds.
+    async fn asked_by_those_who_give_up(line: &WaitQueue) -> u32 {
+        let key = Key::new("k").unwrap();
+        let seen = Some(line.releases(&key));
+        let mut tickets: std::collections::VecDeque<_> = (0..2_000).map(|_| line.join(&key, seen)).collect();
+        tickets[0].ask();
+        tickets[0].poll_after(Duration::from_millis(100));
+        let mut asked = 0;
+        while let Some(first) = tickets.front() {
+            let turn = tokio::time::timeout(Duration::from_millis(1), first.turn()).await;
+            if turn.is_ok() {
+                asked += 1;
+                first.ask();
+                let pause = first.next_pause(0.5).unwrap();
+                // Every other one is gone before it has an answer.
+                if asked % 2 == 0 {
+                    first.poll_after(pause);
+                }
+            }
+            drop(tickets.pop_front());
+        }
+        asked
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_becomes_the_first_asks_when_the_one_before_would_have() {
+        let polls = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
+        let asked = asked_by_those_who_give_up(&WaitQueue::new(polls.clone(), false)).await;
+        assert!((8..20).contains(&asked), "{asked}");
+        // Nobody listened for a moment each time.
+        let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, true)).await;
+        assert!((8..20).contains(&asked), "{asked}");
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@
 mod held;
 mod measure;
 mod memory;
+mod scale;
 mod sqlite;
 
 use anyhow::Result;
@@ -41,6 +42,10 @@ const BENCHES: &[Bench<Settings>] = &[
     ("memory: acquire and release", memory::pair),
     ("memory: re-entrant", memory::reentrant),
     ("memory: keeper wakes", memory::wakes),
+    ("memory: a million keys", scale::keys),
+    ("memory: among many others", scale::others),
+    ("memory: many waiters cancelled", scale::cancelled),
+    ("memory: many renewals", scale::renewals),
     ("sqlite: acquire and release", sqlite::pair),
     ("sqlite: hand-over", sqlite::hand_over),
 ];

@@ -74,8 +74,8 @@ pub(crate) fn pair(settings: &Settings) -> Result<Vec<Row>> {
     let per_pair = |total: u64| total as f64 / f64::from(counted);
     let count = per_pair(allocated.count_total);
     Ok(vec![
-        Row::spread("memory: acquire and release", spread, "ns").at_most(spread.median, 2_000.0, "ns"),
-        Row::new("memory: allocations of an acquire and release", count, "").at_most(count, 6.0, ""),
+        Row::spread("memory: acquire and release", spread, "ns").at_most(spread.median, 1_800.0, "ns"),
+        Row::new("memory: allocations of an acquire and release", count, "").at_most(count, 5.0, ""),
         Row::new("memory: bytes allocated by them", per_pair(allocated.bytes_total), "B"),
     ])
 }
@@ -120,7 +120,7 @@ pub(crate) fn reentrant(settings: &Settings) -> Result<Vec<Row>> {
     Ok(vec![
         Row::spread("memory: re-entrant acquire and release", guards, "ns").at_most(
             guards.median,
-            200.0,
+            80.0,
             "ns",
         ),
         Row::spread("memory: re-entrant call of an annotated fn", functions, "ns"),
