@@ -189,7 +189,9 @@ impl Tour {
 
         let nodes = [Memory::new(), Memory::new(), Memory::new()];
         nodes[2].faults().set_unavailable(true);
-        let quorum = Locks::new(Quorum::builder(nodes).with_durable_nodes().build()?);
+        let quorum = Quorum::builder(nodes).with_durable_nodes().build()?;
+        // A clean-up goes on for as long as a lease, and the export waits for its span.
+        let quorum = Locks::builder(quorum).with_lease(Duration::from_secs(1)).build()?;
         let voted = quorum.lock_named("voted_<id>", format!("voted_{}", self.mark));
         let guard = voted.acquire().await?;
         say("taken from a quorum", voted.try_acquire().await.map(|guard| guard.is_some()).ok());
