@@ -34,7 +34,8 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 ///
 /// Cancel-safe.
 pub async fn connect(url: &str) -> Result<Locks> {
-    from_url(url).await?.build()
+    // In a box: the futures of drivers are deep, and a program's own contain this one.
+    Box::pin(from_url(url)).await?.build()
 }
 
 /// Like [`connect`], for options that are not the defaults.

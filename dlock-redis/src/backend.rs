@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
+use futures_util::FutureExt;
 
 use crate::administration;
 use crate::claim::{self, RedisClaim};
@@ -107,7 +108,8 @@ impl Redis {
 
     /// Asks the server whether it is there, and whether this user has the rights that are needed.
     pub(crate) async fn ping(&self) -> Result<()> {
-        self.0.introduce().await.map_err(configure)
+        // In a box: a program's own futures, which contain this one, would be too deep for the compiler.
+        self.0.introduce().boxed().await.map_err(configure)
     }
 
     /// Writes `value` to `key` unless a higher fence has written to it before; whether it did.

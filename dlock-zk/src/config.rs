@@ -336,7 +336,7 @@ impl Config {
             }
             None => {}
         }
-        let (servers, tls) = (self.addresses(), self.tls.clone());
+        let (servers, tls) = (self.addresses(), self.tls.as_ref().cloned());
         async move {
             match tls {
                 None => connector.connect(&servers).await,
