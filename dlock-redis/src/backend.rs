@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId};
+use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, RequestClock};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use futures_util::FutureExt;
 
@@ -162,7 +162,7 @@ impl Backend for Redis {
     }
 
     fn claim(&self, request: ClaimRequest) -> RedisClaim {
-        RedisClaim::new(Arc::clone(&self.0), request)
+        RedisClaim::new(Arc::clone(&self.0), request, RequestClock::new(self.clock()))
     }
 
     async fn attempt_all(&self, claims: &mut [&mut RedisClaim]) -> Result<BatchAttempt, Failure> {

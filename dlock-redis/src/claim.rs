@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+};
 use dlock_core::{Failure, Fence};
 use redis::Value;
 
@@ -26,6 +28,7 @@ pub struct RedisClaim {
     client: Arc<Client>,
     request: ClaimRequest,
     names: Names,
+    clock: RequestClock,
     /// The lock was granted, and not withdrawn since.
     held: bool,
     unanswered: InFlightAttempts,
@@ -35,12 +38,13 @@ pub struct RedisClaim {
 }
 
 impl RedisClaim {
-    pub(crate) fn new(client: Arc<Client>, request: ClaimRequest) -> Self {
+    pub(crate) fn new(client: Arc<Client>, request: ClaimRequest, clock: RequestClock) -> Self {
         let names = client.names(&request.key);
         Self {
             client,
             request,
             names,
+            clock,
             held: false,
             unanswered: InFlightAttempts::default(),
             overdue: InFlight::default(),
@@ -49,7 +53,7 @@ impl RedisClaim {
     }
 
     fn step(&self, step: Step) -> Request {
-        Request { names: self.names.clone(), token: self.request.token, step }
+        Request { names: self.names.clone(), token: self.request.token, step, clock: None }
     }
 
     /// The lease in whole milliseconds, as the server keeps it.
@@ -145,6 +149,10 @@ impl Claim for RedisClaim {
             none => none.insert(self.client.channels.listen(&self.client.format.channel(&self.names))?),
         };
         listener.changed().await
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        Some(self.clock.clone())
     }
 
     fn granted(&mut self, _signal: Signal) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::ClaimRequest;
+use dlock_core::backend::{ClaimRequest, RequestClock};
 use dlock_core::{Holder, Identity, Token};
 
 use crate::keys::Names;
@@ -23,6 +23,8 @@ pub(crate) struct Request {
     pub(crate) names: Names,
     pub(crate) token: Token,
     pub(crate) step: Step,
+    /// What is told when it enters the queue of a connection and when it is sent.
+    pub(crate) clock: Option<RequestClock>,
 }
 
 /// What is to be done.

@@ -493,7 +493,7 @@ impl<'a> Acquire<'a> {
             let told = async {
                 // One with others before it learns of the lock from them.
                 if let Some(ticket) = ticket {
-                    ticket.first().await;
+                    ticket.may_listen().await;
                 }
                 watch(claim).await
             };

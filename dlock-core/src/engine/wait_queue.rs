@@ -65,6 +65,8 @@ struct Line {
     last: usize,
     /// It was given back since it was asked for last.
     released: bool,
+    /// One who waited here has it, whose release tells.
+    held_here: bool,
     asked_at: Option<Instant>,
     /// When it is to be asked for if nobody tells; at once when this is not known.
     due_at: Option<Instant>,
@@ -157,6 +159,7 @@ impl WaitQueue {
                 first: place,
                 last: place,
                 released: missed,
+                held_here: false,
                 asked_at,
                 due_at: None,
                 polls: self.polls.clone(),
@@ -184,8 +187,7 @@ impl Shard {
     /// Returns the first waiter, to be woken.
     fn tell(&mut self, key: &Key) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
-        line.released = true;
-        line.asker = None;
+        (line.released, line.held_here, line.asker) = (true, false, None);
         self.waiters[line.first].waker.take()
     }
 
@@ -231,7 +233,7 @@ impl Line {
     /// nothing new.
     fn first_left(&mut self, won: bool) {
         if won {
-            (self.released, self.asker) = (false, None);
+            (self.released, self.held_here, self.asker) = (false, true, None);
         } else if let (Some(due_at), Some(asked_at), Some(unheard)) =
             (self.due_at, self.asked_at, self.unheard)
         {
@@ -242,7 +244,7 @@ impl Line {
     /// It is asked for. Until there is an answer, whoever follows asks no earlier than after the next pause.
     fn asked(&mut self) {
         let now = Instant::now();
-        self.asked_at = Some(now);
+        (self.asked_at, self.held_here) = (Some(now), false);
         self.due_at = Some(now + self.polls.next_at_most());
         let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
         if let Some(unheard) = &mut self.unheard {
@@ -270,6 +272,11 @@ impl Ticket<'_> {
     /// Resolves when nobody waits before.
     pub(crate) async fn first(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| true)).await;
+    }
+
+    /// Resolves when nobody waits before, and the lock is not held by one who waited here: that one's release tells.
+    pub(crate) async fn may_listen(&self) {
+        std::future::poll_fn(|context| self.poll_when(context, |line| !line.held_here)).await;
     }
 
     /// Resolves when nobody waits before and it is worth while to ask.

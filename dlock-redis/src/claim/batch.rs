@@ -67,7 +67,8 @@ impl RedisClaim {
             none => *none = self.client.channels.join(&self.client.format.channel(&self.names)),
         }
         let (listens, who) = (self.listener.is_some(), Who::of(&self.request));
-        Ok(self.step(Step::Acquire { lease: self.lease(), listens, who }))
+        let request = self.step(Step::Acquire { lease: self.lease(), listens, who });
+        Ok(Request { clock: Some(self.clock.clone()), ..request })
     }
 
     fn grant(&mut self, answer: &Answer) -> Result<Grant, Failure> {

@@ -233,6 +233,7 @@ mod tests {
             names: namer.names(&dlock_core::Key::new(format!("room_{number}")).unwrap()),
             token: Token::random().unwrap(),
             step,
+            clock: None,
         };
         steps.into_iter().enumerate().map(make).collect()
     }

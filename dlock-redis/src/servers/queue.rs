@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use dlock_core::backend::RequestClock;
 use tokio::sync::Notify;
 
 use super::connection::Reply;
@@ -103,6 +104,9 @@ impl Queue {
         if waiting.closed {
             return None;
         }
+        if let Some(clock) = &request.clock {
+            clock.queued();
+        }
         self.open.fetch_add(1, Ordering::AcqRel);
         let first = waiting.calls.is_empty();
         let building = match waiting.calls.back_mut() {
@@ -133,12 +137,23 @@ impl Queue {
         loop {
             let Building { makers, requests } = waiting.calls.pop_front()?;
             let wanted = requests.into_iter().enumerate();
-            let (places, requests): (Vec<_>, Vec<_>) =
-                wanted.filter_map(|(place, request)| Some((place, request?))).unzip();
+            let (places, requests): (Vec<_>, Vec<_>) = wanted
+                .filter_map(|(place, request)| Some((place, request?)))
+                .filter(|(_, request)| self.may_be_sent(request))
+                .unzip();
             if !requests.is_empty() {
                 return Some(Call { queue: Arc::clone(self), makers, requests, places, answered: false });
             }
         }
+    }
+
+    /// One that the engine has given up while it waited must not be sent.
+    fn may_be_sent(&self, request: &Request) -> bool {
+        let may = request.clock.as_ref().is_none_or(RequestClock::written);
+        if !may {
+            self.done(1);
+        }
+        may
     }
 
     /// How many requests wait to be sent next.
