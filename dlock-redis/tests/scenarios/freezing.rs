@@ -129,7 +129,9 @@ async fn a_wait_is_over_in_time_although_the_server_hangs() {
     for wait in waits {
         let started = std::time::Instant::now();
         let error = locks.lock("room").with_wait(wait).acquire().await.expect_err("the server is frozen");
-        assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
+        // One that waited behind the clean-up of the one before was never sent.
+        let kinds = [ErrorKind::Unknown, ErrorKind::Unavailable, ErrorKind::TimedOut];
+        assert!(kinds.contains(&error.kind()), "{error}");
         // The wait, a request for each of the two attempts, and generous room for a busy machine.
         assert!(started.elapsed() < Duration::from_secs(4), "{:?} for a wait of {wait:?}", started.elapsed());
     }
