@@ -73,6 +73,8 @@ pub trait SessionServer: Server {
     fn keep_alive(on: &mut Conn<Self>, silence: Duration) -> impl Future<Output = Answer<()>> + Send;
     /// The session. Leaves no prepared statement.
     fn ping(on: &mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send;
+    /// Cancels what a session is doing, if it is doing anything.
+    fn cancel(on: &mut Conn<Self>, session: i64) -> impl Future<Output = Answer<()>> + Send;
     /// Ends a session, if it is still there.
     fn end(on: &mut Conn<Self>, session: i64) -> impl Future<Output = Answer<()>> + Send;
 }
@@ -268,7 +270,10 @@ impl<M: Strategy> Claim for SessionClaim<M> {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.waiting.leave();
-        let Some(handle) = &self.handle else { return Ok(Withdrawal::ABSENT) };
+        let Some(handle) = &self.handle else {
+            self.waiting.left().await;
+            return Ok(Withdrawal::ABSENT);
+        };
         let ClaimRequest { key, token, .. } = self.request.clone();
         // Orders are carried out one after the other: what this claim has asked for comes before.
         let left = handle.call(|answer| Command::Release(Release { key, token, answer: Some(answer) })).await;
@@ -278,7 +283,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     }
 
     fn is_clean(&self) -> bool {
-        self.handle.is_none()
+        self.handle.is_none() && self.waiting.is_out()
     }
 }
 

@@ -90,6 +90,14 @@ async fn leave(on: &mut MySqlConnection, turn: String) -> Answer<()> {
     sqlx::raw_sql(AssertSqlSafe(format!("DO RELEASE_LOCK('{turn}')"))).execute(on).await.map(drop)
 }
 
+async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> Answer<()> {
+    match sqlx::raw_sql(AssertSqlSafe(format!("KILL {what} {session}"))).execute(on).await {
+        // It has ended already.
+        Err(error) if number(&error) == Some(1094) => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}
+
 /// The name of the row with the fence that a statement looks at.
 pub(super) fn name_in_sql(place: &str) -> String {
     let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
@@ -218,13 +226,12 @@ impl SessionServer for MysqlServer {
         sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
     }
 
+    async fn cancel(on: &mut MySqlConnection, session: i64) -> Answer<()> {
+        kill(on, "QUERY", session).await
+    }
+
     async fn end(on: &mut MySqlConnection, session: i64) -> Answer<()> {
-        match sqlx::raw_sql(AssertSqlSafe(format!("KILL {session}"))).execute(on).await {
-            Ok(_) => Ok(()),
-            // It has ended already.
-            Err(error) if number(&error) == Some(1094) => Ok(()),
-            Err(error) => Err(error),
-        }
+        kill(on, "CONNECTION", session).await
     }
 }
 

@@ -161,6 +161,11 @@ impl SessionServer for PostgresServer {
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
     }
 
+    async fn cancel(on: &mut PgConnection, session: i64) -> Answer<()> {
+        let cancel = sqlx::query("SELECT pg_cancel_backend($1::bigint::integer)").bind(session);
+        cancel.execute(on).await.map(drop)
+    }
+
     async fn end(on: &mut PgConnection, session: i64) -> Answer<()> {
         let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
         end.execute(on).await.map(drop)

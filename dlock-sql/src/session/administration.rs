@@ -92,6 +92,17 @@ impl<M: Strategy> Step<M::Server> for List<M> {
     }
 }
 
+/// Cancels what a session is doing.
+pub(super) struct Cancel(pub(super) i64);
+
+impl<S: SessionServer> Step<S> for Cancel {
+    type Reply = ();
+
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<()> {
+        S::cancel(on, self.0).await
+    }
+}
+
 /// Ends a session.
 pub(super) struct End(pub(super) i64);
 

@@ -4,14 +4,15 @@
 //! the lock is free. Then the claim tries; the turn is kept until it has the lock or goes away. So the lock goes around among
 //! the processes that want it, and a release is noticed at once. There are few of these connections; who gets none asks.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::Backoff;
 use dlock_core::{Failure, Key, keeper};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::administration::End;
+use super::administration::{Cancel, End};
 use super::{Name, POLLING, SessionServer, Strategy};
 use crate::connector::end;
 use crate::rows::{Connections, QUESTION};
@@ -25,6 +26,8 @@ pub(crate) const TURN: Duration = Duration::from_secs(30);
 const CUT_OFF: Duration = Duration::from_secs(60);
 /// So often in a row somebody else may be faster before a claim pauses: what it is told may be of another server.
 const LOSSES: u32 = 16;
+/// How often a statement that nobody waits for any more is cancelled before its session is ended, and the pause between.
+const CANCELS: (u32, Duration) = (4, Duration::from_millis(50));
 /// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back sooner.
 const PATIENCE: Duration = Duration::from_millis(5);
 
@@ -49,10 +52,11 @@ impl<M: Strategy> Queue<M> {
         let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
         let (tell, seen) = watch::channel(0);
         let (again, asked) = mpsc::unbounded_channel();
+        let (stands, left) = oneshot::channel();
         let name = Name::of(&self.server.place(), key);
-        let visit = Visit { queue: Arc::clone(self), name, tell, asked };
+        let visit = Visit { queue: Arc::clone(self), name, tell, asked, _stands: stands };
         keeper::runtime()?.spawn(visit.carry_out(permit));
-        Ok(Some(Place { seen, again, asked_again: 0 }))
+        Ok(Some(Place { seen, again, asked_again: 0, left }))
     }
 }
 
@@ -60,6 +64,8 @@ impl<M: Strategy> Queue<M> {
 pub(super) struct Waiting<M: Strategy> {
     queue: Arc<Queue<M>>,
     place: Option<Place>,
+    /// Those that it is leaving: resolve when nothing of it is on the server any more.
+    leaving: Vec<oneshot::Receiver<Infallible>>,
     /// How often the lock was seen free before the last attempt.
     known: u64,
     /// It has waited for the time before it joins.
@@ -76,6 +82,8 @@ struct Place {
     again: mpsc::UnboundedSender<()>,
     /// After how many of these it was asked to wait again.
     asked_again: u64,
+    /// Resolves when the connection has left the queue.
+    left: oneshot::Receiver<Infallible>,
 }
 
 impl<M: Strategy> Waiting<M> {
@@ -83,6 +91,7 @@ impl<M: Strategy> Waiting<M> {
         Self {
             queue,
             place: None,
+            leaving: Vec::new(),
             known: 0,
             patient: false,
             losses: 0,
@@ -126,8 +135,28 @@ impl<M: Strategy> Waiting<M> {
         Ok(())
     }
 
+    /// Begins to leave the queue.
     pub(super) fn leave(&mut self) {
-        self.place = None;
+        // The sender goes, which the connection notices.
+        self.leaving.extend(self.place.take().map(|place| place.left));
+    }
+
+    /// Whether nothing of this claim is in a queue, for certain.
+    pub(super) const fn is_out(&self) -> bool {
+        self.place.is_none() && self.leaving.is_empty()
+    }
+
+    /// Resolves when the queues that were left know it: until then the server may still give the lock for a moment to who
+    /// waits for it no more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(super) async fn left(&mut self) {
+        while let Some(left) = self.leaving.last_mut() {
+            let _ = left.await;
+            self.leaving.pop();
+        }
     }
 }
 
@@ -137,6 +166,8 @@ struct Visit<M: Strategy> {
     name: Name,
     tell: watch::Sender<u64>,
     asked: mpsc::UnboundedReceiver<()>,
+    /// Dropped at the end.
+    _stands: oneshot::Sender<Infallible>,
 }
 
 impl<M: Strategy> Visit<M> {
@@ -153,7 +184,7 @@ impl<M: Strategy> Visit<M> {
 
     /// Waits until the claim has gone away. After an error the connection is of no use any more.
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> Answer<()> {
-        let Self { queue, name, tell, asked } = self;
+        let Self { queue, name, tell, asked, .. } = self;
         let session = M::Server::ping(on).await?;
         let mut queued = false;
         loop {
@@ -164,14 +195,27 @@ impl<M: Strategy> Visit<M> {
                 tokio::pin!(waiting);
                 tokio::select! {
                     biased;
-                    waited = tokio::time::timeout(CUT_OFF, &mut waiting) => waited,
+                    waited = tokio::time::timeout(CUT_OFF, &mut waiting) => Some(waited),
                     () = gone(asked) => {
-                        // A server may not notice by itself that nobody waits any more.
-                        let _ = queue.others.ask(End(session), QUESTION).await;
-                        return Err(sqlx::Error::WorkerCrashed);
+                        // A server may not notice by itself that nobody waits any more. The statement's own answer
+                        // says that it has not taken anything.
+                        let mut answered = false;
+                        for _ in 0..CANCELS.0 {
+                            let _ = queue.others.ask(Cancel(session), QUESTION).await;
+                            answered = tokio::time::timeout(CANCELS.1, &mut waiting).await.is_ok();
+                            if answered {
+                                break;
+                            }
+                        }
+                        if !answered {
+                            let _ = queue.others.ask(End(session), QUESTION).await;
+                            return Err(sqlx::Error::WorkerCrashed);
+                        }
+                        None
                     }
                 }
             };
+            let Some(waited) = waited else { return M::leave(on, name).await };
             match waited {
                 Ok(Ok(true)) if queued => {
                     tell.send_modify(|seen| *seen += 1);
