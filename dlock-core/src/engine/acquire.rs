@@ -243,11 +243,13 @@ impl<'a> Acquire<'a> {
             line = Some((place, ticket));
             self.span.turn();
         }
+        // Why the last attempt took nothing, where that was not somebody else.
+        let mut failed = None;
         loop {
             engine.refuse_when_closed()?;
             // The first one is made in any case.
             if self.waits && self.span.attempts() > 0 && is_over(self.until) {
-                return Err(timed_out());
+                return Err(failed.unwrap_or_else(timed_out));
             }
             // Before the request: a release while it is under way may not be in its answer.
             let releases: SmallVec<[u32; 1]> = match lines {
@@ -257,6 +259,7 @@ impl<'a> Acquire<'a> {
             if let Some((_, ticket)) = &line {
                 ticket.ask();
             }
+            failed = None;
             match self.attempt().await {
                 Step::Granted(grants) => {
                     if let Some(guards) = self.accept(grants)? {
@@ -309,14 +312,14 @@ impl<'a> Acquire<'a> {
                     }
                     self.unknowns += 1;
                     let pause = self.unknown_outcomes.pause(engine.entropy.fraction());
-                    pause_after(engine, self.until, failure, pause).await?;
+                    failed = Some(pause_after(engine, self.until, failure, pause).await?);
                 }
                 Step::Failed(failure) => {
                     if !failure.is_transient() || !self.waits {
                         return Err(failure);
                     }
                     let pause = self.failures.pause(engine.entropy.fraction());
-                    pause_after(engine, self.until, failure, pause).await?;
+                    failed = Some(pause_after(engine, self.until, failure, pause).await?);
                 }
             }
         }

@@ -90,16 +90,16 @@ impl Pace {
     }
 }
 
-/// Pauses; when the time is up first, the failure is what there is to say.
+/// Pauses, and returns the failure; when the time is up first, it is what there is to say.
 pub(super) async fn pause_after(
     engine: &Engine,
     until: Option<Instant>,
     failure: Failure,
     pause: Duration,
-) -> Result<(), Failure> {
+) -> Result<Failure, Failure> {
     match Box::pin(within(engine, until, tokio::time::sleep(pause))).await {
         Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
-        slept => slept,
+        slept => slept.map(|()| failure),
     }
 }
 
