@@ -216,15 +216,15 @@ impl SegmentedSection {
         Ok(None)
     }
 
-    /// Releases the segment of a body that has returned; a failure is logged. Does nothing else.
+    /// Releases the segment that is taken; a failure is logged. One whose body has not returned, or that was lost, is
+    /// released in the background.
     ///
     /// # Cancel safety
     ///
     /// When dropped, the release goes on in the background.
     pub async fn leave(&mut self) {
-        if let Some((section, _)) = &mut self.inside {
+        if let Some((mut section, _)) = self.inside.take() {
             section.leave().await;
-            self.inside = None;
         }
     }
 
