@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Failure;
+use crate::failure::Failure;
 
 /// The name of a lock: any UTF-8 text of 1 to [`Key::MAX_LEN`] bytes without a NUL.
 ///

@@ -19,9 +19,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
-use crate::engine::keeper;
 use crate::error::{ErrorKind, Failure};
 use crate::guarded::tell;
+use crate::keeper;
 
 /// The pauses between two tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));

@@ -23,6 +23,7 @@ pub use claim::QuorumClaim;
 pub(crate) use node::Lent;
 use node::Member;
 pub use node::Node;
+use withdrawals::Withdrawals;
 
 pub(crate) const NAME: &str = "quorum";
 const MOST_NODES: usize = 31;
@@ -99,6 +100,8 @@ impl std::error::Error for QuorumVotes {}
 /// What the claims of a quorum share.
 struct Shared {
     members: Vec<Arc<Member>>,
+    /// For each of them.
+    withdrawals: Vec<Arc<Withdrawals>>,
     node_timeout: Duration,
     /// The longest lease, where nodes may forget.
     longest: Option<Duration>,
@@ -221,6 +224,7 @@ impl QuorumBuilder {
         Ok(Quorum(Arc::new(Shared {
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
             longest: members.iter().any(|member| member.may_forget()).then_some(longest_lease),
+            withdrawals: members.iter().map(|_| Arc::default()).collect(),
             members,
             node_timeout,
             capabilities,

@@ -5,6 +5,7 @@
 //! next try can meet another one that is busy, and so on; after some tries in vain they are therefore taken one after
 //! the other, where every place in line that was reached is kept.
 
+mod attempt;
 mod limits;
 
 use std::pin::Pin;
@@ -14,19 +15,18 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::Stage;
-use crate::backend::{Attempt, Backoff, BatchAttempt, Busy, Grant, RequestClock};
+use crate::backend::{Backoff, Busy, Grant, RequestClock};
 use crate::clock::Timestamp;
-use crate::engine::Engine;
+use crate::engine::acquire::attempt::{Step, gone, request, watch};
 use crate::engine::acquire::limits::{Limits, Pace, is_over, pause_after, timed_out, within};
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::keeper::Tasks;
-use crate::engine::pending::{Pending, Spec};
+use crate::engine::pending::Pending;
+use crate::engine::share::Share;
+use crate::engine::tasks::Tasks;
 use crate::engine::wait_queue::{Ticket, Turn};
-use crate::engine::{scope, threads};
+use crate::engine::{Engine, Spec, scope, threads};
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::guard::Guard;
 use crate::handles::options::Wait;
 use crate::holder::Holder;
 use crate::telemetry::{AcquireSpan, Spanned};
@@ -36,27 +36,27 @@ const MOST_TRIES: u32 = 8;
 
 /// What is wanted, or the guards of it; one lock needs no memory for the list.
 pub(super) type Specs = SmallVec<[Spec; 1]>;
-pub(super) type Guards = SmallVec<[Guard; 1]>;
+pub(super) type Shares = SmallVec<[Share; 1]>;
 
-type Taking = Pin<Box<dyn Future<Output = Result<Option<Guards>, Error>> + Send>>;
+type Taking = Pin<Box<dyn Future<Output = Result<Option<Shares>, Error>> + Send>>;
 
 /// Takes one lock, without a look at what the caller holds already. The wait counts from `started`, or from now.
-pub(crate) fn acquire(spec: Spec, started: Option<Instant>) -> impl Future<Output = Result<Guard, Error>> {
+pub(crate) fn acquire(spec: Spec, started: Option<Instant>) -> impl Future<Output = Result<Share, Error>> {
     let taking = take(smallvec![spec], started);
     async move {
-        match taking?.await?.and_then(|guards| guards.into_iter().next()) {
-            Some(guard) => Ok(guard),
+        match taking?.await?.and_then(|shares| shares.into_iter().next()) {
+            Some(share) => Ok(share),
             None => unreachable!("one lock is never set aside"),
         }
     }
 }
 
 /// Takes several locks of one engine, with one wait for all, in one step; `None` when they have to be taken one after
-/// the other. The guards are in the order of `specs`.
+/// the other. The shares are in the order of `specs`.
 pub(crate) fn acquire_all(
     specs: Specs,
     started: Instant,
-) -> impl Future<Output = Result<Option<Guards>, Error>> {
+) -> impl Future<Output = Result<Option<Shares>, Error>> {
     let taking = take(specs, Some(started));
     async move { taking?.await }
 }
@@ -66,7 +66,7 @@ pub(crate) fn acquire_all(
 fn take(specs: Specs, started: Option<Instant>) -> Result<Taking, Error> {
     let first = &specs[0];
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
-    first.engine.refuse_when_closed().map_err(refuse)?;
+    scope::may_acquire(&first.engine).map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
     // On the keeper's thread, for a caller who has no tokio runtime with timers.
@@ -82,31 +82,6 @@ fn take(specs: Specs, started: Option<Instant>) -> Result<Taking, Error> {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
         engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
     }))
-}
-
-/// How one attempt went.
-enum Step {
-    /// A grant for each.
-    Granted(SmallVec<[Grant; 1]>),
-    /// Somebody else has this one.
-    Busy(usize, Busy),
-    /// They have to be taken one after the other.
-    Separately,
-    /// Nothing was changed.
-    Failed(Failure),
-    /// Something may have been changed.
-    Unknown(Failure),
-}
-
-impl Step {
-    const fn outcome(&self) -> &'static str {
-        match self {
-            Self::Granted(_) => "acquired",
-            Self::Busy(..) => "busy",
-            Self::Separately | Self::Failed(_) => "failed",
-            Self::Unknown(_) => "unknown",
-        }
-    }
 }
 
 /// One acquire.
@@ -197,12 +172,12 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    async fn run(&mut self) -> Result<Option<Guards>, Error> {
+    async fn run(&mut self) -> Result<Option<Shares>, Error> {
         match self.attempt_until_done().await {
-            Ok(Some(guards)) => {
-                let fence = if guards.len() == 1 { guards[0].fence() } else { None };
+            Ok(Some(shares)) => {
+                let fence = if shares.len() == 1 { shares[0].hold().fence } else { None };
                 self.span.acquired(fence);
-                Ok(Some(guards))
+                Ok(Some(shares))
             }
             Ok(None) => {
                 self.span.set_aside();
@@ -229,7 +204,7 @@ impl<'a> Acquire<'a> {
             .with_source(failure)
     }
 
-    async fn attempt_until_done(&mut self) -> Result<Option<Guards>, Failure> {
+    async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         let engine = self.engine;
         let lines = self.waits && !engine.capabilities.fair;
         let mut line: Place<'a> = None;
@@ -246,7 +221,7 @@ impl<'a> Acquire<'a> {
         // Why the last attempt took nothing, where that was not somebody else.
         let mut failed = None;
         loop {
-            engine.refuse_when_closed()?;
+            scope::may_acquire(engine)?;
             // The first one is made in any case.
             if self.waits && self.span.attempts() > 0 && is_over(self.until) {
                 return Err(failed.unwrap_or_else(timed_out));
@@ -262,11 +237,11 @@ impl<'a> Acquire<'a> {
             failed = None;
             match self.attempt().await {
                 Step::Granted(grants) => {
-                    if let Some(guards) = self.accept(grants)? {
+                    if let Some(shares) = self.accept(grants)? {
                         if let Some((_, ticket)) = line {
                             ticket.win(self.next_poll(None));
                         }
-                        return Ok(Some(guards));
+                        return Ok(Some(shares));
                     }
                     // Never at once: a backend that is always late would be asked without end.
                     let pause = self.failures.pause(engine.entropy.fraction());
@@ -414,22 +389,22 @@ impl<'a> Acquire<'a> {
         Ok(())
     }
 
-    /// Makes guards of grants; `None` when they came so late that they are worth nothing any more.
-    fn accept(&mut self, grants: SmallVec<[Grant; 1]>) -> Result<Option<Guards>, Failure> {
+    /// Makes shares of grants; `None` when they came so late that they are worth nothing any more.
+    fn accept(&mut self, grants: SmallVec<[Grant; 1]>) -> Result<Option<Shares>, Failure> {
         let sent = self.first_sent.take().unwrap_or_else(|| self.engine.clock.now());
-        let mut guards = Guards::with_capacity(grants.len());
+        let mut shares = Shares::with_capacity(grants.len());
         for (pending, grant) in self.pendings.iter_mut().zip(grants) {
             let Some(claim) = pending.claim.take() else { return Err(gone()) };
             let hold = Hold::new(pending.spec, claim, grant, sent);
             self.engine.registry.list(&hold);
-            // Dropping a guard gives the lock back, also one that comes too late.
-            guards.push(Guard::new(hold));
+            // Dropping a share releases the lock, also one that comes too late.
+            shares.push(Share::first(hold));
         }
-        self.engine.refuse_when_closed()?;
-        if guards.iter().all(|guard| guard.hold().condition_when_granted() != Condition::Lost) {
-            return Ok(Some(guards));
+        scope::may_acquire(self.engine)?;
+        if shares.iter().all(|share| share.hold().condition_when_granted() != Condition::Lost) {
+            return Ok(Some(shares));
         }
-        drop(guards);
+        drop(shares);
         if !self.waits || is_over(self.until) {
             return Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"));
         }
@@ -549,45 +524,4 @@ impl<'a> Acquire<'a> {
 
 fn pendings(specs: &[Spec]) -> Result<SmallVec<[Pending<'_>; 1]>, Failure> {
     specs.iter().map(Pending::new).collect()
-}
-
-fn gone() -> Failure {
-    Failure::new(ErrorKind::Closed, "the claim is gone")
-}
-
-/// The one request that differs between one lock and many.
-async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> Step {
-    let wanted = pendings.len();
-    let mut claims = pendings.iter_mut().filter_map(|pending| pending.claim.as_mut());
-    let failure = if wanted == 1 {
-        let Some(claim) = claims.next() else { return Step::Failed(gone()) };
-        match claim.attempt().await {
-            Ok(Attempt::Granted(grant)) => return Step::Granted(smallvec![grant]),
-            Ok(Attempt::Busy(busy)) => return Step::Busy(0, busy),
-            Err(failure) => failure,
-        }
-    } else {
-        match engine.backend.attempt_all(claims.collect()).await {
-            Ok(BatchAttempt::Granted(grants)) if grants.len() == wanted => {
-                return Step::Granted(grants.into());
-            }
-            Ok(BatchAttempt::Granted(_)) => Failure::unknown("the backend lost count of the locks"),
-            Ok(BatchAttempt::Busy { place, busy }) => return Step::Busy(place.min(wanted - 1), busy),
-            Ok(BatchAttempt::Separately) => return Step::Separately,
-            Err(failure) => failure,
-        }
-    };
-    // The same token is not asked about again once its grant is being withdrawn.
-    match failure.kind() {
-        ErrorKind::Unknown if !failure.is_worthless() => Step::Unknown(failure),
-        _ => Step::Failed(failure),
-    }
-}
-
-/// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
-async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
-    match claim.changed().await {
-        Err(failure) if failure.is_transient() => std::future::pending().await,
-        told => told,
-    }
 }

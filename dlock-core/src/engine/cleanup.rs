@@ -44,8 +44,15 @@ impl Cleanup {
         }
     }
 
+    /// Has the keeper carry it out.
+    pub(crate) fn later(mut self) {
+        self.activity = self.activity.into_background();
+        let engine = Arc::clone(&self.engine);
+        engine.later(self.carry_out());
+    }
+
     /// Withdraws, again and again until nothing is left or the lease has ended it anyway.
-    pub(super) async fn carry_out(self) {
+    async fn carry_out(self) {
         let span = self.engine.telemetry.cleanup_started(self.subject(), &self.trace);
         self.withdraw().in_span(span).await;
     }
@@ -86,6 +93,24 @@ impl Cleanup {
         }
         self.engine.wait_queue.released(&self.key);
     }
+}
+
+/// Ends a hold, and has the keeper release it.
+pub(super) fn give_up(hold: &Arc<Hold>) {
+    let activity = hold.engine.registry.activity.begin();
+    hold.close();
+    release_later(Arc::clone(hold), activity);
+}
+
+/// Has the keeper release a hold that was closed.
+pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
+    let (engine, activity) = (Arc::clone(&hold.engine), activity.into_background());
+    engine.later(async move {
+        // A renewal under way lets go of it at once, since the hold is closed.
+        if let Some(claim) = hold.take_claim().await {
+            Cleanup::of_hold(&hold, claim, activity).carry_out().await;
+        }
+    });
 }
 
 /// One bounded request to withdraw.

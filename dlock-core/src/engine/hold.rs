@@ -11,10 +11,8 @@ use tokio::sync::Notify;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
-use crate::engine::Engine;
-use crate::engine::keeper::Job;
-use crate::engine::pending::Spec;
 use crate::engine::registry::Listing;
+use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::guarded::wake_all;
@@ -324,7 +322,7 @@ impl Hold {
     }
 
     /// One guard less. Whether it was the last one, who has to give the lock back.
-    pub(crate) fn unshare(&self) -> bool {
+    pub(super) fn unshare(&self) -> bool {
         self.shares.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
@@ -335,13 +333,6 @@ impl Hold {
             true => self.deadline() + self.lease,
             false => Timestamp::NEVER,
         }
-    }
-
-    /// Ends it, and has the keeper give it back.
-    pub(crate) fn give_up(self: &Arc<Self>) {
-        let activity = self.engine.registry.activity.begin();
-        self.close();
-        self.engine.later(Job::Release(Arc::clone(self), activity));
     }
 
     /// From here on nobody renews it. Says what it was worth until now.

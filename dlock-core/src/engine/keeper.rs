@@ -4,100 +4,47 @@
 //! every worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper,
 //! on a thread of its own while there are not many, so that a backend that hangs or blocks holds up its own locks only.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::backend::Renewed;
-use crate::engine::activity::ActivityToken;
-use crate::engine::cleanup::Cleanup;
+use crate::backend::dynamic::DynBackend;
+use crate::engine::Engine;
+use crate::engine::cleanup::give_up;
+use crate::engine::entropy::Entropy;
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::registry::HoldRegistry;
-use crate::engine::threads::{self, Thread};
+use crate::engine::registry::{HoldRegistry, Look};
+use crate::engine::tasks::{Task, Tasks};
 use crate::error::Failure;
 use crate::guarded::Panicked;
 use crate::telemetry::{Loss, Spanned, Telemetry};
 
-/// Work for the keeper.
-pub(crate) enum Job {
-    /// Give back a hold that was closed.
-    Release(Arc<Hold>, ActivityToken),
-    /// Withdraw a claim that nobody waits for any more.
-    Withdraw(Cleanup),
-}
-
-/// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
-/// that they live on when the user's runtime is blocked or gone. It must not block.
-///
-/// # Errors
-///
-/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system gives no thread; the next call
-/// tries again.
-pub fn runtime() -> Result<&'static Handle, Failure> {
-    threads::of_connections()
-}
-
-/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on
-/// next.
-#[doc(hidden)]
-pub trait Spawn: fmt::Debug + Send + Sync + 'static {
-    /// Runs `task` to its end, inside a tokio runtime with timers.
-    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
-}
-
-/// Where the tasks of one keeper run.
-#[derive(Clone, Debug)]
-pub(crate) enum Tasks {
-    Thread(Arc<Thread>),
-    Given(Arc<dyn Spawn>),
-}
-
-impl Tasks {
-    pub(crate) fn new(given: Option<Arc<dyn Spawn>>) -> Result<Self, Failure> {
-        match given {
-            Some(given) => Ok(Self::Given(given)),
-            None => threads::of_keeper().map(Self::Thread),
-        }
-    }
-
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        match self {
-            Self::Thread(thread) => drop(thread.runtime().spawn(task)),
-            Self::Given(given) => given.spawn(Box::pin(task)),
-        }
-    }
-
-    /// Runs `future` there and awaits its end; `None` when the keeper ended before. Dropping this drops `future`.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        future: impl Future<Output = T> + Send + 'static,
-    ) -> Option<T> {
-        let (mut tell, told) = oneshot::channel();
-        self.spawn(async move {
-            tokio::select! {
-                biased;
-                () = tell.closed() => {}
-                output = future => drop(tell.send(output)),
-            }
-        });
-        told.await.ok()
-    }
+/// Builds an engine, with a keeper of its own that runs on `tasks`.
+pub(crate) fn start(
+    backend: Box<dyn DynBackend>,
+    label: Option<String>,
+    telemetry: Telemetry,
+    tasks: Tasks,
+    entropy: Entropy,
+) -> Arc<Engine> {
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let engine = Engine::new(backend, label, telemetry, tasks, sender, entropy);
+    look_after(Arc::clone(&engine.registry), inbox);
+    engine
 }
 
 /// Looks after one registry until its engine is gone.
-pub(super) fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Job>) {
+fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Task>) {
     registry.tasks.clone().spawn(supervise(registry, inbox));
 }
 
 /// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the
 /// same is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
-async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Task>) {
     let alive = Alive(&registry);
     while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {
         Telemetry::keeper_panicked(&Panicked::new(panic));
@@ -119,9 +66,10 @@ impl Drop for Alive<'_> {
 }
 
 /// Returns when the engine is gone.
-async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Job>) {
+async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
     loop {
-        let (due, next) = registry.look();
+        let Look { due, overdue, next } = registry.look();
+        overdue.iter().for_each(give_up);
         for hold in due {
             registry.tasks.spawn(renew(hold));
         }
@@ -139,8 +87,8 @@ async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<
             tokio::select! {
                 biased;
                 () = &mut look => break,
-                job = inbox.recv() => match job {
-                    Some(job) => registry.tasks.spawn(job.carry_out()),
+                task = inbox.recv() => match task {
+                    Some(task) => registry.tasks.spawn(task),
                     None => return,
                 },
             }
@@ -203,29 +151,6 @@ async fn renew_once(hold: &Hold) {
             hold.renewal_failed();
             let left = || hold.deadline().since(clock.now());
             telemetry.renewal_failed(hold.site, &failure, took, left);
-        }
-    }
-}
-
-impl Job {
-    pub(super) fn into_background(self) -> Self {
-        match self {
-            Self::Release(hold, activity) => Self::Release(hold, activity.into_background()),
-            Self::Withdraw(cleanup) => {
-                Self::Withdraw(Cleanup { activity: cleanup.activity.into_background(), ..cleanup })
-            }
-        }
-    }
-
-    async fn carry_out(self) {
-        match self {
-            Self::Withdraw(cleanup) => cleanup.carry_out().await,
-            Self::Release(hold, activity) => {
-                // A renewal under way lets go of it at once, since the hold is closed.
-                if let Some(claim) = hold.take_claim().await {
-                    Cleanup::of_hold(&hold, claim, activity).carry_out().await;
-                }
-            }
         }
     }
 }

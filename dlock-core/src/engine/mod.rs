@@ -5,10 +5,13 @@ pub(crate) mod activity;
 pub(crate) mod cleanup;
 pub(crate) mod entropy;
 pub(crate) mod hold;
-pub mod keeper;
+pub(crate) mod keeper;
 pub(crate) mod pending;
 pub(crate) mod registry;
 pub(crate) mod scope;
+pub(crate) mod share;
+pub(crate) mod shutdown;
+pub mod tasks;
 pub(crate) mod threads;
 pub(crate) mod timer;
 pub(crate) mod wait_queue;
@@ -18,18 +21,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
-use crate::backend::dynamic::DynBackend;
-use crate::backend::{Backoff, Capabilities};
+use crate::backend::dynamic::{DynBackend, DynClaim};
+use crate::backend::{Backoff, Capabilities, ClaimRequest};
 use crate::clock::Clock;
 use crate::engine::entropy::Entropy;
-use crate::engine::keeper::{Job, Tasks};
 use crate::engine::registry::HoldRegistry;
+use crate::engine::tasks::{Task, Tasks};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::guarded::guard;
+use crate::handles::options::Options;
 use crate::holder::Identity;
-use crate::telemetry::{Loss, Telemetry};
+use crate::key::Key;
+use crate::telemetry::{Site, Subject, Telemetry};
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
@@ -42,25 +47,24 @@ pub(crate) struct Engine {
     pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
     pub(crate) registry: Arc<HoldRegistry>,
-    jobs: mpsc::UnboundedSender<Job>,
+    tasks: mpsc::UnboundedSender<Task>,
     /// The process that has the keeper: a child made by `fork` has none.
     process: u32,
 }
 
 impl Engine {
-    /// Sets the engine up and hands its registry to the keeper.
-    pub(crate) fn start(
+    /// Sets the engine up. What it leaves to the keeper goes to `tasks`.
+    pub(crate) fn new(
         backend: Box<dyn DynBackend>,
         label: Option<String>,
         telemetry: Telemetry,
-        tasks: Tasks,
+        keeper: Tasks,
+        tasks: mpsc::UnboundedSender<Task>,
         entropy: Entropy,
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
-        let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), tasks));
-        let (jobs, inbox) = mpsc::unbounded_channel();
-        keeper::look_after(Arc::clone(&registry), inbox);
+        let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), keeper));
         Arc::new(Self {
             name: backend.name(),
             capabilities,
@@ -73,7 +77,7 @@ impl Engine {
                 capabilities.notified,
             ),
             registry,
-            jobs,
+            tasks,
             process: std::process::id(),
             backend,
         })
@@ -81,10 +85,6 @@ impl Engine {
 
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
         Error::new(operation, failure).on(self.name)
-    }
-
-    pub(crate) fn refuse_when_closed(&self) -> Result<(), Failure> {
-        if self.registry.is_closed() { Err(self.registry.closed()) } else { Ok(()) }
     }
 
     /// Whether this is a child, made by `fork`, of the process that built these locks. Costs a system call.
@@ -128,57 +128,50 @@ impl Engine {
         answer.unwrap_or(Err(unanswered))
     }
 
-    /// Gives `job` to the keeper. Works on any thread, without a runtime, and never blocks.
-    pub(crate) fn later(&self, job: Job) {
+    /// Gives `task` to the keeper. Works on any thread, without a runtime, and never blocks.
+    pub(crate) fn later(&self, task: impl Future<Output = ()> + Send + 'static) {
         // When the keeper is dead, it has said so, and the lease is the floor.
-        let _ = self.jobs.send(job.into_background());
-    }
-
-    /// See [`Locks::drain`](crate::Locks::drain).
-    pub(crate) async fn drain(self: Arc<Self>, timeout: Duration) -> Result<(), Error> {
-        self.registry.drain();
-        if tokio::time::timeout(timeout, self.registry.settled()).await.is_ok() {
-            return Ok(());
-        }
-        let held = self.registry.stats().held;
-        let what = format!(
-            "{held} locks are still held after {timeout:?}; shut down to take them from their bodies"
-        );
-        Err(self.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
-    }
-
-    /// See [`Locks::shutdown`](crate::Locks::shutdown).
-    pub(crate) async fn shut_down(self: Arc<Self>, timeout: Duration) -> Result<(), Error> {
-        let registry = &self.registry;
-        let started = Instant::now();
-        registry.close();
-        for hold in registry.held() {
-            hold.lose_by(Loss::Shutdown);
-        }
-        let mut settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
-        if !settled {
-            for hold in registry.held() {
-                hold.give_up();
-            }
-            settled = tokio::time::timeout(timeout / 10 * 4, registry.settled()).await.is_ok();
-        }
-        let left = timeout.saturating_sub(started.elapsed());
-        let is_closed = tokio::time::timeout(left, self.backend.close()).await.is_ok();
-        let left = registry.stats();
-        let what = match (settled, is_closed) {
-            (true, true) => return Ok(()),
-            (true, false) => "the backend did not close its connections in time".into(),
-            (false, _) => format!(
-                "{} locks and {} background releases were left to their leases",
-                left.held, left.background
-            ),
-        };
-        Err(self.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+        let _ = self.tasks.send(Box::pin(task));
     }
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// One lock that is wanted: where, which, how, and from which place in the program.
+#[derive(Clone)]
+pub(crate) struct Spec {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) site: Site,
+    pub(crate) options: Options,
+}
+
+impl Spec {
+    /// What is told of it is told about this.
+    pub(crate) const fn subject(&self) -> Subject<'_> {
+        Subject { key: &self.key, site: self.site }
+    }
+
+    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
+        self.engine.error(operation, failure).of(&self.key)
+    }
+
+    /// Prepares a claim under a new token.
+    pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
+        let engine = &self.engine;
+        engine.refuse_in_child()?;
+        let request = ClaimRequest::new(
+            self.key.clone(),
+            engine.entropy.token()?,
+            &self.options,
+            Arc::clone(&engine.identity),
+            engine.telemetry.votes(),
+        );
+        let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
+        guard(|| engine.backend.claim(request)).map_err(panicked)
     }
 }

@@ -1,53 +1,14 @@
-//! What is to be locked, and a claim on it that is being made.
+//! A claim that is being made.
 
 use std::sync::Arc;
 
+use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{ClaimRequest, RequestClock};
-use crate::engine::Engine;
+use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
-use crate::engine::keeper::Job;
-use crate::error::{Error, Failure, Operation};
-use crate::guarded::guard;
-use crate::handles::options::Options;
-use crate::key::Key;
-use crate::telemetry::{Site, Subject, Trace};
-
-/// One lock that is wanted: where, which, how, and from which place in the program.
-#[derive(Clone)]
-pub(crate) struct Spec {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) key: Key,
-    pub(crate) site: Site,
-    pub(crate) options: Options,
-}
-
-impl Spec {
-    /// What is told of it is told about this.
-    pub(crate) const fn subject(&self) -> Subject<'_> {
-        Subject { key: &self.key, site: self.site }
-    }
-
-    pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
-        self.engine.error(operation, failure).of(&self.key)
-    }
-
-    /// Prepares a claim under a new token.
-    pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
-        let engine = &self.engine;
-        engine.refuse_in_child()?;
-        let request = ClaimRequest::new(
-            self.key.clone(),
-            engine.entropy.token()?,
-            &self.options,
-            Arc::clone(&engine.identity),
-            engine.telemetry.votes(),
-        );
-        let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
-        guard(|| engine.backend.claim(request)).map_err(panicked)
-    }
-}
+use crate::error::Failure;
+use crate::telemetry::Trace;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
 pub(crate) struct Pending<'a> {
@@ -81,7 +42,7 @@ impl Drop for Pending<'_> {
             && (self.unsettled || !claim.is_clean())
             && let Some(activity) = self.activity.take()
         {
-            engine.later(Job::Withdraw(Cleanup {
+            let cleanup = Cleanup {
                 engine: Arc::clone(engine),
                 key: self.spec.key.clone(),
                 site: self.spec.site,
@@ -90,7 +51,8 @@ impl Drop for Pending<'_> {
                 request_timeout: self.spec.options.request_timeout(),
                 activity,
                 trace: Trace::default(),
-            }));
+            };
+            cleanup.later();
         }
     }
 }

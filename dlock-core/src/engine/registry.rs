@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::clock::{Clock, Timestamp};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
-use crate::engine::keeper::Tasks;
-use crate::engine::scope;
+use crate::engine::tasks::Tasks;
 use crate::error::{ErrorKind, Failure};
 use crate::guarded::wake_all;
 use crate::key::Key;
@@ -89,6 +89,16 @@ impl Holds {
             }
         }
     }
+}
+
+/// What a look at the registry found.
+pub(super) struct Look {
+    /// To be renewed.
+    pub(super) due: Vec<Arc<Hold>>,
+    /// To be given up for their owners.
+    pub(super) overdue: Vec<Arc<Hold>>,
+    /// When to look next.
+    pub(super) next: Timestamp,
 }
 
 /// The keeper looks at least this often, so that a lock with a longer sixth of its lease never has to wake it.
@@ -195,8 +205,8 @@ impl HoldRegistry {
         self.holds().keys.contains_key(key)
     }
 
-    /// Looks at what is due: ends what has run out, and returns what is to be renewed and when to look next.
-    pub(crate) fn look(&self) -> (Vec<Arc<Hold>>, Timestamp) {
+    /// Looks at what is due, and ends what has run out.
+    pub(super) fn look(&self) -> Look {
         self.telemetry.keeper_looks();
         let now = self.clock.now();
         let idle = now + IDLE_LOOK;
@@ -204,16 +214,14 @@ impl HoldRegistry {
         self.next_look.store(idle.as_nanos(), Ordering::Release);
         let (mut due, mut ended) = (Vec::new(), Vec::new());
         while self.look_at_some(now, &mut due, &mut ended) == BATCH {}
-        for hold in ended {
+        for hold in &ended {
             hold.condition();
-            if hold.overdue_at() <= now {
-                hold.give_up();
-            }
         }
+        ended.retain(|hold| hold.overdue_at() <= now);
         let first = self.holds().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
         let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
-        (due, next.min(Timestamp::from_nanos(planned)))
+        Look { due, overdue: ended, next: next.min(Timestamp::from_nanos(planned)) }
     }
 
     /// Looks at up to [`BATCH`] holds, and returns at how many.
@@ -259,10 +267,12 @@ impl HoldRegistry {
         wake_all(&self.shut);
     }
 
-    /// Whether the calling code may not acquire.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
-            || (self.draining.load(Ordering::SeqCst) && !scope::holds_any(self))
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
     }
 
     /// Refuses acquires, and loses what is held: nobody is left to renew it.
@@ -291,15 +301,9 @@ impl HoldRegistry {
         Failure::new(ErrorKind::Closed, why)
     }
 
-    /// Resolves when the registry is closed.
-    pub(crate) async fn shut(&self) {
-        loop {
-            let shut = self.shut.notified();
-            if self.is_closed() {
-                return;
-            }
-            shut.await;
-        }
+    /// Resolves when the registry is closed, or is drained, after this call.
+    pub(super) fn shut(&self) -> Notified<'_> {
+        self.shut.notified()
     }
 
     /// Resolves when nothing is held, being acquired or being released, and nothing goes on in the background.
@@ -316,8 +320,7 @@ impl HoldRegistry {
 mod tests {
     use super::*;
     use crate::backend::{Grant, Term};
-    use crate::engine::Engine;
-    use crate::engine::pending::Spec;
+    use crate::engine::{Engine, Spec};
     use crate::handles::options::Options;
     use crate::telemetry::Site;
     use crate::{Locks, ManualClock, Memory};
@@ -356,8 +359,10 @@ mod tests {
         clock.advance(LEASE);
         assert_eq!(look(), (1, 0, 1));
         assert_eq!(look(), (0, 0, 0));
-        let (due, next) = registry.look();
-        assert!(due.is_empty() && next == clock.clock().now() + IDLE_LOOK);
+        let look = registry.look();
+        assert!(
+            look.due.is_empty() && look.overdue.is_empty() && look.next == clock.clock().now() + IDLE_LOOK
+        );
         registry.unlist(&short, true, clock.clock().now());
         assert_eq!(registry.stats().held, 1_000);
     }

@@ -16,10 +16,11 @@ use smallvec::SmallVec;
 use tokio::task::futures::TaskLocalFuture;
 
 use crate::engine::Engine;
+use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::HoldRegistry;
+use crate::engine::share::Share;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::options::Options;
 use crate::key::Key;
@@ -112,7 +113,7 @@ impl Scope {
         let enterable = |hold: &Arc<Hold>, depth| match hold.condition() {
             condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition, depth)),
             Condition::Lost if hold.listing.is_listed() => {
-                hold.give_up();
+                give_up(hold);
                 None
             }
             Condition::Lost | Condition::Released => None,
@@ -255,8 +256,8 @@ fn too_deep(hold: &Hold, depth: u32) -> Error {
     hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
 }
 
-/// A further guard of `key` when the calling scope holds it already.
-pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Option<Guard>, Error> {
+/// A further share of `key` when the calling scope holds it already.
+pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Option<Share>, Error> {
     let found = SCOPE.try_with(|scope| scope.find_entered(engine, key));
     let Ok(Some((hold, condition, depth))) = found else { return Ok(None) };
     if !options.reentrant {
@@ -269,13 +270,11 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
     if depth >= options.max_depth {
         return Err(too_deep(&hold, depth));
     }
-    if !hold.share() {
-        return Ok(None);
-    }
+    let Some(share) = Share::of(&hold) else { return Ok(None) };
     if hold.keeps_other_options(options) {
         engine.telemetry.nested_options_ignored(hold.subject(), hold.lease, options.lease);
     }
-    Ok(Some(Guard::new(hold)))
+    Ok(Some(share))
 }
 
 /// The first key that the calling scope holds on this engine and that `test` says something about.
@@ -289,16 +288,35 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
 }
 
 /// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there.
-pub(super) fn holds_any(registry: &HoldRegistry) -> bool {
+fn holds_any(registry: &HoldRegistry) -> bool {
     let listed = |hold: &Arc<Hold>| std::ptr::eq(Arc::as_ptr(&hold.engine.registry), registry).then_some(());
     SCOPE.try_with(|scope| scope.find(listed)).is_ok_and(|found| found.is_some())
+}
+
+/// Refuses when the locks were shut down, or are drained and the calling code runs under none of them.
+pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
+    let registry = &engine.registry;
+    match registry.is_closed() || (registry.is_draining() && !holds_any(registry)) {
+        true => Err(registry.closed()),
+        false => Ok(()),
+    }
+}
+
+/// Resolves when the calling code may not acquire any more, and says why.
+pub(super) async fn refused(engine: &Engine) -> Failure {
+    loop {
+        let shut = engine.registry.shut();
+        if let Err(failure) = may_acquire(engine) {
+            return failure;
+        }
+        shut.await;
+    }
 }
 
 /// Notes a guard that was taken by hand, so that the owner may enter its lock again, if one was opened by hand.
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
-pub(crate) fn note(guard: &mut Guard, max_depth: u32) -> Result<(), Error> {
-    let hold = guard.hold();
+pub(crate) fn note(hold: &Arc<Hold>, max_depth: u32) -> Result<Option<Noted>, Error> {
     let noted = SCOPE.try_with(|scope| {
         if let Some(owner) = scope.owner_of(&hold.engine) {
             let guards = owner.note(hold);
@@ -310,9 +328,9 @@ pub(crate) fn note(guard: &mut Guard, max_depth: u32) -> Result<(), Error> {
         let guards = scope.0.count(address);
         Some((Place::Counted(Arc::clone(&scope.0), address), guards))
     });
-    let Ok(Some((place, guards))) = noted else { return Ok(()) };
-    guard.noted(Noted(place));
-    if guards > max_depth { Err(too_deep(guard.hold(), guards - 1)) } else { Ok(()) }
+    let Ok(Some((place, guards))) = noted else { return Ok(None) };
+    let noted = Noted(place);
+    if guards > max_depth { Err(too_deep(hold, guards - 1)) } else { Ok(Some(noted)) }
 }
 
 /// Returns the view of the innermost body that runs under a lock here; `None` outside any.
@@ -356,9 +374,7 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
     };
     let mut shares = Vec::new();
     scope.find::<()>(|hold| {
-        if hold.share() {
-            shares.push(Guard::new(Arc::clone(hold)));
-        }
+        shares.extend(Share::of(hold));
         None
     });
     Sharing { future: Taken::Along { future: scope.of_task().enter(future) }, shares }
@@ -378,7 +394,7 @@ pin_project! {
     struct Sharing<F> {
         #[pin]
         future: Taken<F>,
-        shares: Vec<Guard>,
+        shares: Vec<Share>,
     }
 }
 

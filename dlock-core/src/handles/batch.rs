@@ -8,14 +8,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::engine::acquire::{acquire, acquire_all};
-use crate::engine::pending::Spec;
-use crate::engine::scope;
+use crate::engine::share::Share;
+use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
-use crate::handles::guard::Guard;
-use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::options::{OnLost, Options, Wait};
-use crate::handles::section::{self, Section};
 use crate::key::Key;
 pub use guard::BatchGuard;
 
@@ -108,7 +105,7 @@ impl Batch {
     pub async fn acquire(&self) -> Result<BatchGuard> {
         let mut batch = self.acquire_unnoted().await?;
         for (guard, lock) in batch.guards_mut().iter_mut().zip(&self.locks) {
-            scope::note(guard, lock.options().max_depth)?;
+            guard.note(lock.options().max_depth)?;
         }
         Ok(batch)
     }
@@ -128,38 +125,6 @@ impl Batch {
             Err(error) if error.kind() == ErrorKind::Busy => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys
-    /// is reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to
-    /// continue.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`acquire`](Self::acquire), and [`ErrorKind::Lost`].
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, the body is dropped first and the locks are then given back in the background.
-    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
-        section::run(Section::from(self.clone()), body)
-    }
-
-    /// Runs a body like [`run`](Self::run), and shows it what is held.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run`](Self::run).
-    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
-    where
-        F: Future,
-        B: FnOnce(Held) -> F,
-    {
-        section::run_with(Section::from(self.clone()), body).await
     }
 
     fn wait(&self) -> Wait {
@@ -187,11 +152,11 @@ impl Batch {
                 if let [first, ..] = &*wanted {
                     first.engine.telemetry.batch_taken(first.site, wanted.len());
                 }
-                Ok(BatchGuard::new(taken.into_iter().flatten().collect()))
+                Ok(BatchGuard::new(taken.into_iter().flatten()))
             }
             Err(error) => {
                 let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
-                let guard = BatchGuard::new(taken.into_iter().flatten().collect());
+                let guard = BatchGuard::new(taken.into_iter().flatten());
                 guard.give_back(limit.unwrap_or_default()).await;
                 Err(error.after_all(started.elapsed()))
             }
@@ -217,17 +182,17 @@ impl Batch {
 }
 
 /// Takes what is not yet `taken`, in its order.
-async fn take(wanted: &[Spec], taken: &mut [Option<Guard>], started: Instant) -> Result<()> {
+async fn take(wanted: &[Spec], taken: &mut [Option<Share>], started: Instant) -> Result<()> {
     let mut from = 0;
     for group in wanted.chunk_by(|a, b| Arc::ptr_eq(&a.engine, &b.engine)) {
         let taken = &mut taken[from..from + group.len()];
         from += group.len();
         let missing = group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one);
         if missing.clone().count() > 1
-            && let Some(guards) = acquire_all(missing.cloned().collect(), started).await?
+            && let Some(shares) = acquire_all(missing.cloned().collect(), started).await?
         {
             let places = taken.iter_mut().filter(|taken| taken.is_none());
-            places.zip(guards).for_each(|(place, guard)| *place = Some(guard));
+            places.zip(shares).for_each(|(place, share)| *place = Some(share));
             continue;
         }
         for (one, place) in group.iter().zip(taken) {

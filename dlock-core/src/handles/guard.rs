@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::activity::ActivityToken;
-use crate::engine::cleanup::{Cleanup, withdraw_once};
+use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::keeper::Job;
-use crate::engine::scope::Noted;
+use crate::engine::scope::{self, Noted};
+use crate::engine::share::Share;
 use crate::engine::threads;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
@@ -39,23 +39,25 @@ use crate::telemetry::{Spanned, Telemetry};
 /// ```
 #[must_use = "the lock is given back as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
-pub struct Guard(Option<Arc<Hold>>, Option<Noted>);
+pub struct Guard {
+    share: Share,
+    /// Where it is noted that it was taken by hand.
+    noted: Option<Noted>,
+}
 
 impl Guard {
-    pub(crate) fn new(hold: Arc<Hold>) -> Self {
-        Self(Some(hold), None)
+    pub(crate) const fn new(share: Share) -> Self {
+        Self { share, noted: None }
     }
 
-    /// It was taken by hand, and stays so noted for as long as it is there.
-    pub(crate) fn noted(&mut self, noted: Noted) {
-        self.1 = Some(noted);
+    /// Notes that it was taken by hand, for as long as it is there.
+    pub(super) fn note(&mut self, max_depth: u32) -> Result<()> {
+        self.noted = scope::note(self.hold(), max_depth)?;
+        Ok(())
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        match &self.0 {
-            Some(hold) => hold,
-            None => unreachable!("a guard loses its hold only when it is consumed"),
-        }
+        self.share.hold()
     }
 
     /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the lock.
@@ -126,11 +128,12 @@ impl Guard {
     /// # Cancel safety
     ///
     /// When dropped midway, the release goes on in the background.
-    pub async fn release(mut self) -> Result<()> {
-        let Some(hold) = self.0.take() else { return Ok(()) };
-        if !hold.unshare() {
-            return if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) };
-        }
+    pub async fn release(self) -> Result<()> {
+        let Self { share, noted: _noted } = self;
+        let hold = match share.end() {
+            Ok(last) => last,
+            Err(shared) => return if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) },
+        };
         if let Err(failure) = hold.engine.refuse_in_child() {
             let error = hold.error(Operation::Release, failure);
             std::mem::forget(hold);
@@ -151,20 +154,6 @@ impl Guard {
         };
         Telemetry::released(&span, result.as_ref().err());
         result
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if let Some(hold) = self.0.take()
-            && hold.unshare()
-        {
-            if hold.engine.is_in_child() {
-                // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
-                return std::mem::forget(hold);
-            }
-            hold.give_up();
-        }
     }
 }
 
@@ -223,10 +212,10 @@ impl Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         let Some(activity) = self.activity.take() else { return };
-        self.hold.engine.later(match self.claim.take() {
-            None => Job::Release(Arc::clone(&self.hold), activity),
-            Some(claim) => Job::Withdraw(Cleanup::of_hold(&self.hold, claim, activity)),
-        });
+        match self.claim.take() {
+            None => release_later(Arc::clone(&self.hold), activity),
+            Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
+        }
     }
 }
 

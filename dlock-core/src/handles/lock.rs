@@ -3,14 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Engine;
 use crate::engine::acquire::acquire;
-use crate::engine::pending::Spec;
-use crate::engine::scope;
+use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
 use crate::handles::options::{Options, Wait, option_setters};
-use crate::handles::segment::Segmented;
 use crate::key::Key;
 use crate::telemetry::Site;
 
@@ -63,11 +60,6 @@ impl Lock {
         self
     }
 
-    /// Splits the key into so many segments, each a lock of its own.
-    pub const fn segmented(self, segments: u32) -> Segmented {
-        Segmented::new(self, segments)
-    }
-
     /// Sets the function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
     pub const fn with_function(mut self, function: &'static str) -> Self {
         self.site.function = Some(function);
@@ -97,7 +89,7 @@ impl Lock {
     /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
     pub async fn acquire(&self) -> Result<Guard> {
         let mut guard = self.acquire_unnoted().await?;
-        scope::note(&mut guard, self.options.max_depth)?;
+        guard.note(self.options.max_depth)?;
         Ok(guard)
     }
 
@@ -122,11 +114,11 @@ impl Lock {
     /// its own.
     pub(super) async fn acquire_unnoted(&self) -> Result<Guard> {
         let key = self.checked(&self.options)?;
-        if let Some(guard) = scope::reenter(&self.engine, key, &self.options)? {
+        if let Some(share) = scope::reenter(&self.engine, key, &self.options)? {
             self.engine.telemetry.reentered(self.site);
-            return Ok(guard);
+            return Ok(Guard::new(share));
         }
-        acquire(self.spec(key, self.options), None).await
+        acquire(self.spec(key, self.options), None).await.map(Guard::new)
     }
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.

@@ -9,10 +9,10 @@ use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::Prefixed;
 use crate::backends::quorum::{self, Lent, Node};
-use crate::engine::Engine;
 use crate::engine::entropy::Entropy;
-use crate::engine::keeper::{Spawn, Tasks};
 use crate::engine::scope::Scope;
+use crate::engine::tasks::{Spawn, Tasks};
+use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
 use crate::handles::lock::Lock;
@@ -197,7 +197,7 @@ impl Locks {
         let engine = &self.engine;
         let refuse = |failure| engine.error(Operation::Shutdown, failure);
         engine.refuse_in_child().map_err(refuse)?;
-        engine.run(Arc::clone(engine).drain(timeout)).await.map_err(refuse)?
+        engine.run(shutdown::drain(Arc::clone(engine), timeout)).await.map_err(refuse)?
     }
 
     /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back
@@ -221,7 +221,7 @@ impl Locks {
         let engine = &self.engine;
         let refuse = |failure| engine.error(Operation::Shutdown, failure);
         engine.refuse_in_child().map_err(refuse)?;
-        engine.run(Arc::clone(engine).shut_down(timeout)).await.map_err(refuse)?
+        engine.run(shutdown::shut_down(Arc::clone(engine), timeout)).await.map_err(refuse)?
     }
 
     #[cfg(test)]
@@ -375,7 +375,7 @@ impl LocksBuilder {
         };
         let telemetry = Telemetry::new(name, name == quorum::NAME, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
-        let engine = Engine::start(backend, self.label, telemetry, tasks, Entropy::new(self.seed));
+        let engine = keeper::start(backend, self.label, telemetry, tasks, Entropy::new(self.seed));
         Ok(Locks { engine, defaults: self.options })
     }
 }

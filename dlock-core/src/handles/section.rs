@@ -289,9 +289,43 @@ impl Lock {
     }
 }
 
+impl Batch {
+    /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys
+    /// is reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to
+    /// continue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`ErrorKind::Lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the body is dropped first and the locks are then given back in the background.
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+        run(Section::from(self.clone()), body)
+    }
+
+    /// Runs a body like [`run`](Self::run), and shows it what is held.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    where
+        F: Future,
+        B: FnOnce(Held) -> F,
+    {
+        run_with(Section::from(self.clone()), body).await
+    }
+}
+
 /// Runs `body` in `section`, from its own place on the heap: a future that contains it would keep it twice, once as it
 /// was given and once as it runs, and bodies in bodies would double with each level.
-pub(super) fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<F::Output>> {
+fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<F::Output>> {
     let body = Box::pin(body);
     async move {
         section.enter().await?;
@@ -302,7 +336,7 @@ pub(super) fn run<F: Future>(mut section: Section, body: F) -> impl Future<Outpu
 }
 
 /// As [`run`], with a body that is made once the lock is taken.
-pub(super) async fn run_with<F, B>(mut section: Section, body: B) -> Result<F::Output>
+async fn run_with<F, B>(mut section: Section, body: B) -> Result<F::Output>
 where
     F: Future,
     B: FnOnce(Held) -> F,

@@ -306,3 +306,10 @@ async fn enter(segmented: &Segmented, number: u32, wait: Wait, patience: Duratio
     section.enter().await?;
     Ok(section)
 }
+
+impl Lock {
+    /// Splits the key into so many segments, each a lock of its own.
+    pub const fn segmented(self, segments: u32) -> Segmented {
+        Segmented::new(self, segments)
+    }
+}

@@ -5,18 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Subject, Telemetry, Trace, spans};
+use super::{Subject, Telemetry, Trace, Waiters, spans};
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
 use crate::holder::Holder;
 use crate::key::Key;
-
-/// Knows who waits for locks in this process.
-pub(crate) trait Waiters: Sync {
-    /// Returns whether somebody waits for `key`.
-    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only links between spans need it"))]
-    fn has(&self, key: &Key) -> bool;
-}
 
 /// One acquire. Dropping it before its end is an end too: the caller went away.
 pub(crate) struct AcquireSpan<'a> {

@@ -18,12 +18,13 @@ mod off;
 mod outage;
 mod span;
 mod spans;
+mod subject;
 #[cfg(feature = "otel")]
 mod trace;
 
 use std::time::{Duration, Instant};
 
-pub(crate) use acquire::{AcquireSpan, Waiters};
+pub(crate) use acquire::AcquireSpan;
 use counts::Counts;
 pub use counts::Stats;
 pub(crate) use loss::Loss;
@@ -37,6 +38,7 @@ use off::{Holders, Metrics};
 pub(crate) use off::{Meter, Trace, Votes};
 use outage::Outage;
 pub(crate) use span::{Span, Spanned};
+pub(crate) use subject::{Site, Subject, Waiters};
 #[cfg(feature = "otel")]
 use trace::Holders;
 #[cfg(feature = "otel")]
@@ -45,23 +47,6 @@ pub(crate) use trace::Trace;
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
 use crate::guarded::Panicked;
-use crate::key::Key;
-
-/// Where in the program a lock is used: labels with few values, for spans and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Site {
-    /// The pattern the key was made from.
-    pub(crate) template: Option<&'static str>,
-    /// The function that the attribute stands on.
-    pub(crate) function: Option<&'static str>,
-}
-
-/// The lock that something happens to.
-#[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
-    pub(crate) key: &'a Key,
-    pub(crate) site: Site,
-}
 
 /// Tells what happens to the locks of one `Locks`.
 pub(crate) struct Telemetry {

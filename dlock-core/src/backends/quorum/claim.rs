@@ -13,8 +13,8 @@ use super::{Shared, too_few};
 use crate::backend::Backoff;
 use crate::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use crate::clock::Timestamp;
-use crate::engine::keeper;
 use crate::error::Failure;
+use crate::keeper;
 use crate::token::Token;
 
 /// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after
@@ -79,10 +79,15 @@ impl QuorumClaim {
             return Ok(true);
         }
         if vote.is_closed() {
-            Arc::clone(vote).clean_up(self.limit())?;
+            self.clean_up(place, self.limit())?;
             return Ok(false);
         }
         Ok(true)
+    }
+
+    /// Has the vote of a node released in the background.
+    fn clean_up(&self, place: usize, limit: Duration) -> Result<(), Failure> {
+        self.shared.withdrawals[place].clean_up(&self.votes[place], limit)
     }
 
     /// Asks all nodes until it is clear whether a majority votes for us.
@@ -135,7 +140,7 @@ impl QuorumClaim {
             let vote = &self.votes[place];
             if silent.contains(&place) {
                 ballot.note(place, Answer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
-                Arc::clone(vote).clean_up(limit)?;
+                self.clean_up(place, limit)?;
             } else if !vote.is_settled() {
                 vote.close();
                 withdrawals.ask(place, Arc::clone(vote).withdraw());
@@ -143,9 +148,9 @@ impl QuorumClaim {
         }
         while withdrawals.next().await.is_some() {}
         drop(withdrawals);
-        for vote in &self.votes {
+        for (place, vote) in self.votes.iter().enumerate() {
             if vote.is_closed() && !vote.is_done() {
-                Arc::clone(vote).clean_up(limit)?;
+                self.clean_up(place, limit)?;
             }
         }
         Ok(())
@@ -162,7 +167,7 @@ impl QuorumClaim {
             }
             if !vote.is_closed() && !vote.is_settled() {
                 // Something of it may still be there, or on its way.
-                Arc::clone(vote).clean_up(limit)?;
+                self.clean_up(place, limit)?;
             } else if self.prepare(place)? {
                 let asking = tokio::time::timeout(limit, Arc::clone(&self.votes[place]).ask());
                 keeper::runtime()?.spawn(async move { drop(asking.await) });
@@ -307,8 +312,8 @@ impl Claim for QuorumClaim {
         if confirmed < needed {
             return Err(too_few(&self.shared.members, confirmed, failures));
         }
-        for vote in &self.votes {
-            Arc::clone(vote).clean_up(limit)?;
+        for place in 0..self.votes.len() {
+            self.clean_up(place, limit)?;
         }
         let removed = self.votes.iter().filter(|vote| vote.may_have_been_removed()).count();
         let withdrawal = if removed >= needed { Withdrawal::REMOVED } else { Withdrawal::ABSENT };

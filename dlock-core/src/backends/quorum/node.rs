@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::withdrawals::Withdrawals;
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{Attempt, Backend, ClaimRequest};
-use crate::engine::keeper;
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Identity;
+use crate::keeper;
 use crate::key::Key;
 use crate::telemetry::{Trace, Votes};
 use crate::token::Token;
@@ -84,7 +83,6 @@ pub(super) struct Member {
     mark: AtomicUsize,
     marking: AtomicBool,
     tended: Mutex<Option<Instant>>,
-    withdrawals: Arc<Withdrawals>,
     /// How many requests in a row it left without an answer.
     unanswered: AtomicU32,
     /// When one that does not answer was asked last.
@@ -105,7 +103,6 @@ impl Member {
             mark: AtomicUsize::new(0),
             marking: AtomicBool::new(false),
             tended: Mutex::default(),
-            withdrawals: Arc::default(),
             unanswered: AtomicU32::new(0),
             probed: Mutex::default(),
         })
@@ -127,10 +124,6 @@ impl Member {
     /// From 1, as errors say it.
     pub(super) const fn number(&self) -> usize {
         self.number
-    }
-
-    pub(super) const fn withdrawals(&self) -> &Arc<Withdrawals> {
-        &self.withdrawals
     }
 
     /// Whether an attempt is to ask it: always, unless it has not answered lately, and then only now and then. A

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::engine::keeper;
 use crate::error::Failure;
+use crate::keeper;
 
 type Asking<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

@@ -296,22 +296,26 @@ impl Vote {
         }
     }
 
-    /// Gives back what is on the node in the background, until nothing is left or the lease ended it. Closes it first.
-    pub(super) fn clean_up(self: Arc<Self>, limit: Duration) -> Result<(), Failure> {
+    /// Closes it, to be released in the background. Returns for how long that is to be tried, when its requests may take
+    /// up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
+    pub(super) fn queue(&self, limit: Duration) -> Option<Timestamp> {
         {
             let mut state = self.state();
             state.closed = true;
             if state.done.is_some() || std::mem::replace(&mut state.queued, true) {
-                return Ok(());
+                return None;
             }
         }
         // A request that is still on its way starts its lease when it arrives; a session has none.
-        let until = match self.member.backend().capabilities().session_kept {
+        Some(match self.member.backend().capabilities().session_kept {
             true => Timestamp::NEVER,
             false => self.clock.now() + self.lease + limit,
-        };
-        let withdrawals = self.member.withdrawals();
-        withdrawals.add(Arc::clone(&self), until, limit).inspect_err(|_| self.state().queued = false)
+        })
+    }
+
+    /// Nobody releases it in the background after all.
+    pub(super) fn unqueue(&self) {
+        self.state().queued = false;
     }
 
     /// Whether it is being given back in the background.

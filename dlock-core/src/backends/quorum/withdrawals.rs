@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use super::vote::Vote;
 use crate::backend::Backoff;
 use crate::clock::Timestamp;
-use crate::engine::keeper;
 use crate::error::Failure;
+use crate::keeper;
 
 /// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases.
 const MOST: usize = 1_024;
@@ -48,17 +48,14 @@ impl Withdrawals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `vote` given back, with requests of up to `limit`.
-    pub(super) fn add(
-        self: &Arc<Self>,
-        vote: Arc<Vote>,
-        until: Timestamp,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        let runtime = keeper::runtime()?;
+    /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the lease
+    /// ended it. Closes the vote first.
+    pub(super) fn clean_up(self: &Arc<Self>, vote: &Arc<Vote>, limit: Duration) -> Result<(), Failure> {
+        let Some(until) = vote.queue(limit) else { return Ok(()) };
+        let runtime = keeper::runtime().inspect_err(|_| vote.unqueue())?;
         let too_many = {
             let mut queue = self.queue();
-            queue.left.push_back(Left { vote, until, limit });
+            queue.left.push_back(Left { vote: Arc::clone(vote), until, limit });
             if !std::mem::replace(&mut queue.is_served, true) {
                 runtime.spawn(Arc::clone(self).serve());
             }

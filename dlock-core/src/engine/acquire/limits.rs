@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Step;
+use super::attempt::Step;
 use crate::backend::request_clock::Stage;
 use crate::backend::{Backoff, RequestClock};
-use crate::engine::Engine;
 use crate::engine::timer::bounded;
+use crate::engine::{Engine, scope};
 use crate::error::{ErrorKind, Failure};
 
 /// How long a request may take.
@@ -120,7 +120,7 @@ pub(super) async fn within<T>(
     let open = async {
         tokio::select! {
             biased;
-            () = engine.registry.shut() => Err(engine.registry.closed()),
+            failure = scope::refused(engine) => Err(failure),
             output = future => Ok(output),
         }
     };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use crate::engine::share::Share;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
@@ -24,7 +25,8 @@ pub struct BatchGuard {
 }
 
 impl BatchGuard {
-    pub(super) fn new(guards: Vec<Guard>) -> Self {
+    pub(super) fn new(shares: impl Iterator<Item = Share>) -> Self {
+        let guards: Vec<_> = shares.map(Guard::new).collect();
         let held = Held::all(guards.iter().map(|guard| Arc::clone(guard.hold())));
         Self { guards, held }
     }

@@ -1,0 +1,26 @@
+//! What something is told of: names only, so that telemetry knows nothing of the engine.
+
+use crate::key::Key;
+
+/// Where in the program a lock is used: labels with few values, for spans and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Site {
+    /// The pattern the key was made from.
+    pub(crate) template: Option<&'static str>,
+    /// The function that the attribute stands on.
+    pub(crate) function: Option<&'static str>,
+}
+
+/// The lock that something happens to.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) key: &'a Key,
+    pub(crate) site: Site,
+}
+
+/// Knows who waits for locks in this process.
+pub(crate) trait Waiters: Sync {
+    /// Returns whether somebody waits for `key`.
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only links between spans need it"))]
+    fn has(&self, key: &Key) -> bool;
+}
