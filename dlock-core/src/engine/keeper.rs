@@ -69,7 +69,8 @@ impl Drop for Alive<'_> {
 async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
     loop {
         let Look { due, overdue, next } = registry.look();
-        overdue.iter().for_each(give_up);
+        // None is kept until the next look: a hold keeps its engine.
+        overdue.into_iter().for_each(|hold| give_up(&hold));
         for hold in due {
             registry.tasks.spawn(renew(hold));
         }
