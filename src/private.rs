@@ -42,7 +42,7 @@ pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
 pub struct Section<'a> {
     site: Site,
     source: Source<'a>,
-    keys: Keys,
+    keys: SectionKeys,
     requires: &'static [Requirement],
     wait: Option<Wait>,
     lease: Option<Duration>,
@@ -53,7 +53,7 @@ pub struct Section<'a> {
 }
 
 #[derive(Debug)]
-enum Keys {
+enum SectionKeys {
     One(String),
     All(Vec<String>),
 }
@@ -62,16 +62,16 @@ impl<'a> Section<'a> {
     /// A section under one key; nothing happens yet.
     #[must_use]
     pub const fn new(site: Site, source: Source<'a>, key: String) -> Self {
-        Self::of(site, source, Keys::One(key))
+        Self::of(site, source, SectionKeys::One(key))
     }
 
     /// A section under several keys.
     #[must_use]
     pub const fn all(site: Site, source: Source<'a>, keys: Vec<String>) -> Self {
-        Self::of(site, source, Keys::All(keys))
+        Self::of(site, source, SectionKeys::All(keys))
     }
 
-    const fn of(site: Site, source: Source<'a>, keys: Keys) -> Self {
+    const fn of(site: Site, source: Source<'a>, keys: SectionKeys) -> Self {
         Self {
             site,
             source,
@@ -166,8 +166,10 @@ impl<'a> Section<'a> {
             None => {
                 let locks = self.locks()?;
                 let section = match &self.keys {
-                    Keys::One(key) => dlock_core::Section::new(self.with_options(locks.lock(key))),
-                    Keys::All(keys) => locks.lock_all(keys).with_each(|lock| self.with_options(lock)).into(),
+                    SectionKeys::One(key) => dlock_core::Section::new(self.with_options(locks.lock(key))),
+                    SectionKeys::All(keys) => {
+                        locks.lock_all(keys).with_each(|lock| self.with_options(lock)).into()
+                    }
                 };
                 if self.run_when_unavailable { section.run_when_unavailable() } else { section }
             }
@@ -256,7 +258,9 @@ impl Segments<'_> {
             Some(section) => section,
             None => {
                 let locks = self.section.locks()?;
-                let Keys::One(key) = &self.section.keys else { unreachable!("the attribute gives one key") };
+                let SectionKeys::One(key) = &self.section.keys else {
+                    unreachable!("the attribute gives one key")
+                };
                 SegmentedSection::new(self.section.with_options(locks.lock(key)).segmented(self.count))
             }
         };

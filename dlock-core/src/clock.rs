@@ -57,10 +57,10 @@ impl std::ops::Sub<Duration> for Timestamp {
 /// or for what was left of the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for
 /// tests. Waiting for a busy lock is measured with tokio's clock instead, so that `tokio::time::pause` works as usual.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Source);
+pub struct Clock(TimeSource);
 
 #[derive(Clone, Default)]
-enum Source {
+enum TimeSource {
     #[default]
     System,
     Manual(Arc<Movable>),
@@ -71,19 +71,19 @@ impl Clock {
     /// The machine's clock.
     #[must_use]
     pub const fn system() -> Self {
-        Self(Source::System)
+        Self(TimeSource::System)
     }
 
     /// A clock that reads what `nanos` returns, for a simulation whose time is tokio's paused one.
     #[doc(hidden)]
     pub fn simulated(nanos: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self(Source::Simulated(Arc::new(move || Timestamp(nanos()))))
+        Self(TimeSource::Simulated(Arc::new(move || Timestamp(nanos()))))
     }
 
     fn movable(&self) -> Option<&Arc<Movable>> {
         match &self.0 {
-            Source::Manual(movable) => Some(movable),
-            Source::System | Source::Simulated(_) => None,
+            TimeSource::Manual(movable) => Some(movable),
+            TimeSource::System | TimeSource::Simulated(_) => None,
         }
     }
 
@@ -91,9 +91,9 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
-            Source::System => boot_time(),
-            Source::Manual(movable) => movable.now(),
-            Source::Simulated(now) => now(),
+            TimeSource::System => boot_time(),
+            TimeSource::Manual(movable) => movable.now(),
+            TimeSource::Simulated(now) => now(),
         }
     }
 
@@ -182,7 +182,7 @@ impl ManualClock {
     /// The clock to give to a backend.
     #[must_use]
     pub fn clock(&self) -> Clock {
-        Clock(Source::Manual(Arc::clone(&self.0)))
+        Clock(TimeSource::Manual(Arc::clone(&self.0)))
     }
 }
 
@@ -193,7 +193,7 @@ impl Movable {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for TimeSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System => f.write_str("System"),

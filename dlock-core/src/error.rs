@@ -46,10 +46,10 @@ impl Operation {
 ///
 /// One pointer wide, so that `Result<Guard>` stays small. `Display` is one line with the cause and what to do;
 /// the underlying error is also available from [`source`](StdError::source). Neither contains credentials.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorDetails>);
 
 #[derive(Debug)]
-struct Inner {
+struct ErrorDetails {
     operation: Operation,
     backend: Option<&'static str>,
     key: Option<Key>,
@@ -64,7 +64,7 @@ impl Error {
     /// An error of this operation. Users get errors from dlock; this is for code that extends it.
     #[must_use]
     pub fn new(operation: Operation, failure: Failure) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorDetails {
             operation,
             backend: None,
             key: None,

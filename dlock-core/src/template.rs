@@ -26,16 +26,16 @@ pub(crate) fn intern(text: &str) -> &'static str {
     TEMPLATES.intern(text)
 }
 
-struct Templates(RwLock<Known>);
+struct Templates(RwLock<KnownTemplates>);
 
-struct Known {
+struct KnownTemplates {
     texts: Option<HashSet<&'static str>>,
     full: bool,
 }
 
 impl Templates {
     const fn new() -> Self {
-        Self(RwLock::new(Known { texts: None, full: false }))
+        Self(RwLock::new(KnownTemplates { texts: None, full: false }))
     }
 
     fn intern(&self, text: &str) -> &'static str {

@@ -39,15 +39,15 @@ const OTHER_NAMES: [(&str, &str); 6] = [
 
 #[derive(Default)]
 pub(crate) struct Args {
-    pub key: Option<Key>,
-    pub keys: Option<Keys>,
+    pub key: Option<KeyArg>,
+    pub keys: Option<KeysArg>,
     pub segments: Option<u32>,
-    pub requires: Vec<Requirement>,
+    pub requires: Vec<RequirementName>,
     pub backend: Option<LitStr>,
     pub locks: Option<Expr>,
-    pub wait: Option<Wait>,
-    pub lease: Option<Lease>,
-    pub on_lost: Option<OnLost>,
+    pub wait: Option<WaitArg>,
+    pub lease: Option<LeaseArg>,
+    pub on_lost: Option<OnLostArg>,
     pub on_busy: Option<Expr>,
     pub on_unavailable: Option<OnUnavailable>,
     pub guard: Option<Ident>,
@@ -57,22 +57,22 @@ pub(crate) struct Args {
     given: Vec<Ident>,
 }
 
-pub(crate) enum Key {
+pub(crate) enum KeyArg {
     Template(Template),
     /// The expression in its braces.
     Expr(Group),
 }
 
-pub(crate) enum Keys {
+pub(crate) enum KeysArg {
     Templates(Vec<Template>),
     /// The expression in its braces.
     Expr(Group),
 }
 
 /// A guarantee: what it is called here and in `dlock::Requirement`.
-pub(crate) type Requirement = (&'static str, &'static str);
+pub(crate) type RequirementName = (&'static str, &'static str);
 
-const REQUIREMENTS: [Requirement; 5] = [
+const REQUIREMENTS: [RequirementName; 5] = [
     ("fencing", "Fencing"),
     ("fair", "Fair"),
     ("session_kept", "SessionKept"),
@@ -83,7 +83,7 @@ const REQUIREMENTS: [Requirement; 5] = [
 /// What the runtime accepts.
 const SEGMENTS: std::ops::RangeInclusive<u32> = 1..=10_000;
 
-pub(crate) enum Wait {
+pub(crate) enum WaitArg {
     No,
     Milliseconds(u64),
     Forever,
@@ -91,14 +91,14 @@ pub(crate) enum Wait {
     Expr(Group),
 }
 
-pub(crate) enum Lease {
+pub(crate) enum LeaseArg {
     Milliseconds(u64),
     /// The expression in its braces.
     Expr(Group),
 }
 
 #[derive(Clone, Copy)]
-pub(crate) enum OnLost {
+pub(crate) enum OnLostArg {
     Abort,
     Continue,
 }
@@ -178,15 +178,15 @@ impl Args {
             "requires" => self.requires = requires(input)?,
             "backend" => self.backend = Some(backend(&text(input)?)?),
             "locks" => self.locks = Some(input.parse()?),
-            "wait" if input.peek(token::Brace) => self.wait = Some(Wait::Expr(block(option, input)?)),
+            "wait" if input.peek(token::Brace) => self.wait = Some(WaitArg::Expr(block(option, input)?)),
             "wait" => self.wait = Some(wait(&text(input)?)?),
-            "lease" if input.peek(token::Brace) => self.lease = Some(Lease::Expr(block(option, input)?)),
+            "lease" if input.peek(token::Brace) => self.lease = Some(LeaseArg::Expr(block(option, input)?)),
             "lease" => {
                 let lease = duration::parse(option, &text(input)?, &duration::LEASE)?;
-                self.lease = Some(Lease::Milliseconds(lease));
+                self.lease = Some(LeaseArg::Milliseconds(lease));
             }
             "on_lost" => {
-                let choices = [("abort", OnLost::Abort), ("continue", OnLost::Continue)];
+                let choices = [("abort", OnLostArg::Abort), ("continue", OnLostArg::Continue)];
                 self.on_lost = Some(choice(option, &text(input)?, choices)?);
             }
             "on_busy" => self.on_busy = Some(on_busy(input)?),
@@ -223,7 +223,7 @@ impl Args {
             let message = "without the lock a body has no segment; remove `on_unavailable` or `segments`";
             mistakes.at(span, message);
         }
-        if let (Some(Wait::Forever), Some(span)) = (&self.wait, later("wait", "on_busy")) {
+        if let (Some(WaitArg::Forever), Some(span)) = (&self.wait, later("wait", "on_busy")) {
             let message = "an acquire that waits forever is never busy, so that `on_busy` is never used; \
                            remove it, or write `wait = \"no\"` or a duration";
             mistakes.at(span, message);
@@ -281,7 +281,7 @@ fn parse_or<T: Parse>(input: ParseStream<'_>, what: &str, remedy: &str) -> syn::
     input.parse().map_err(|_| syn::Error::new(at, format!("{what}; write `{remedy}`")))
 }
 
-fn key(input: ParseStream<'_>) -> syn::Result<Key> {
+fn key(input: ParseStream<'_>) -> syn::Result<KeyArg> {
     if input.peek(token::Brace) {
         let block: Group = input.parse()?;
         if block.stream().is_empty() {
@@ -289,10 +289,10 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
                 "the block gives no key; write an expression in it, such as `key = { id.to_string() }`";
             return Err(syn::Error::new(block.span(), message));
         }
-        return Ok(Key::Expr(block));
+        return Ok(KeyArg::Expr(block));
     }
     if input.peek(LitStr) {
-        return Template::parse(input.parse()?).map(Key::Template);
+        return Template::parse(input.parse()?).map(KeyArg::Template);
     }
     let at = input.span();
     let token: TokenTree = input.parse()?;
@@ -306,7 +306,7 @@ fn key(input: ParseStream<'_>) -> syn::Result<Key> {
     Err(syn::Error::new(at, message))
 }
 
-fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
+fn keys(input: ParseStream<'_>) -> syn::Result<KeysArg> {
     if input.peek(token::Brace) {
         let block: Group = input.parse()?;
         if block.stream().is_empty() {
@@ -314,7 +314,7 @@ fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
                            `keys = { ids.iter() }`";
             return Err(syn::Error::new(block.span(), message));
         }
-        return Ok(Keys::Expr(block));
+        return Ok(KeysArg::Expr(block));
     }
     let at = input.span();
     if !input.peek(token::Bracket) {
@@ -343,7 +343,7 @@ fn keys(input: ParseStream<'_>) -> syn::Result<Keys> {
         let message = "an empty list locks nothing; write the keys in it, such as `keys = [\"room_<a>\", \"room_<b>\"]`";
         return Err(syn::Error::new(list.span(), message));
     }
-    Ok(Keys::Templates(templates))
+    Ok(KeysArg::Templates(templates))
 }
 
 fn segments(input: ParseStream<'_>) -> syn::Result<u32> {
@@ -359,7 +359,7 @@ fn segments(input: ParseStream<'_>) -> syn::Result<u32> {
 }
 
 /// One name or a list of them.
-fn requires(input: ParseStream<'_>) -> syn::Result<Vec<Requirement>> {
+fn requires(input: ParseStream<'_>) -> syn::Result<Vec<RequirementName>> {
     const EXAMPLE: &str = "requires = \"fencing\"` or `requires = [\"fencing\", \"durable\"]";
     let requirement = |input: ParseStream<'_>| {
         let text: LitStr =
@@ -399,11 +399,11 @@ fn backend(name: &LitStr) -> syn::Result<LitStr> {
     Ok(name.clone())
 }
 
-fn wait(text: &LitStr) -> syn::Result<Wait> {
+fn wait(text: &LitStr) -> syn::Result<WaitArg> {
     match text.value().as_str() {
-        "no" => Ok(Wait::No),
-        "forever" => Ok(Wait::Forever),
-        _ => duration::parse("wait", text, &duration::WAIT).map(Wait::Milliseconds),
+        "no" => Ok(WaitArg::No),
+        "forever" => Ok(WaitArg::Forever),
+        _ => duration::parse("wait", text, &duration::WAIT).map(WaitArg::Milliseconds),
     }
 }
 

@@ -29,7 +29,7 @@
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
-use crate::args::{Args, Key, Keys, Lease, OnLost, OnUnavailable, Wait};
+use crate::args::{Args, KeyArg, KeysArg, LeaseArg, OnLostArg, OnUnavailable, WaitArg};
 use crate::error::{Mistakes, report};
 use crate::function::{Argument, Function};
 use crate::template::Template;
@@ -240,8 +240,8 @@ fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStr
 
 fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
     match &args.key {
-        Some(Key::Template(template)) => template.to_key(function, mistakes),
-        Some(Key::Expr(block)) => {
+        Some(KeyArg::Template(template)) => template.to_key(function, mistakes),
+        Some(KeyArg::Expr(block)) => {
             let at = Span::mixed_site().located_at(block.span());
             let expr = block.stream();
             Some(quote_spanned!(at=> ::std::string::ToString::to_string(&{ #expr })))
@@ -263,19 +263,19 @@ fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<Toke
 
 /// The keys of a batch, as a `Vec<String>`.
 fn several(
-    keys: &Keys,
+    keys: &KeysArg,
     function: &Function,
     private: &TokenStream,
     mistakes: &mut Mistakes,
 ) -> Option<TokenStream> {
     let here = Span::mixed_site();
     match keys {
-        Keys::Templates(templates) => {
+        KeysArg::Templates(templates) => {
             let keys: Vec<_> = templates.iter().map(|template| template.to_key(function, mistakes)).collect();
             let keys = keys.into_iter().collect::<Option<Vec<_>>>()?;
             Some(quote_spanned!(here=> ::std::vec![#(#keys),*]))
         }
-        Keys::Expr(block) => {
+        KeysArg::Expr(block) => {
             let at = here.located_at(block.span());
             let expr = block.stream();
             Some(quote_spanned!(at=> #private::keys_of({ #expr })))
@@ -287,8 +287,8 @@ fn several(
 fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream {
     let name = function.name.unraw().to_string();
     let template = match (&args.key, &args.keys) {
-        (Some(Key::Template(template)), _) => template.label(),
-        (_, Some(Keys::Templates(templates))) => {
+        (Some(KeyArg::Template(template)), _) => template.label(),
+        (_, Some(KeysArg::Templates(templates))) => {
             templates.iter().map(Template::label).collect::<Vec<_>>().join(",")
         }
         _ => format!("{{{name}}}"),
@@ -350,27 +350,27 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     let mut options = TokenStream::new();
     if let Some(wait) = &args.wait {
         let wait = match wait {
-            Wait::No => quote_spanned!(here=> #dlock::Wait::No),
-            Wait::Forever => quote_spanned!(here=> #dlock::Wait::Forever),
-            Wait::Milliseconds(wait) => {
+            WaitArg::No => quote_spanned!(here=> #dlock::Wait::No),
+            WaitArg::Forever => quote_spanned!(here=> #dlock::Wait::Forever),
+            WaitArg::Milliseconds(wait) => {
                 let wait = duration(*wait);
                 quote_spanned!(here=> #dlock::Wait::For(#wait))
             }
-            Wait::Expr(wait) => expression(wait, &quote!(#dlock::Wait)),
+            WaitArg::Expr(wait) => expression(wait, &quote!(#dlock::Wait)),
         };
         options.extend(quote_spanned!(here=> .wait(#wait)));
     }
     if let Some(lease) = &args.lease {
         let lease = match lease {
-            Lease::Milliseconds(lease) => duration(*lease),
-            Lease::Expr(lease) => expression(lease, &quote!(::core::time::Duration)),
+            LeaseArg::Milliseconds(lease) => duration(*lease),
+            LeaseArg::Expr(lease) => expression(lease, &quote!(::core::time::Duration)),
         };
         options.extend(quote_spanned!(here=> .lease(#lease)));
     }
     if let Some(on_lost) = args.on_lost {
         let on_lost = match on_lost {
-            OnLost::Abort => quote_spanned!(here=> Abort),
-            OnLost::Continue => quote_spanned!(here=> Continue),
+            OnLostArg::Abort => quote_spanned!(here=> Abort),
+            OnLostArg::Continue => quote_spanned!(here=> Continue),
         };
         options.extend(quote_spanned!(here=> .on_lost(#dlock::OnLost::#on_lost)));
     }

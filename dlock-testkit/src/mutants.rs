@@ -102,17 +102,17 @@ impl Mutation {
 pub struct Mutant<B: Backend> {
     backend: B,
     mutation: Mutation,
-    store: Arc<Store>,
+    store: Arc<MutantStore>,
 }
 
 /// What the broken store knows of all processes.
 #[derive(Debug, Default)]
-struct Store {
+struct MutantStore {
     granted: Mutex<HashMap<Key, ClaimRequest>>,
     grants: AtomicU64,
 }
 
-impl Store {
+impl MutantStore {
     fn granted(&self) -> MutexGuard<'_, HashMap<Key, ClaimRequest>> {
         self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }

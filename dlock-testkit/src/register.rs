@@ -26,11 +26,11 @@ use dlock_core::Fence;
 #[derive(Debug)]
 pub struct Register {
     fenced: bool,
-    state: Mutex<State>,
+    state: Mutex<RegisterState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegisterState {
     highest: u64,
     value: u64,
     record: Vec<Access>,
@@ -89,7 +89,7 @@ impl Register {
         Self { fenced: false, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RegisterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

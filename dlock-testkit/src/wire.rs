@@ -20,10 +20,10 @@ pub use claim::WiredClaim;
 
 /// One process' way to the store. Clones are the same wire.
 #[derive(Clone, Debug, Default)]
-pub struct Wire(Arc<State>);
+pub struct Wire(Arc<WireState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WireState {
     cut: AtomicBool,
     hanging: AtomicBool,
     stalling: AtomicBool,
@@ -42,11 +42,11 @@ struct State {
     inspections: AtomicU64,
 }
 
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+type WireFuture<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+enum WireRequest {
     Attempt,
     Renew,
     Withdraw,
@@ -151,24 +151,24 @@ impl Wire {
         self.attempts() + self.renewals() + self.withdrawals() + self.0.inspections.load(Ordering::SeqCst)
     }
 
-    fn count(&self, request: Request) {
+    fn count(&self, request: WireRequest) {
         let counter = match request {
-            Request::Attempt => &self.0.attempts,
-            Request::Renew => &self.0.renewals,
-            Request::Withdraw => &self.0.withdrawals,
-            Request::Inspect => &self.0.inspections,
+            WireRequest::Attempt => &self.0.attempts,
+            WireRequest::Renew => &self.0.renewals,
+            WireRequest::Withdraw => &self.0.withdrawals,
+            WireRequest::Inspect => &self.0.inspections,
         };
         counter.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn count_returned(&self, request: Request) {
-        if request == Request::Attempt {
+    fn count_returned(&self, request: WireRequest) {
+        if request == WireRequest::Attempt {
             self.0.returned_attempts.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// Resolves while `fault` is not on.
-    async fn without(&self, fault: impl Fn(&State) -> &AtomicBool + Send) {
+    async fn without(&self, fault: impl Fn(&WireState) -> &AtomicBool + Send) {
         loop {
             let mended = self.0.mended.notified();
             if !fault(&self.0).load(Ordering::SeqCst) {
@@ -179,7 +179,7 @@ impl Wire {
     }
 
     /// Carries one request there and its answer back. One that is stalled is carried out also when its sender has gone.
-    async fn carry<T: Send + 'static>(&self, served: Answer<T>) -> Result<T, Failure> {
+    async fn carry<T: Send + 'static>(&self, served: WireFuture<T>) -> Result<T, Failure> {
         let answer = if self.0.stalling.load(Ordering::SeqCst) {
             let (tell, told) = oneshot::channel();
             let wire = self.clone();
@@ -245,9 +245,9 @@ fn take_one(count: &AtomicUsize) -> bool {
 /// assert!(locks.lock("room_7").try_acquire().await?.is_some());
 /// # Ok(()) }
 /// ```
-pub struct Wired<B: Backend>(Arc<Inner<B>>);
+pub struct Wired<B: Backend>(Arc<WiredShared<B>>);
 
-struct Inner<B> {
+struct WiredShared<B> {
     backend: B,
     wire: Wire,
     /// What was granted last, by key.
@@ -258,7 +258,7 @@ impl<B: Backend> Wired<B> {
     /// `backend`, reached through `wire`.
     #[must_use]
     pub fn new(backend: B, wire: Wire) -> Self {
-        Self(Arc::new(Inner { backend, wire, granted: Mutex::default() }))
+        Self(Arc::new(WiredShared { backend, wire, granted: Mutex::default() }))
     }
 
     /// Deletes the lock that was granted here for `key` last behind its holder's back, as an administrator would, past
@@ -328,29 +328,29 @@ impl<B: Backend> Backend for Wired<B> {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let Inner { backend, wire, .. } = &*self.0;
-        wire.count(Request::Inspect);
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Inspect);
         wire.there().await?;
         wire.back(backend.inspect(key).await)
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let Inner { backend, wire, .. } = &*self.0;
-        wire.count(Request::Inspect);
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Inspect);
         wire.there().await?;
         wire.back(backend.holders().await)
     }
 
     async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        let Inner { backend, wire, .. } = &*self.0;
-        wire.count(Request::Inspect);
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Inspect);
         wire.there().await?;
         wire.back(backend.waiters(key).await)
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let Inner { backend, wire, .. } = &*self.0;
-        wire.count(Request::Withdraw);
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Withdraw);
         wire.there().await?;
         wire.back(backend.force_release(key).await)
     }

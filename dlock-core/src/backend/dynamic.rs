@@ -17,18 +17,18 @@ use crate::key::Key;
 
 /// A step of a backend. One that panics has failed, with an outcome that nobody knows, and ends no task of the engine.
 #[must_use]
-pub(crate) struct Step<'a, T: FromPanic> {
+pub(crate) struct BackendStep<'a, T: FromPanic> {
     name: &'static str,
     future: Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>,
 }
 
-impl<'a, T: FromPanic> Step<'a, T> {
+impl<'a, T: FromPanic> BackendStep<'a, T> {
     fn new(name: &'static str, future: impl Future<Output = T> + Send + 'a) -> Self {
         Self { name, future: Some(Box::pin(future)) }
     }
 }
 
-impl<T: FromPanic> Future for Step<'_, T> {
+impl<T: FromPanic> Future for BackendStep<'_, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -46,7 +46,7 @@ impl<T: FromPanic> Future for Step<'_, T> {
     }
 }
 
-impl<T: FromPanic> Drop for Step<'_, T> {
+impl<T: FromPanic> Drop for BackendStep<'_, T> {
     fn drop(&mut self) {
         drop_guarded(self.future.take());
     }
@@ -78,12 +78,12 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn attempt_all<'a>(
         &'a self,
         claims: Vec<&'a mut Box<dyn DynClaim>>,
-    ) -> Step<'a, Result<BatchAttempt, Failure>>;
-    fn inspect<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Option<Holder>, Failure>>;
-    fn holders(&self) -> Step<'_, Result<Vec<(Key, Holder)>, Failure>>;
-    fn waiters<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Vec<Holder>, Failure>>;
-    fn force_release<'a>(&'a self, key: &'a Key) -> Step<'a, Result<bool, Failure>>;
-    fn close(&self) -> Step<'_, ()>;
+    ) -> BackendStep<'a, Result<BatchAttempt, Failure>>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Option<Holder>, Failure>>;
+    fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>>;
+    fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>>;
+    fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>>;
+    fn close(&self) -> BackendStep<'_, ()>;
 }
 
 impl<B: Backend> DynBackend for B {
@@ -110,8 +110,8 @@ impl<B: Backend> DynBackend for B {
     fn attempt_all<'a>(
         &'a self,
         claims: Vec<&'a mut Box<dyn DynClaim>>,
-    ) -> Step<'a, Result<BatchAttempt, Failure>> {
-        Step::new("attempt_all", async move {
+    ) -> BackendStep<'a, Result<BatchAttempt, Failure>> {
+        BackendStep::new("attempt_all", async move {
             let claims = claims
                 .into_iter()
                 .map(|claim| (**claim).as_any().downcast_mut::<Option<B::Claim>>()?.as_mut());
@@ -122,33 +122,33 @@ impl<B: Backend> DynBackend for B {
         })
     }
 
-    fn inspect<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Option<Holder>, Failure>> {
-        Step::new("inspect", async move { Backend::inspect(self, key).await })
+    fn inspect<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Option<Holder>, Failure>> {
+        BackendStep::new("inspect", async move { Backend::inspect(self, key).await })
     }
 
-    fn holders(&self) -> Step<'_, Result<Vec<(Key, Holder)>, Failure>> {
-        Step::new("holders", async move { Backend::holders(self).await })
+    fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        BackendStep::new("holders", async move { Backend::holders(self).await })
     }
 
-    fn waiters<'a>(&'a self, key: &'a Key) -> Step<'a, Result<Vec<Holder>, Failure>> {
-        Step::new("waiters", async move { Backend::waiters(self, key).await })
+    fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>> {
+        BackendStep::new("waiters", async move { Backend::waiters(self, key).await })
     }
 
-    fn force_release<'a>(&'a self, key: &'a Key) -> Step<'a, Result<bool, Failure>> {
-        Step::new("force_release", async move { Backend::force_release(self, key).await })
+    fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>> {
+        BackendStep::new("force_release", async move { Backend::force_release(self, key).await })
     }
 
-    fn close(&self) -> Step<'_, ()> {
-        Step::new("close", async move { Backend::close(self).await })
+    fn close(&self) -> BackendStep<'_, ()> {
+        BackendStep::new("close", async move { Backend::close(self).await })
     }
 }
 
 pub(crate) trait DynClaim: Send {
-    fn attempt(&mut self) -> Step<'_, Result<Attempt, Failure>>;
-    fn changed(&mut self) -> Step<'_, Result<(), Failure>>;
+    fn attempt(&mut self) -> BackendStep<'_, Result<Attempt, Failure>>;
+    fn changed(&mut self) -> BackendStep<'_, Result<(), Failure>>;
     fn granted(&mut self, signal: Signal);
-    fn renew(&mut self) -> Step<'_, Result<Renewed, Failure>>;
-    fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>>;
+    fn renew(&mut self) -> BackendStep<'_, Result<Renewed, Failure>>;
+    fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn request_clock(&self) -> Option<RequestClock>;
     fn is_clean(&self) -> bool;
     fn as_any(&mut self) -> &mut dyn Any;
@@ -171,12 +171,12 @@ impl<C: Claim> Guarded<C> {
 }
 
 impl<C: Claim> DynClaim for Guarded<C> {
-    fn attempt(&mut self) -> Step<'_, Result<Attempt, Failure>> {
-        Step::new("attempt", async move { Claim::attempt(self.claim()?).await })
+    fn attempt(&mut self) -> BackendStep<'_, Result<Attempt, Failure>> {
+        BackendStep::new("attempt", async move { Claim::attempt(self.claim()?).await })
     }
 
-    fn changed(&mut self) -> Step<'_, Result<(), Failure>> {
-        Step::new("changed", async move { Claim::changed(self.claim()?).await })
+    fn changed(&mut self) -> BackendStep<'_, Result<(), Failure>> {
+        BackendStep::new("changed", async move { Claim::changed(self.claim()?).await })
     }
 
     fn granted(&mut self, signal: Signal) {
@@ -188,12 +188,12 @@ impl<C: Claim> DynClaim for Guarded<C> {
         }
     }
 
-    fn renew(&mut self) -> Step<'_, Result<Renewed, Failure>> {
-        Step::new("renew", async move { Claim::renew(self.claim()?).await })
+    fn renew(&mut self) -> BackendStep<'_, Result<Renewed, Failure>> {
+        BackendStep::new("renew", async move { Claim::renew(self.claim()?).await })
     }
 
-    fn withdraw(&mut self) -> Step<'_, Result<Withdrawal, Failure>> {
-        Step::new("withdraw", async move { Claim::withdraw(self.claim()?).await })
+    fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>> {
+        BackendStep::new("withdraw", async move { Claim::withdraw(self.claim()?).await })
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -103,24 +103,24 @@ pub enum Event {
 /// All channels that waiters of one client listen to.
 #[derive(Debug)]
 pub struct Channels {
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
+    shared: Arc<HubState>,
+    orders: mpsc::UnboundedSender<ConnectionOrder>,
     /// The task that keeps the connection, until it is started.
-    session: Mutex<Option<Session>>,
+    session: Mutex<Option<KeeperTask>>,
 }
 
-struct Session(Pin<Box<dyn Future<Output = ()> + Send>>);
+struct KeeperTask(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    by_name: Mutex<HashMap<Arc<str>, watch::Sender<News>>>,
+struct HubState {
+    by_name: Mutex<HashMap<Arc<str>, watch::Sender<ChannelState>>>,
     /// Whether there are any, for those who only want to join one.
     any: AtomicBool,
 }
 
 /// What happened on a channel, as far as waiters care.
 #[derive(Clone, Debug, Default)]
-struct News {
+struct ChannelState {
     count: u64,
     /// The server tells what is said on it.
     heard: bool,
@@ -129,7 +129,7 @@ struct News {
 }
 
 #[derive(Debug)]
-enum Order {
+enum ConnectionOrder {
     Subscribe(Arc<str>),
     /// One who listened has gone.
     Left(Arc<str>),
@@ -140,17 +140,17 @@ enum Order {
 #[derive(Debug)]
 pub struct Listener {
     channel: Arc<str>,
-    news: watch::Receiver<News>,
-    orders: mpsc::UnboundedSender<Order>,
+    news: watch::Receiver<ChannelState>,
+    orders: mpsc::UnboundedSender<ConnectionOrder>,
 }
 
 impl Channels {
     /// Creates channels whose connection is opened when somebody listens for the first time.
     pub fn new(source: impl Source) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(HubState::default());
         let (orders, inbox) = mpsc::unbounded_channel();
-        let keeper = Keeper { source, shared: Arc::clone(&shared), orders: inbox };
-        Self { shared, orders, session: Mutex::new(Some(Session(Box::pin(keeper.run())))) }
+        let keeper = ConnectionKeeper { source, shared: Arc::clone(&shared), orders: inbox };
+        Self { shared, orders, session: Mutex::new(Some(KeeperTask(Box::pin(keeper.run())))) }
     }
 
     /// Listens to a channel. The first news is that it was subscribed, unless it was before.
@@ -170,10 +170,10 @@ impl Channels {
             Some((name, news)) => (Arc::clone(name), news.subscribe()),
             None => {
                 let name: Arc<str> = channel.into();
-                let (sender, news) = watch::channel(News::default());
+                let (sender, news) = watch::channel(ChannelState::default());
                 by_name.insert(Arc::clone(&name), sender);
                 self.shared.any.store(true, Ordering::Release);
-                let _ = self.orders.send(Order::Subscribe(Arc::clone(&name)));
+                let _ = self.orders.send(ConnectionOrder::Subscribe(Arc::clone(&name)));
                 (name, news)
             }
         };
@@ -195,7 +195,7 @@ impl Channels {
     /// Closes the connection, for good. Listeners are told nothing more.
     pub fn close(&self) {
         lock(&self.session).take();
-        let _ = self.orders.send(Order::Close);
+        let _ = self.orders.send(ConnectionOrder::Close);
     }
 }
 
@@ -205,7 +205,7 @@ impl Drop for Channels {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for KeeperTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").finish_non_exhaustive()
     }
@@ -246,11 +246,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = self.orders.send(Order::Left(Arc::clone(&self.channel)));
+        let _ = self.orders.send(ConnectionOrder::Left(Arc::clone(&self.channel)));
     }
 }
 
-impl Shared {
+impl HubState {
     fn tell(&self, channel: &str) {
         if let Some(news) = lock(&self.by_name).get(channel) {
             news.send_modify(|news| news.count += 1);
@@ -261,14 +261,18 @@ impl Shared {
     fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
         let by_name = lock(&self.by_name);
         for news in names.iter().filter_map(|name| by_name.get(name)) {
-            news.send_modify(|news| *news = News { count: news.count + 1, heard, denied: denied.cloned() });
+            news.send_modify(|news| {
+                *news = ChannelState { count: news.count + 1, heard, denied: denied.cloned() }
+            });
         }
     }
 
     /// The server tells of nothing any more; a message may have been missed.
     fn deafen(&self) {
         for news in lock(&self.by_name).values() {
-            news.send_modify(|news| *news = News { count: news.count + 1, ..News::default() });
+            news.send_modify(|news| {
+                *news = ChannelState { count: news.count + 1, ..ChannelState::default() }
+            });
         }
     }
 
@@ -294,36 +298,36 @@ impl Shared {
 }
 
 /// What keeps the connection.
-struct Keeper<S> {
+struct ConnectionKeeper<S> {
     source: S,
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedReceiver<Order>,
+    shared: Arc<HubState>,
+    orders: mpsc::UnboundedReceiver<ConnectionOrder>,
 }
 
 /// Why a connection is not served any more.
-enum End {
+enum Disconnection {
     Broken,
     /// Nobody listened for a while.
     Idle,
     Closed,
 }
 
-impl<S: Source> Keeper<S> {
+impl<S: Source> ConnectionKeeper<S> {
     async fn run(mut self) {
         let mut pauses = Backoff::new(PAUSE.0, PAUSE.1);
         loop {
             while self.shared.wanted().is_empty() {
                 match self.orders.recv().await {
-                    None | Some(Order::Close) => return,
+                    None | Some(ConnectionOrder::Close) => return,
                     Some(_) => {}
                 }
             }
             // A backend that panics counts as a connection that broke.
             let served = AssertUnwindSafe(self.open_and_serve(&mut pauses)).catch_unwind().await;
-            match served.unwrap_or(End::Broken) {
-                End::Closed => return,
-                End::Idle => {}
-                End::Broken => {
+            match served.unwrap_or(Disconnection::Broken) {
+                Disconnection::Closed => return,
+                Disconnection::Idle => {}
+                Disconnection::Broken => {
                     self.shared.deafen();
                     self.source.broken();
                     tokio::time::sleep(pauses.next_pause()).await;
@@ -332,7 +336,7 @@ impl<S: Source> Keeper<S> {
         }
     }
 
-    async fn open_and_serve(&mut self, pauses: &mut Backoff) -> End {
+    async fn open_and_serve(&mut self, pauses: &mut Backoff) -> Disconnection {
         match self.source.open().await {
             Ok(mut connection) => {
                 *pauses = Backoff::new(PAUSE.0, PAUSE.1);
@@ -340,12 +344,12 @@ impl<S: Source> Keeper<S> {
             }
             Err(failure) => {
                 tell(|| tracing::debug!(target: "dlock", %failure, "no connection to listen for releases"));
-                End::Broken
+                Disconnection::Broken
             }
         }
     }
 
-    async fn serve(&mut self, connection: &mut S::Connection) -> End {
+    async fn serve(&mut self, connection: &mut S::Connection) -> Disconnection {
         let mut subscribed = HashSet::new();
         let mut leaving: VecDeque<(Instant, Arc<str>)> = VecDeque::new();
         let mut wanted = self.shared.wanted();
@@ -354,7 +358,7 @@ impl<S: Source> Keeper<S> {
             wanted.retain(|name| subscribed.insert(Arc::clone(name)));
             for names in wanted.chunks(MOST_AT_ONCE) {
                 if !answered(connection.subscribe(names)).await {
-                    return End::Broken;
+                    return Disconnection::Broken;
                 }
             }
             wanted.clear();
@@ -362,15 +366,15 @@ impl<S: Source> Keeper<S> {
             tokio::select! {
                 event = connection.next() => match event {
                     Ok(event) => self.hear(event),
-                    Err(_) => return End::Broken,
+                    Err(_) => return Disconnection::Broken,
                 },
                 order = self.orders.recv() => {
                     let mut next = Some(order);
                     while let Some(order) = next {
                         match order {
-                            None | Some(Order::Close) => return End::Closed,
-                            Some(Order::Subscribe(name)) => wanted.push(name),
-                            Some(Order::Left(name)) => leaving.push_back((Instant::now() + S::LINGER, name)),
+                            None | Some(ConnectionOrder::Close) => return Disconnection::Closed,
+                            Some(ConnectionOrder::Subscribe(name)) => wanted.push(name),
+                            Some(ConnectionOrder::Left(name)) => leaving.push_back((Instant::now() + S::LINGER, name)),
                         }
                         next = self.orders.try_recv().ok().map(Some);
                     }
@@ -378,15 +382,15 @@ impl<S: Source> Keeper<S> {
                 () = until(next_leave) => {
                     let gone = self.leave(&mut leaving, &mut subscribed);
                     if !gone.is_empty() && !answered(connection.unsubscribe(&gone)).await {
-                        return End::Broken;
+                        return Disconnection::Broken;
                     }
                 }
                 _ = test.tick() => {
                     if subscribed.is_empty() {
-                        return End::Idle;
+                        return Disconnection::Idle;
                     }
                     if !answered(connection.ping()).await {
-                        return End::Broken;
+                        return Disconnection::Broken;
                     }
                 }
             }

@@ -25,10 +25,10 @@ use crate::clock::{Clock, Timestamp};
 /// }
 /// ```
 #[derive(Clone, Debug)]
-pub struct RequestClock(Arc<State>);
+pub struct RequestClock(Arc<ClockState>);
 
 #[derive(Debug)]
-struct State {
+struct ClockState {
     clock: Clock,
     /// When it was written in nanoseconds, or one of the marks.
     at: AtomicU64,
@@ -42,7 +42,7 @@ const CANCELLED: u64 = u64::MAX - 1;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum RequestStage {
     /// Nothing is known: it counts from the call.
     Called,
     Queued,
@@ -54,7 +54,7 @@ impl RequestClock {
     /// [`Backend::clock`](super::Backend::clock).
     #[must_use]
     pub fn new(clock: Clock) -> Self {
-        Self(Arc::new(State { clock, at: AtomicU64::new(CALLED) }))
+        Self(Arc::new(ClockState { clock, at: AtomicU64::new(CALLED) }))
     }
 
     /// Says that the attempt's request waits in a queue of this process.
@@ -83,11 +83,11 @@ impl RequestClock {
         self.0.at.compare_exchange(QUEUED, CANCELLED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> RequestStage {
         match self.0.at.load(Ordering::SeqCst) {
-            CALLED => Stage::Called,
-            QUEUED | CANCELLED => Stage::Queued,
-            at => Stage::Written(Timestamp::from_nanos(at)),
+            CALLED => RequestStage::Called,
+            QUEUED | CANCELLED => RequestStage::Queued,
+            at => RequestStage::Written(Timestamp::from_nanos(at)),
         }
     }
 }

@@ -45,14 +45,14 @@ pub use faults::Faults;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Default)]
-pub struct Memory(Arc<Shared>);
+pub struct Memory(Arc<SharedMemory>);
 
 #[derive(Default)]
-struct Shared {
+struct SharedMemory {
     number: Number,
     clock: Clock,
     faults: Faults,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
 /// Tells the memories of this process apart.
@@ -66,15 +66,15 @@ impl Default for Number {
 }
 
 #[derive(Default)]
-struct State {
-    locks: HashMap<Key, Entry, RandomState>,
+struct MemoryState {
+    locks: HashMap<Key, StoredLock, RandomState>,
     /// Who waits for a change of a key. Only keys with waiters have an entry.
     watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
     fence: u64,
 }
 
-struct Entry {
+struct StoredLock {
     token: Token,
     fence: Fence,
     expires: Timestamp,
@@ -94,7 +94,7 @@ impl Memory {
     /// Creates an empty backend whose leases run by `clock`.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        Self(Arc::new(Shared { clock, ..Shared::default() }))
+        Self(Arc::new(SharedMemory { clock, ..SharedMemory::default() }))
     }
 
     /// Returns what can be made to go wrong.
@@ -126,8 +126,8 @@ impl Memory {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedMemory {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ impl Shared {
         }
     }
 
-    fn remove(&self, key: &str) -> Option<Entry> {
+    fn remove(&self, key: &str) -> Option<StoredLock> {
         let mut state = self.state();
         let entry = state.locks.remove(key);
         if entry.is_some() {
@@ -154,9 +154,9 @@ impl Shared {
     }
 
     /// Tells those who wait for `key`, whose wakers are run when nothing is locked.
-    fn tell(&self, state: MutexGuard<'_, State>, key: &str) {
+    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) {
         let watched = state.watched.get_key_value(key);
-        let watch = watched.map(|(key, changed)| Watch {
+        let watch = watched.map(|(key, changed)| KeyWatch {
             shared: self,
             key: key.clone(),
             changed: Arc::clone(changed),
@@ -168,13 +168,13 @@ impl Shared {
     }
 
     /// The notification of this key, shared by all who wait for it.
-    fn watch(&self, key: &Key) -> Watch<'_> {
+    fn watch(&self, key: &Key) -> KeyWatch<'_> {
         let changed = Arc::clone(self.state().watched.entry(key.clone()).or_default());
-        Watch { shared: self, key: key.clone(), changed }
+        KeyWatch { shared: self, key: key.clone(), changed }
     }
 }
 
-impl State {
+impl MemoryState {
     /// Who else has the lock.
     fn busy(&self, request: &ClaimRequest, now: Timestamp) -> Option<Busy> {
         let entry = self.locks.get(&request.key)?;
@@ -198,7 +198,7 @@ impl State {
         }
         self.fence += 1;
         let fence = Fence::new(self.fence);
-        let entry = Entry {
+        let entry = StoredLock {
             token: request.token,
             fence,
             expires: now + request.lease,
@@ -284,7 +284,7 @@ impl Backend for Memory {
     }
 }
 
-impl Entry {
+impl StoredLock {
     fn holder(&self, now: Timestamp) -> Holder {
         let since = SystemTime::now().checked_sub(now.since(self.since));
         let mut holder = self.identity.to_holder(since.unwrap_or(SystemTime::UNIX_EPOCH));
@@ -303,7 +303,7 @@ impl fmt::Debug for Memory {
 
 /// A claim on a lock of [`Memory`].
 pub struct MemoryClaim {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMemory>,
     request: ClaimRequest,
     /// A request is under way, or its answer was lost.
     unsettled: bool,
@@ -354,13 +354,13 @@ impl MemoryClaim {
 }
 
 /// One waiter of a key, or somebody who tells them; the last one takes the entry away.
-struct Watch<'a> {
-    shared: &'a Shared,
+struct KeyWatch<'a> {
+    shared: &'a SharedMemory,
     key: Key,
     changed: Arc<Notify>,
 }
 
-impl Drop for Watch<'_> {
+impl Drop for KeyWatch<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         // The map's own, and this one.

@@ -20,7 +20,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::Token;
 pub use claim::QuorumClaim;
-pub(crate) use node::Lent;
+pub(crate) use node::LendsBackend;
 use node::Member;
 pub use node::Node;
 use withdrawals::Withdrawals;
@@ -69,7 +69,7 @@ const MOST_NODES: usize = 31;
 ///   with its lease.
 /// * **Clocks.** As with every lease, the clocks of servers and clients must run at about the same rate.
 #[derive(Clone)]
-pub struct Quorum(Arc<Shared>);
+pub struct Quorum(Arc<QuorumShared>);
 
 /// Builds a [`Quorum`]; options are checked by [`build`](Self::build).
 #[derive(Debug)]
@@ -98,7 +98,7 @@ pub struct QuorumVotes {
 impl std::error::Error for QuorumVotes {}
 
 /// What the claims of a quorum share.
-struct Shared {
+struct QuorumShared {
     members: Vec<Arc<Member>>,
     /// For each of them.
     withdrawals: Vec<Arc<Withdrawals>>,
@@ -221,7 +221,7 @@ impl QuorumBuilder {
         capabilities.session_kept = leased <= abilities.len() / 2;
         capabilities.durable = abilities.iter().all(|can| durable || can.durable);
         capabilities.administered = abilities.iter().all(|can| can.administered);
-        Ok(Quorum(Arc::new(Shared {
+        Ok(Quorum(Arc::new(QuorumShared {
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
             longest: members.iter().any(|member| member.may_forget()).then_some(longest_lease),
             withdrawals: members.iter().map(|_| Arc::default()).collect(),
@@ -232,7 +232,7 @@ impl QuorumBuilder {
     }
 }
 
-impl Shared {
+impl QuorumShared {
     fn needed(&self) -> usize {
         self.members.len() / 2 + 1
     }

@@ -15,11 +15,13 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use crate::backend::request_clock::Stage;
+use crate::backend::request_clock::RequestStage;
 use crate::backend::{Backoff, Busy, Grant, RequestClock};
 use crate::clock::Timestamp;
-use crate::engine::acquire::attempt::{Step, gone, request, watch};
-use crate::engine::acquire::limits::{Limits, Pace, is_over, pause_after, timed_out, within};
+use crate::engine::acquire::attempt::{AttemptOutcome, gone, request, watch};
+use crate::engine::acquire::limits::{
+    NotificationPace, RequestLimits, is_over, pause_after, timed_out, within,
+};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
 use crate::engine::share::Share;
@@ -119,14 +121,14 @@ struct Acquire<'a> {
     virtual_time: bool,
     /// Between polls of a busy lock without a line.
     polls: Backoff,
-    pace: Pace,
+    pace: NotificationPace,
     failures: Backoff,
     unknown_outcomes: Backoff,
     holder: Option<Holder>,
 }
 
 /// The place in line, and that of the lock in the list.
-type Place<'a> = Option<(usize, Ticket<'a>)>;
+type QueuePlace<'a> = Option<(usize, Ticket<'a>)>;
 
 impl<'a> Acquire<'a> {
     fn new(specs: &'a [Spec], started: Option<Instant>) -> Result<Self, Error> {
@@ -165,7 +167,7 @@ impl<'a> Acquire<'a> {
             round_trip: Duration::ZERO,
             virtual_time: false,
             polls: Backoff::new(engine.capabilities.poll_from, engine.capabilities.poll_to),
-            pace: Pace::new(engine.capabilities.poll_from),
+            pace: NotificationPace::new(engine.capabilities.poll_from),
             failures: Backoff::of_failures(),
             unknown_outcomes: Backoff::of_unknown_outcomes(),
             holder: None,
@@ -207,7 +209,7 @@ impl<'a> Acquire<'a> {
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         let engine = self.engine;
         let lines = self.waits && !engine.capabilities.fair;
-        let mut line: Place<'a> = None;
+        let mut line: QueuePlace<'a> = None;
         // With a line before us there is no point in asking: the first in line does.
         if lines && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key)) {
             self.turn_to(place);
@@ -236,7 +238,7 @@ impl<'a> Acquire<'a> {
             }
             failed = None;
             match self.attempt().await {
-                Step::Granted(grants) => {
+                AttemptOutcome::Granted(grants) => {
                     if let Some(shares) = self.accept(grants)? {
                         if let Some((_, ticket)) = line {
                             ticket.win(self.next_poll(None));
@@ -247,8 +249,8 @@ impl<'a> Acquire<'a> {
                     let pause = self.failures.pause(engine.entropy.fraction());
                     Box::pin(within(engine, self.until, tokio::time::sleep(pause))).await?;
                 }
-                Step::Separately => return Ok(None),
-                Step::Busy(place, busy) => {
+                AttemptOutcome::Separately => return Ok(None),
+                AttemptOutcome::Busy(place, busy) => {
                     self.turn_to(place);
                     let retry_after = busy.retry_after;
                     self.note_busy(busy);
@@ -279,7 +281,7 @@ impl<'a> Acquire<'a> {
                     .await?;
                     self.span.woken();
                 }
-                Step::Unknown(failure) => {
+                AttemptOutcome::Unknown(failure) => {
                     let again = self.rechecks.is_none_or(|limit| self.unknowns < limit);
                     self.span.unknown(&failure, again);
                     if !again {
@@ -289,7 +291,7 @@ impl<'a> Acquire<'a> {
                     let pause = self.unknown_outcomes.pause(engine.entropy.fraction());
                     failed = Some(pause_after(engine, self.until, failure, pause).await?);
                 }
-                Step::Failed(failure) => {
+                AttemptOutcome::Failed(failure) => {
                     if !failure.is_transient() || !self.waits {
                         return Err(failure);
                     }
@@ -300,7 +302,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    async fn attempt(&mut self) -> Step {
+    async fn attempt(&mut self) -> AttemptOutcome {
         let rechecks = self.unknowns > 0;
         self.span.attempt(rechecks);
         let step = self.ask().await;
@@ -310,7 +312,7 @@ impl<'a> Acquire<'a> {
         step
     }
 
-    async fn ask(&mut self) -> Step {
+    async fn ask(&mut self) -> AttemptOutcome {
         let sent = self.engine.clock.now();
         if !std::mem::take(&mut self.asks_at_once) {
             self.asked_at = Instant::now();
@@ -322,10 +324,10 @@ impl<'a> Acquire<'a> {
         self.last_sent = sent;
         self.set_unsettled(true);
         let written = self.pendings[0].begin_request();
-        let limits = Limits { from: self.asked_at, request: self.request_timeout, until: self.until };
+        let limits = RequestLimits { from: self.asked_at, request: self.request_timeout, until: self.until };
         let step =
             limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;
-        if let Step::Granted(_) = &step {
+        if let AttemptOutcome::Granted(_) = &step {
             // Nothing below matters any more, and a look at the clock costs as much as all else here.
             self.note_written(written, sent, first_sent);
             return step;
@@ -338,26 +340,26 @@ impl<'a> Acquire<'a> {
             (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
         self.note_written(written, sent, first_sent);
         match step {
-            Step::Granted(_) | Step::Unknown(_) => return step,
+            AttemptOutcome::Granted(_) | AttemptOutcome::Unknown(_) => return step,
             // Others of them may have been taken all the same, and are not wanted without this one.
-            Step::Busy(..) if unsettled && self.specs.len() > 1 => {
+            AttemptOutcome::Busy(..) if unsettled && self.specs.len() > 1 => {
                 if let Err(failure) = self.begin_anew() {
-                    return Step::Failed(failure);
+                    return AttemptOutcome::Failed(failure);
                 }
             }
-            Step::Busy(..) => {
+            AttemptOutcome::Busy(..) => {
                 // Somebody else has it, so an earlier attempt of ours does not. It may still be on its way, which is
                 // why the claim stays unsettled when there was one.
                 (self.first_sent, self.unknowns) = (None, 0);
                 self.set_unsettled(unsettled);
             }
-            Step::Failed(ref failure) if failure.is_worthless() => {
+            AttemptOutcome::Failed(ref failure) if failure.is_worthless() => {
                 if let Err(failure) = self.begin_anew() {
-                    return Step::Failed(failure);
+                    return AttemptOutcome::Failed(failure);
                 }
             }
             // This attempt took nothing. What an earlier one may have taken is still open.
-            Step::Separately | Step::Failed(_) => {
+            AttemptOutcome::Separately | AttemptOutcome::Failed(_) => {
                 self.first_sent = first_sent;
                 self.set_unsettled(unsettled);
             }
@@ -372,7 +374,7 @@ impl<'a> Acquire<'a> {
         sent: Timestamp,
         first_sent: Option<Timestamp>,
     ) {
-        if let Some(Stage::Written(at)) = written.map(|written| written.stage()) {
+        if let Some(RequestStage::Written(at)) = written.map(|written| written.stage()) {
             self.last_sent = at.max(sent);
             self.first_sent = first_sent.or(Some(self.last_sent));
         }

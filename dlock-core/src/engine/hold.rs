@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
-use crate::engine::registry::Listing;
+use crate::engine::registry::RegistryEntry;
 use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
@@ -58,7 +58,7 @@ pub(crate) struct Hold {
     release_requested: AtomicBool,
     /// How many guards share the hold; the last one gives the lock back.
     shares: AtomicU32,
-    pub(super) listing: Listing,
+    pub(super) listing: RegistryEntry,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
     claim: Mutex<ClaimPlace>,
@@ -101,7 +101,7 @@ impl Hold {
             at_risk: AtomicBool::new(false),
             release_requested: AtomicBool::new(false),
             shares: AtomicU32::new(1),
-            listing: Listing::default(),
+            listing: RegistryEntry::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
             claim: Mutex::new(ClaimPlace::Lent),
@@ -348,7 +348,7 @@ impl Hold {
     }
 
     /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
-    pub(crate) async fn claim(&self) -> Option<Lent<'_>> {
+    pub(crate) async fn claim(&self) -> Option<LentClaim<'_>> {
         let here = self.settled_claim(|place| match std::mem::replace(place, ClaimPlace::Lent) {
             ClaimPlace::Here(claim) => Some(claim),
             ClaimPlace::Lent | ClaimPlace::Gone => {
@@ -356,7 +356,7 @@ impl Hold {
                 None
             }
         });
-        here.await.map(|claim| Lent { hold: self, claim: Some(claim) })
+        here.await.map(|claim| LentClaim { hold: self, claim: Some(claim) })
     }
 
     /// The claim, for good, if no renewal has it.
@@ -408,19 +408,19 @@ impl ClaimPlace {
 }
 
 /// The claim while a renewal has it; back in its place when this is dropped.
-pub(crate) struct Lent<'a> {
+pub(crate) struct LentClaim<'a> {
     hold: &'a Hold,
     claim: Option<Box<dyn DynClaim>>,
 }
 
-impl Lent<'_> {
+impl LentClaim<'_> {
     /// It is there until the drop.
     pub(crate) fn claim(&mut self) -> Option<&mut Box<dyn DynClaim>> {
         self.claim.as_mut()
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for LentClaim<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
             *self.hold.claim_place() = ClaimPlace::Here(claim);

@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::engine::cleanup::give_up;
 use crate::engine::entropy::Entropy;
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::registry::{HoldRegistry, Look};
+use crate::engine::registry::{DueWork, HoldRegistry};
 use crate::engine::tasks::{Task, Tasks};
 use crate::error::Failure;
 use crate::guarded::Panicked;
@@ -68,7 +68,7 @@ impl Drop for Alive<'_> {
 /// Returns when the engine is gone.
 async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
     loop {
-        let Look { due, overdue, next } = registry.look();
+        let DueWork { due, overdue, next } = registry.look();
         // None is kept until the next look: a hold keeps its engine.
         overdue.into_iter().for_each(|hold| give_up(&hold));
         for hold in due {
@@ -98,16 +98,16 @@ async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<
 }
 
 async fn renew(hold: Arc<Hold>) {
-    let renewal = Renewal(hold);
+    let renewal = RenewalInProgress(hold);
     let hold = &renewal.0;
     let span = hold.engine.telemetry.renewal_started(hold.subject(), &hold.trace);
     renew_once(hold).in_span(span).await;
 }
 
 /// A renewal under way. However it ends, the next one is planned while the hold lasts.
-struct Renewal(Arc<Hold>);
+struct RenewalInProgress(Arc<Hold>);
 
-impl Drop for Renewal {
+impl Drop for RenewalInProgress {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.renewal_failed();

@@ -24,7 +24,7 @@ pub(crate) struct HoldRegistry {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) tasks: Tasks,
     pub(crate) activity: Arc<Activity>,
-    holds: Mutex<Holds>,
+    holds: Mutex<HoldIndex>,
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
     pub(crate) wake: Notify,
@@ -38,7 +38,7 @@ pub(crate) struct HoldRegistry {
 /// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a
 /// step down a tree.
 #[derive(Default)]
-struct Holds {
+struct HoldIndex {
     /// By when the keeper has to look at them, and by their number.
     due: BTreeMap<(Timestamp, u64), Arc<Hold>>,
     /// How many of a key are held and were not lost.
@@ -48,7 +48,7 @@ struct Holds {
 
 /// Where a hold stands in the registry; changed only while the registry is locked.
 #[derive(Debug, Default)]
-pub(super) struct Listing {
+pub(super) struct RegistryEntry {
     /// Zero when it is not listed.
     number: AtomicU64,
     due: AtomicU64,
@@ -56,7 +56,7 @@ pub(super) struct Listing {
     counted: AtomicBool,
 }
 
-impl Listing {
+impl RegistryEntry {
     /// Whether the hold is one of those that are held, or were lost and not given back.
     pub(crate) fn is_listed(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0
@@ -69,7 +69,7 @@ impl Listing {
     }
 }
 
-impl Holds {
+impl HoldIndex {
     /// Moves a hold to where it is due now.
     fn replan(&mut self, hold: &Hold, at: Timestamp) {
         let Some((due, number)) = hold.listing.place() else { return };
@@ -92,7 +92,7 @@ impl Holds {
 }
 
 /// What a look at the registry found.
-pub(super) struct Look {
+pub(super) struct DueWork {
     /// To be renewed.
     pub(super) due: Vec<Arc<Hold>>,
     /// To be given up for their owners.
@@ -127,7 +127,7 @@ impl HoldRegistry {
         }
     }
 
-    fn holds(&self) -> MutexGuard<'_, Holds> {
+    fn holds(&self) -> MutexGuard<'_, HoldIndex> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -206,7 +206,7 @@ impl HoldRegistry {
     }
 
     /// Looks at what is due, and ends what has run out.
-    pub(super) fn look(&self) -> Look {
+    pub(super) fn look(&self) -> DueWork {
         self.telemetry.keeper_looks();
         let now = self.clock.now();
         let idle = now + IDLE_LOOK;
@@ -221,7 +221,7 @@ impl HoldRegistry {
         let first = self.holds().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
         let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
-        Look { due, overdue: ended, next: next.min(Timestamp::from_nanos(planned)) }
+        DueWork { due, overdue: ended, next: next.min(Timestamp::from_nanos(planned)) }
     }
 
     /// Looks at up to [`BATCH`] holds, and returns at how many.

@@ -31,18 +31,18 @@ tokio::task_local! {
 
 /// One owner, and those around it.
 #[derive(Clone)]
-pub(crate) struct Scope(Arc<Node>);
+pub(crate) struct Scope(Arc<ScopeNode>);
 
-struct Node {
+struct ScopeNode {
     parent: Option<Scope>,
-    kind: Kind,
+    kind: ScopeKind,
     /// The guards that were taken by hand here, by the engine's address and the key.
     by_hand: Mutex<HashMap<(usize, Key), ByHand, RandomState>>,
     /// How many guards of what a body holds were taken by hand here, by the hold's address. Few at a time.
     further: Mutex<SmallVec<[(usize, u32); 1]>>,
 }
 
-enum Kind {
+enum ScopeKind {
     /// A body under a lock, or several, with how deep it is nested in bodies under the same; under none where it runs
     /// unlocked on purpose.
     Body(Held, u32),
@@ -59,8 +59,8 @@ struct ByHand {
 }
 
 impl Scope {
-    fn child(parent: Option<Self>, kind: Kind) -> Self {
-        Self(Arc::new(Node { parent, kind, by_hand: Mutex::default(), further: Mutex::default() }))
+    fn child(parent: Option<Self>, kind: ScopeKind) -> Self {
+        Self(Arc::new(ScopeNode { parent, kind, by_hand: Mutex::default(), further: Mutex::default() }))
     }
 
     /// The scope of a body under these. Bodies under one lock that are nested are told apart by their depth.
@@ -69,20 +69,20 @@ impl Scope {
         let depths =
             around.iter().flat_map(|around| held.holds().iter().filter_map(|hold| around.depth_of(hold)));
         let depth = depths.max().unwrap_or_default();
-        Self::child(around, Kind::Body(held, depth + 1))
+        Self::child(around, ScopeKind::Body(held, depth + 1))
     }
 
     pub(crate) fn of_owner(engine: &Arc<Engine>) -> Self {
-        Self::child(current(), Kind::Owner(Arc::downgrade(engine)))
+        Self::child(current(), ScopeKind::Owner(Arc::downgrade(engine)))
     }
 
     /// The scope of a task that takes this one along. Tasks that follow each other make no chain.
     fn of_task(self) -> Self {
         let parent = match &self.0.kind {
-            Kind::Task if self.0.by_hand().is_empty() => self.0.parent.clone(),
+            ScopeKind::Task if self.0.by_hand().is_empty() => self.0.parent.clone(),
             _ => Some(self),
         };
-        Self::child(parent, Kind::Task)
+        Self::child(parent, ScopeKind::Task)
     }
 
     /// Runs `body` as this owner.
@@ -91,15 +91,15 @@ impl Scope {
     }
 
     /// This and those around it, from the inside out.
-    fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+    fn nodes(&self) -> impl Iterator<Item = &Arc<ScopeNode>> {
         std::iter::successors(Some(&self.0), |node| node.parent.as_ref().map(|scope| &scope.0))
     }
 
     /// Calls `visit` for every hold from the inside out, until it returns something.
     fn find<T>(&self, mut visit: impl FnMut(&Arc<Hold>) -> Option<T>) -> Option<T> {
         self.nodes().find_map(|node| match &node.kind {
-            Kind::Body(held, _) => held.holds().iter().rev().find_map(&mut visit),
-            Kind::Owner(_) | Kind::Task => {
+            ScopeKind::Body(held, _) => held.holds().iter().rev().find_map(&mut visit),
+            ScopeKind::Owner(_) | ScopeKind::Task => {
                 let holds: Vec<_> =
                     node.by_hand().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
                 holds.iter().find_map(&mut visit)
@@ -119,11 +119,11 @@ impl Scope {
             Condition::Lost | Condition::Released => None,
         };
         self.nodes().find_map(|node| match &node.kind {
-            Kind::Body(held, depth) => {
+            ScopeKind::Body(held, depth) => {
                 let same = |hold: &&Arc<Hold>| Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
                 held.holds().iter().filter(same).find_map(|hold| enterable(hold, *depth))
             }
-            Kind::Owner(_) | Kind::Task => {
+            ScopeKind::Owner(_) | ScopeKind::Task => {
                 let (hold, guards) = {
                     let by_hand = node.by_hand();
                     let by_hand = by_hand.get(&(address(engine), key.clone()))?;
@@ -137,22 +137,23 @@ impl Scope {
     /// How deep the calling code is nested in bodies under this hold.
     fn depth_of(&self, hold: &Arc<Hold>) -> Option<u32> {
         self.nodes().find_map(|node| match &node.kind {
-            Kind::Body(held, depth) if held.holds().iter().any(|own| Arc::ptr_eq(own, hold)) => Some(*depth),
+            ScopeKind::Body(held, depth) if held.holds().iter().any(|own| Arc::ptr_eq(own, hold)) => {
+                Some(*depth)
+            }
             _ => None,
         })
     }
 
     /// The node in which a guard that is taken by hand can be entered again: that of the task, or of the owner.
-    fn owner_of(&self, engine: &Arc<Engine>) -> Option<&Arc<Node>> {
-        let owns =
-            |node: &&Arc<Node>| matches!(&node.kind, Kind::Owner(own) if own.as_ptr() == Arc::as_ptr(engine));
+    fn owner_of(&self, engine: &Arc<Engine>) -> Option<&Arc<ScopeNode>> {
+        let owns = |node: &&Arc<ScopeNode>| matches!(&node.kind, ScopeKind::Owner(own) if own.as_ptr() == Arc::as_ptr(engine));
         let owner = self.nodes().find(owns)?;
         let task = self.nodes().take_while(|node| !Arc::ptr_eq(node, owner));
-        Some(task.into_iter().find(|node| matches!(node.kind, Kind::Task)).unwrap_or(owner))
+        Some(task.into_iter().find(|node| matches!(node.kind, ScopeKind::Task)).unwrap_or(owner))
     }
 }
 
-impl Node {
+impl ScopeNode {
     fn by_hand(&self) -> MutexGuard<'_, HashMap<(usize, Key), ByHand, RandomState>> {
         self.by_hand.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,24 +214,24 @@ impl Node {
 }
 
 /// A guard's entry among those that were taken by hand; dropping it takes it out.
-pub(crate) struct Noted(Place);
+pub(crate) struct Noted(NotedAt);
 
-enum Place {
+enum NotedAt {
     /// With an owner, who finds it.
-    Found(Weak<Node>, Arc<Hold>),
+    Found(Weak<ScopeNode>, Arc<Hold>),
     /// Among those of a hold, by its address, that a body has.
-    Counted(Arc<Node>, usize),
+    Counted(Arc<ScopeNode>, usize),
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
         match &self.0 {
-            Place::Found(node, hold) => {
+            NotedAt::Found(node, hold) => {
                 if let Some(node) = node.upgrade() {
                     node.forget(hold);
                 }
             }
-            Place::Counted(node, hold) => node.uncount(*hold),
+            NotedAt::Counted(node, hold) => node.uncount(*hold),
         }
     }
 }
@@ -320,13 +321,13 @@ pub(crate) fn note(hold: &Arc<Hold>, max_depth: u32) -> Result<Option<Noted>, Er
     let noted = SCOPE.try_with(|scope| {
         if let Some(owner) = scope.owner_of(&hold.engine) {
             let guards = owner.note(hold);
-            return Some((Place::Found(Arc::downgrade(owner), Arc::clone(hold)), guards));
+            return Some((NotedAt::Found(Arc::downgrade(owner), Arc::clone(hold)), guards));
         }
         // A further guard of what a body holds: only its depth counts.
         scope.depth_of(hold)?;
         let address = Arc::as_ptr(hold).addr();
         let guards = scope.0.count(address);
-        Some((Place::Counted(Arc::clone(&scope.0), address), guards))
+        Some((NotedAt::Counted(Arc::clone(&scope.0), address), guards))
     });
     let Ok(Some((place, guards))) = noted else { return Ok(None) };
     let noted = Noted(place);
@@ -338,7 +339,7 @@ pub(crate) fn note(hold: &Arc<Hold>, max_depth: u32) -> Result<Option<Noted>, Er
 pub fn current_hold() -> Option<Held> {
     let innermost = |scope: &Scope| {
         scope.nodes().find_map(|node| match &node.kind {
-            Kind::Body(held, _) => Some(held.clone()),
+            ScopeKind::Body(held, _) => Some(held.clone()),
             _ => None,
         })
     };
@@ -370,14 +371,14 @@ pub fn current_hold() -> Option<Held> {
 /// Dropping the returned future drops `future` and then its share of the locks.
 pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output> {
     let Some(scope) = current() else {
-        return Sharing { future: Taken::Outside { future }, shares: Vec::new() };
+        return Sharing { future: ScopedFuture::Outside { future }, shares: Vec::new() };
     };
     let mut shares = Vec::new();
     scope.find::<()>(|hold| {
         shares.extend(Share::of(hold));
         None
     });
-    Sharing { future: Taken::Along { future: scope.of_task().enter(future) }, shares }
+    Sharing { future: ScopedFuture::Along { future: scope.of_task().enter(future) }, shares }
 }
 
 /// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits it
@@ -393,14 +394,14 @@ pin_project! {
     /// A future with a share of what its scope holds. The future is dropped first.
     struct Sharing<F> {
         #[pin]
-        future: Taken<F>,
+        future: ScopedFuture<F>,
         shares: Vec<Share>,
     }
 }
 
 pin_project! {
-    #[project = TakenProjection]
-    enum Taken<F> {
+    #[project = ScopedFutureProjection]
+    enum ScopedFuture<F> {
         Along { #[pin] future: TaskLocalFuture<Scope, F> },
         Outside { #[pin] future: F },
     }
@@ -412,8 +413,8 @@ impl<F: Future> Future for Sharing<F> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         let polled = match this.future.project() {
-            TakenProjection::Along { future } => future.poll(context),
-            TakenProjection::Outside { future } => future.poll(context),
+            ScopedFutureProjection::Along { future } => future.poll(context),
+            ScopedFutureProjection::Outside { future } => future.poll(context),
         };
         if polled.is_ready() {
             this.shares.clear();

@@ -55,12 +55,12 @@ pub(crate) struct WaitQueue {
 
 #[derive(Default)]
 struct Shard {
-    lines: HashMap<Key, Line, RandomState>,
+    lines: HashMap<Key, KeyQueue, RandomState>,
     waiters: Slab<Waiter>,
 }
 
 /// Who waits for one key, and what is known of its lock.
-struct Line {
+struct KeyQueue {
     first: usize,
     last: usize,
     /// It was given back since it was asked for last.
@@ -155,7 +155,7 @@ impl WaitQueue {
             let missed =
                 seen.is_none_or(|seen| self.releases[hash % COUNTERS].load(Ordering::SeqCst) != seen);
             let asked_at = seen.map(|_| Instant::now());
-            let line = Line {
+            let line = KeyQueue {
                 first: place,
                 last: place,
                 released: missed,
@@ -228,7 +228,7 @@ impl Shard {
     }
 }
 
-impl Line {
+impl KeyQueue {
     /// One who leaves with the lock holds it in this process until a release tells. One who leaves without it says
     /// nothing new.
     fn first_left(&mut self, won: bool) {
@@ -265,7 +265,7 @@ impl Ticket<'_> {
     }
 
     /// Applies `change` to the line, if this is its first waiter.
-    fn as_first<T>(&self, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
+    fn as_first<T>(&self, change: impl FnOnce(&mut KeyQueue) -> T) -> Option<T> {
         self.shard().lines.get_mut(self.key).filter(|line| line.first == self.place).map(change)
     }
 
@@ -292,7 +292,7 @@ impl Ticket<'_> {
         }
     }
 
-    fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&Line) -> bool) -> Poll<()> {
+    fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&KeyQueue) -> bool) -> Poll<()> {
         let waker = context.waker().clone();
         let before = {
             let mut shard = self.shard();

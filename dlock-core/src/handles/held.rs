@@ -25,10 +25,10 @@ pub enum Ended {
 ///
 /// Cheap to clone. It neither keeps nor gives back anything. A batch is held as long as all of its locks are.
 #[derive(Clone)]
-pub struct Held(Holds);
+pub struct Held(HeldLocks);
 
 #[derive(Clone)]
-enum Holds {
+enum HeldLocks {
     /// For a body that runs without the lock, because that was asked for.
     None,
     One(Arc<Hold>),
@@ -37,23 +37,23 @@ enum Holds {
 
 impl Held {
     pub(crate) const fn nothing() -> Self {
-        Self(Holds::None)
+        Self(HeldLocks::None)
     }
 
     pub(crate) const fn of(hold: Arc<Hold>) -> Self {
-        Self(Holds::One(hold))
+        Self(HeldLocks::One(hold))
     }
 
     pub(crate) fn all(holds: impl IntoIterator<Item = Arc<Hold>>) -> Self {
-        Self(Holds::All(holds.into_iter().collect()))
+        Self(HeldLocks::All(holds.into_iter().collect()))
     }
 
     /// In the order in which they were taken.
     pub(crate) fn holds(&self) -> &[Arc<Hold>] {
         match &self.0 {
-            Holds::None => &[],
-            Holds::One(hold) => std::slice::from_ref(hold),
-            Holds::All(holds) => holds,
+            HeldLocks::None => &[],
+            HeldLocks::One(hold) => std::slice::from_ref(hold),
+            HeldLocks::All(holds) => holds,
         }
     }
 
@@ -96,7 +96,7 @@ impl Held {
     /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body
     /// runs without the lock. For a batch, that of the first lock that has one.
     pub fn check(&self) -> Result<()> {
-        if let Holds::None = self.0 {
+        if let HeldLocks::None = self.0 {
             let failure = Failure::new(ErrorKind::NotHeld, "this body runs without the lock");
             return Err(Error::new(Operation::Hold, failure));
         }
@@ -119,7 +119,7 @@ impl Held {
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         match &self.0 {
-            Holds::None => Some(Duration::ZERO),
+            HeldLocks::None => Some(Duration::ZERO),
             _ => self.holds().iter().filter_map(|hold| hold.remaining()).min(),
         }
     }
@@ -158,7 +158,7 @@ impl Held {
     ///
     /// May be dropped and called again at any time.
     pub async fn ended(&self) -> Ended {
-        if let Holds::None = self.0 {
+        if let HeldLocks::None = self.0 {
             return Ended::Released;
         }
         self.any(|hold| matches!(hold.condition(), Condition::Lost | Condition::Released)).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::{Backend, Capabilities};
 use crate::backends::prefix::Prefixed;
-use crate::backends::quorum::{self, Lent, Node};
+use crate::backends::quorum::{self, LendsBackend, Node};
 use crate::engine::entropy::Entropy;
 use crate::engine::scope::Scope;
 use crate::engine::tasks::{Spawn, Tasks};
@@ -258,7 +258,7 @@ impl Locks {
     }
 }
 
-impl Lent for Locks {
+impl LendsBackend for Locks {
     fn backend(&self) -> &dyn DynBackend {
         &*self.engine.backend
     }

@@ -19,34 +19,34 @@ use crate::telemetry::{Span, Spanned, Telemetry};
 /// cancelled himself: the lock is given back after everything that was done under it.
 #[derive(Debug)]
 pub struct Section {
-    target: Target,
-    state: State,
+    target: SectionTarget,
+    state: SectionState,
     run_when_unavailable: bool,
 }
 
 #[derive(Debug)]
-enum Target {
+enum SectionTarget {
     Lock(Lock),
     Batch(Batch),
 }
 
 #[derive(Debug)]
-enum State {
+enum SectionState {
     Outside,
-    Locked(Taken),
+    Locked(SectionGuard),
     /// The body has returned; the lock is still held.
-    Finished(Taken),
+    Finished(SectionGuard),
     /// The backend could not be asked, and the caller wants the body run all the same.
     Unlocked,
 }
 
 #[derive(Debug)]
-enum Taken {
+enum SectionGuard {
     One(Guard),
     All(BatchGuard),
 }
 
-impl Taken {
+impl SectionGuard {
     fn held(&self) -> Held {
         match self {
             Self::One(guard) => guard.held(),
@@ -62,11 +62,11 @@ impl Taken {
     }
 }
 
-impl Target {
-    async fn take(&self) -> Result<Taken> {
+impl SectionTarget {
+    async fn take(&self) -> Result<SectionGuard> {
         match self {
-            Self::Lock(lock) => lock.acquire_unnoted().await.map(Taken::One),
-            Self::Batch(batch) => batch.acquire_unnoted().await.map(Taken::All),
+            Self::Lock(lock) => lock.acquire_unnoted().await.map(SectionGuard::One),
+            Self::Batch(batch) => batch.acquire_unnoted().await.map(SectionGuard::All),
         }
     }
 
@@ -86,7 +86,7 @@ impl From<Lock> for Section {
 
 impl From<Batch> for Section {
     fn from(batch: Batch) -> Self {
-        Self::of(Target::Batch(batch))
+        Self::of(SectionTarget::Batch(batch))
     }
 }
 
@@ -94,11 +94,11 @@ impl Section {
     /// Creates a section under `lock`, which is not yet taken.
     #[must_use]
     pub const fn new(lock: Lock) -> Self {
-        Self::of(Target::Lock(lock))
+        Self::of(SectionTarget::Lock(lock))
     }
 
-    const fn of(target: Target) -> Self {
-        Self { target, state: State::Outside, run_when_unavailable: false }
+    const fn of(target: SectionTarget) -> Self {
+        Self { target, state: SectionState::Outside, run_when_unavailable: false }
     }
 
     /// Runs the body without the lock when the backend cannot be asked for it.
@@ -118,14 +118,14 @@ impl Section {
     ///
     /// As [`Lock::acquire`].
     pub async fn enter(&mut self) -> Result<()> {
-        if !matches!(self.state, State::Outside) {
+        if !matches!(self.state, SectionState::Outside) {
             return Ok(());
         }
         self.state = match self.target.take().await {
-            Ok(taken) => State::Locked(taken),
+            Ok(taken) => SectionState::Locked(taken),
             Err(error) if self.run_when_unavailable && is_unavailable(error.kind()) => {
                 Telemetry::body_unlocked(&error);
-                State::Unlocked
+                SectionState::Unlocked
             }
             Err(error) => return Err(error),
         };
@@ -171,8 +171,8 @@ impl Section {
         let output = Scope::of_body(held.clone()).enter(supervised).await;
         // When the lock was lost, the guard stays until the caller has dropped the body.
         let output = output.ok_or_else(|| loss(&held))?;
-        self.state = match std::mem::replace(&mut self.state, State::Outside) {
-            State::Locked(taken) => State::Finished(taken),
+        self.state = match std::mem::replace(&mut self.state, SectionState::Outside) {
+            SectionState::Locked(taken) => SectionState::Finished(taken),
             other => other,
         };
         Ok(output)
@@ -184,8 +184,8 @@ impl Section {
     ///
     /// When dropped, the release goes on in the background.
     pub async fn leave(&mut self) {
-        match std::mem::replace(&mut self.state, State::Outside) {
-            State::Finished(taken) => {
+        match std::mem::replace(&mut self.state, SectionState::Outside) {
+            SectionState::Finished(taken) => {
                 let held = taken.held();
                 if let Err(error) = taken.release().await
                     && let Some(hold) = held.holds().first()
@@ -193,16 +193,16 @@ impl Section {
                     hold.engine.telemetry.release_after_body_failed(hold.subject(), &error);
                 }
             }
-            State::Unlocked | State::Outside => {}
-            locked @ State::Locked(_) => self.state = locked,
+            SectionState::Unlocked | SectionState::Outside => {}
+            locked @ SectionState::Locked(_) => self.state = locked,
         }
     }
 
     /// What is held; nothing outside, and for a body that runs without the lock.
     pub(crate) fn held(&self) -> Held {
         match &self.state {
-            State::Locked(taken) | State::Finished(taken) => taken.held(),
-            State::Outside | State::Unlocked => Held::nothing(),
+            SectionState::Locked(taken) | SectionState::Finished(taken) => taken.held(),
+            SectionState::Outside | SectionState::Unlocked => Held::nothing(),
         }
     }
 }

@@ -19,11 +19,11 @@ const KINDS: usize = 20;
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     lasts: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OutageState {
     began: Option<Instant>,
     last_failure: Option<Instant>,
     last_line: Option<Instant>,
@@ -34,7 +34,7 @@ struct State {
 
 /// What to say of a failure.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Report {
+pub(super) enum OutageReport {
     /// All about it: it is the first.
     First,
     /// How many there were since the last line, by template and kind.
@@ -50,26 +50,31 @@ pub(super) struct Over {
 }
 
 impl Outage {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a failure, and says what to tell of it.
-    pub(super) fn failed(&self, template: Option<&'static str>, kind: &'static str, now: Instant) -> Report {
+    pub(super) fn failed(
+        &self,
+        template: Option<&'static str>,
+        kind: &'static str,
+        now: Instant,
+    ) -> OutageReport {
         let mut state = self.state();
         if state.last_failure.is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
-            *state = State::default();
+            *state = OutageState::default();
         }
         self.lasts.store(true, Ordering::Release);
         state.failures += 1;
         state.last_failure = Some(now);
         if state.began.is_none() {
             (state.began, state.last_line) = (Some(now), Some(now));
-            return Report::First;
+            return OutageReport::First;
         }
         *state.untold.entry((template.unwrap_or("no template"), kind)).or_default() += 1;
         if state.last_line.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
-            return Report::Nothing;
+            return OutageReport::Nothing;
         }
         state.last_line = Some(now);
         let untold = std::mem::take(&mut state.untold);
@@ -82,7 +87,7 @@ impl Outage {
         if rest > 0 {
             let _ = write!(text, ", and {rest} more");
         }
-        Report::Counts(text)
+        OutageReport::Counts(text)
     }
 
     /// Notes a success; says what to tell when it ends an outage. Costs next to nothing when there is none.
@@ -97,7 +102,7 @@ impl Outage {
         }
         self.lasts.store(false, Ordering::Release);
         let over = Over { lasted: now.saturating_duration_since(began), failures: state.failures };
-        *state = State::default();
+        *state = OutageState::default();
         Some(over)
     }
 }
@@ -111,27 +116,27 @@ mod tests {
         let (outage, start) = (Outage::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
         assert_eq!(outage.succeeded(|| start), None);
-        assert_eq!(outage.failed(Some("room_<id>"), "unavailable", start), Report::First);
+        assert_eq!(outage.failed(Some("room_<id>"), "unavailable", start), OutageReport::First);
         let mut lines = Vec::new();
         for n in 1..=25_000 {
             let template = if n % 5 == 0 { None } else { Some("room_<id>") };
             match outage.failed(template, "unavailable", at(n)) {
-                Report::Nothing => {}
+                OutageReport::Nothing => {}
                 line => lines.push(line),
             }
             assert_eq!(outage.succeeded(|| at(n)), None);
         }
         let counts = "no template unavailable: 2000, room_<id> unavailable: 8000";
-        assert_eq!(lines, [Report::Counts(counts.into()), Report::Counts(counts.into())]);
+        assert_eq!(lines, [OutageReport::Counts(counts.into()), OutageReport::Counts(counts.into())]);
         let over = outage.succeeded(|| at(26_000)).unwrap();
         assert_eq!(over, Over { lasted: Duration::from_secs(26), failures: 25_001 });
         assert_eq!(outage.succeeded(|| at(27_000)), None);
-        assert_eq!(outage.failed(None, "unknown", at(28_000)), Report::First);
+        assert_eq!(outage.failed(None, "unknown", at(28_000)), OutageReport::First);
         assert_eq!(
             outage.failed(None, "unknown", at(57_000)),
-            Report::Counts("no template unknown: 1".into())
+            OutageReport::Counts("no template unknown: 1".into())
         );
-        assert_eq!(outage.failed(None, "unknown", at(88_000)), Report::First);
+        assert_eq!(outage.failed(None, "unknown", at(88_000)), OutageReport::First);
     }
 
     #[test]
@@ -141,7 +146,7 @@ mod tests {
             let template: &'static str = Box::leak(format!("t{n:02}").into());
             outage.failed(Some(template), "unknown", start);
         }
-        let Report::Counts(text) = outage.failed(None, "unknown", start + EVERY) else { panic!() };
+        let OutageReport::Counts(text) = outage.failed(None, "unknown", start + EVERY) else { panic!() };
         assert!(text.ends_with("and 80 more") && text.len() < 1_000, "{text}");
     }
 }

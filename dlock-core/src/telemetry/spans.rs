@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tracing::field::Empty;
 use tracing::{debug, debug_span, error, info, info_span, warn};
 
-use super::outage::{Over, Report};
+use super::outage::{OutageReport, Over};
 use super::{Site, Span, Subject, Telemetry};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
@@ -154,16 +154,18 @@ pub(super) fn renewal_failed(
     site: Site,
     failure: &Failure,
     left: impl Fn() -> Duration,
-    report: Report,
+    report: OutageReport,
 ) {
     let (backend, template) = (to.backend, site.template);
     match report {
-        Report::First => tell(|| {
+        OutageReport::First => tell(|| {
             let what = "a renewal failed and is tried again";
             warn!(target: "dlock", backend, template, %failure, left = ?left(), "{what}");
         }),
-        Report::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing")),
-        Report::Nothing => {}
+        OutageReport::Counts(counts) => {
+            tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing"));
+        }
+        OutageReport::Nothing => {}
     }
 }
 
@@ -187,16 +189,18 @@ pub(super) fn lost(
     lock: Subject<'_>,
     cause: &str,
     held: impl Fn() -> Duration,
-    report: Report,
+    report: OutageReport,
 ) {
     let (backend, template) = (to.backend, lock.site.template);
     match report {
-        Report::First => tell(|| {
+        OutageReport::First => tell(|| {
             let what = "a lock was lost";
             warn!(target: "dlock", backend, key = shown(to, lock.key), template, held = ?held(), %cause, "{what}");
         }),
-        Report::Counts(counts) => tell(|| warn!(target: "dlock", backend, counts, "more locks were lost")),
-        Report::Nothing => {}
+        OutageReport::Counts(counts) => {
+            tell(|| warn!(target: "dlock", backend, counts, "more locks were lost"));
+        }
+        OutageReport::Nothing => {}
     }
 }
 
@@ -257,17 +261,17 @@ pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fai
     });
 }
 
-pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, report: Report) {
+pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, report: OutageReport) {
     let backend = to.backend;
     match report {
-        Report::First => tell(|| {
+        OutageReport::First => tell(|| {
             let what = "a release was given up; the lease ends the lock";
             warn!(target: "dlock", backend, key = shown(to, lock.key), %failure, "{what}");
         }),
-        Report::Counts(counts) => {
+        OutageReport::Counts(counts) => {
             tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
         }
-        Report::Nothing => {}
+        OutageReport::Nothing => {}
     }
 }
 

@@ -98,22 +98,22 @@ fn parse(text: &str) -> Option<SpanContext> {
 /// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
 /// the backend.
 #[derive(Default)]
-pub(super) struct Holders(Mutex<HashMap<Key, Holder>>);
+pub(super) struct Holders(Mutex<HashMap<Key, TracedHolder>>);
 
-struct Holder {
+struct TracedHolder {
     trace: Trace,
     /// It has given the lock back, and those who stand in line have not all heard of it yet.
     gone: bool,
 }
 
 impl Holders {
-    fn traces(&self) -> MutexGuard<'_, HashMap<Key, Holder>> {
+    fn traces(&self) -> MutexGuard<'_, HashMap<Key, TracedHolder>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn begins(&self, key: &Key, trace: &Trace) {
         if trace.is_some() {
-            self.traces().insert(key.clone(), Holder { trace: trace.clone(), gone: false });
+            self.traces().insert(key.clone(), TracedHolder { trace: trace.clone(), gone: false });
         }
     }
 
@@ -139,7 +139,7 @@ impl Holders {
     }
 }
 
-fn forget(traces: &mut HashMap<Key, Holder>, key: &Key, waiters: &dyn Waiters) {
+fn forget(traces: &mut HashMap<Key, TracedHolder>, key: &Key, waiters: &dyn Waiters) {
     if traces.get(key).is_some_and(|holder| holder.gone) && !waiters.has(key) {
         traces.remove(key);
     }

@@ -1,6 +1,6 @@
 //! Fences against the order of the grants.
 
-use super::holds::{Hold, holds};
+use super::holds::{HoldRecord, holds};
 use crate::history::Event;
 
 /// The verdict of [`fence_order`].
@@ -38,7 +38,7 @@ impl Inversion {
 #[must_use]
 pub fn fence_order(events: &[Event]) -> FenceOrder {
     let holds = holds(events);
-    let mut grants: Vec<(u64, &Hold<'_>)> =
+    let mut grants: Vec<(u64, &HoldRecord<'_>)> =
         holds.iter().filter_map(|hold| hold.fence.map(|fence| (fence, hold))).collect();
     grants.sort_by(|(a, left), (b, right)| (left.key, a, left.acquired).cmp(&(right.key, b, right.acquired)));
     let mut verdict = FenceOrder { grants: grants.len(), inversions: Vec::new() };

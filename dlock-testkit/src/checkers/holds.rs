@@ -6,7 +6,7 @@ use crate::history::{Event, Op, Outcome};
 
 /// What one process did with one grant.
 #[derive(Clone, Debug)]
-pub(super) struct Hold<'a> {
+pub(super) struct HoldRecord<'a> {
     pub(super) process: u32,
     pub(super) hold: u64,
     pub(super) key: &'a str,
@@ -23,15 +23,15 @@ pub(super) struct Hold<'a> {
 }
 
 /// All grants, in the order of the events. Nested acquires are part of their outer hold.
-pub(super) fn holds(events: &[Event]) -> Vec<Hold<'_>> {
-    let mut holds: Vec<Hold<'_>> = Vec::new();
+pub(super) fn holds(events: &[Event]) -> Vec<HoldRecord<'_>> {
+    let mut holds: Vec<HoldRecord<'_>> = Vec::new();
     let mut index: HashMap<(u32, u64, &str), usize> = HashMap::new();
     for event in events {
         let id = (event.process, event.hold, event.key.as_str());
         match (event.op, index.get(&id)) {
             (Op::Acquire, None) if event.outcome == Outcome::Ok => {
                 index.insert(id, holds.len());
-                holds.push(Hold {
+                holds.push(HoldRecord {
                     process: event.process,
                     hold: event.hold,
                     key: &event.key,

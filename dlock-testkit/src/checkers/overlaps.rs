@@ -1,6 +1,6 @@
 //! Times at which two owners believed to hold the same lock.
 
-use super::holds::{Hold, holds};
+use super::holds::{HoldRecord, holds};
 use crate::history::Event;
 
 /// The verdict of [`overlap`].
@@ -30,11 +30,11 @@ pub struct Overlap {
 #[must_use]
 pub fn overlap(events: &[Event]) -> Overlaps {
     let holds = holds(events);
-    let mut order: Vec<&Hold<'_>> = holds.iter().collect();
+    let mut order: Vec<&HoldRecord<'_>> = holds.iter().collect();
     order.sort_by_key(|hold| (hold.key, hold.acquired));
     let mut verdict = Overlaps { holds: order.len(), overlaps: Vec::new() };
     // The hold of this key that lasts longest so far.
-    let mut longest: Option<&Hold<'_>> = None;
+    let mut longest: Option<&HoldRecord<'_>> = None;
     for hold in order {
         if let Some(before) = longest.filter(|before| before.key == hold.key) {
             let both = end(before).min(end(hold)).saturating_sub(hold.acquired);
@@ -54,7 +54,7 @@ pub fn overlap(events: &[Event]) -> Overlaps {
     verdict
 }
 
-fn end(hold: &Hold<'_>) -> u64 {
+fn end(hold: &HoldRecord<'_>) -> u64 {
     hold.believed_until.min(hold.release_invoked.unwrap_or(u64::MAX))
 }
 

@@ -8,11 +8,11 @@ use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestC
 use dlock_core::{Backend, Claim, Failure};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{Answer, Inner, Request, strike};
+use super::{WireFuture, WireRequest, WiredShared, strike};
 
 /// A claim of [`Wired`](super::Wired).
 pub struct WiredClaim<B: Backend> {
-    shared: Arc<Inner<B>>,
+    shared: Arc<WiredShared<B>>,
     request: ClaimRequest,
     /// Requests queue here in the order they were sent, as on a connection.
     claim: Arc<tokio::sync::Mutex<B::Claim>>,
@@ -21,7 +21,7 @@ pub struct WiredClaim<B: Backend> {
 }
 
 impl<B: Backend> WiredClaim<B> {
-    pub(super) fn new(shared: Arc<Inner<B>>, request: ClaimRequest) -> Self {
+    pub(super) fn new(shared: Arc<WiredShared<B>>, request: ClaimRequest) -> Self {
         let claim = Arc::new(tokio::sync::Mutex::new(shared.backend.claim(request.clone())));
         Self { shared, request, claim, unsettled: false }
     }
@@ -33,8 +33,8 @@ impl<B: Backend> WiredClaim<B> {
 
     async fn send<T: Send + 'static>(
         &mut self,
-        request: Request,
-        serve: impl FnOnce(OwnedMutexGuard<B::Claim>) -> Answer<T> + Send,
+        request: WireRequest,
+        serve: impl FnOnce(OwnedMutexGuard<B::Claim>) -> WireFuture<T> + Send,
     ) -> Result<T, Failure> {
         self.shared.wire.count(request);
         self.unsettled = true;
@@ -49,10 +49,10 @@ impl<B: Backend> WiredClaim<B> {
 
 /// Tries for all of these in one request.
 pub(super) async fn attempt_all<B: Backend>(
-    shared: &Arc<Inner<B>>,
+    shared: &Arc<WiredShared<B>>,
     claims: &mut [&mut WiredClaim<B>],
 ) -> Result<BatchAttempt, Failure> {
-    shared.wire.count(Request::Attempt);
+    shared.wire.count(WireRequest::Attempt);
     let mut were_unsettled = Vec::with_capacity(claims.len());
     let mut locked = Vec::with_capacity(claims.len());
     for claim in claims.iter_mut() {
@@ -65,7 +65,7 @@ pub(super) async fn attempt_all<B: Backend>(
         store.backend.attempt_all(&mut claims).await
     });
     let answer = shared.wire.carry(served).await;
-    shared.wire.count_returned(Request::Attempt);
+    shared.wire.count_returned(WireRequest::Attempt);
     let answer = answer?;
     let granted = matches!(answer, BatchAttempt::Granted(_));
     for (claim, was_unsettled) in claims.iter_mut().zip(were_unsettled) {
@@ -81,8 +81,9 @@ pub(super) async fn attempt_all<B: Backend>(
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Claim for WiredClaim<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        let answer =
-            self.send(Request::Attempt, |mut claim| Box::pin(async move { claim.attempt().await })).await?;
+        let answer = self
+            .send(WireRequest::Attempt, |mut claim| Box::pin(async move { claim.attempt().await }))
+            .await?;
         if let Attempt::Granted(_) = answer {
             self.note_granted();
         }
@@ -106,12 +107,12 @@ impl<B: Backend> Claim for WiredClaim<B> {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        self.send(Request::Renew, |mut claim| Box::pin(async move { claim.renew().await })).await
+        self.send(WireRequest::Renew, |mut claim| Box::pin(async move { claim.renew().await })).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.shared.wire.without(|state| &state.keeping).await;
-        self.send(Request::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
+        self.send(WireRequest::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::node::{Member, is_mark};
 use super::round::Round;
-use super::{Shared, too_few};
+use super::{QuorumShared, too_few};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
 use crate::key::Key;
@@ -14,7 +14,7 @@ use crate::key::Key;
 /// How long the lists of all nodes may take.
 const LISTING: Duration = Duration::from_secs(25);
 
-impl Shared {
+impl QuorumShared {
     /// Who holds it on a majority.
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         let mut round = Round::new(self.node_timeout);
@@ -23,7 +23,7 @@ impl Shared {
             round.ask(place, async move { member.backend().inspect(&key).await });
         }
         let mut holders = Vec::<Holder>::new();
-        let mut count = Count::new(self);
+        let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
             holders.extend(count.add(place, answer).flatten());
             if count.settles(&holders) {
@@ -41,7 +41,7 @@ impl Shared {
             round.ask(place, async move { member.backend().holders().await });
         }
         let mut listed = BTreeMap::<Key, Vec<Holder>>::new();
-        let mut count = Count::new(self);
+        let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
             for (key, holder) in count.add(place, answer).into_iter().flatten() {
                 if !is_mark(&key) {
@@ -64,7 +64,7 @@ impl Shared {
             round.ask(place, async move { member.backend().force_release(&key).await });
         }
         let mut freed = 0;
-        let mut count = Count::new(self);
+        let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
             freed += usize::from(count.add(place, answer).unwrap_or(false));
         }
@@ -84,15 +84,15 @@ impl Shared {
 }
 
 /// What the nodes said.
-struct Count<'a> {
+struct AnswerCount<'a> {
     members: &'a [Arc<Member>],
     needed: usize,
     answered: usize,
     failures: Vec<(usize, Failure)>,
 }
 
-impl<'a> Count<'a> {
-    fn new(shared: &'a Shared) -> Self {
+impl<'a> AnswerCount<'a> {
+    fn new(shared: &'a QuorumShared) -> Self {
         Self { members: &shared.members, needed: shared.needed(), answered: 0, failures: Vec::new() }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::node::Member;
-use super::vote::Answer;
+use super::vote::VoteAnswer;
 use super::{QuorumVotes, too_few};
 use crate::backend::Busy;
 use crate::error::Failure;
@@ -22,11 +22,11 @@ impl Ballot {
         Self { nodes, needed, granted: Vec::new(), busy: Vec::new(), failed: Vec::new() }
     }
 
-    pub(super) fn note(&mut self, place: usize, answer: Answer) {
+    pub(super) fn note(&mut self, place: usize, answer: VoteAnswer) {
         match answer {
-            Answer::Granted => self.granted.push(place),
-            Answer::Busy(busy) => self.busy.push((place, busy)),
-            Answer::Failed(failure) => self.failed.push((place, failure)),
+            VoteAnswer::Granted => self.granted.push(place),
+            VoteAnswer::Busy(busy) => self.busy.push((place, busy)),
+            VoteAnswer::Failed(failure) => self.failed.push((place, failure)),
         }
     }
 
@@ -99,10 +99,10 @@ mod tests {
             ballot.note(
                 place,
                 match answer {
-                    '+' => Answer::Granted,
-                    '-' => Answer::Busy(Busy::default()),
-                    'd' => Answer::Failed(Failure::denied("no")),
-                    _ => Answer::Failed(Failure::unavailable("away")),
+                    '+' => VoteAnswer::Granted,
+                    '-' => VoteAnswer::Busy(Busy::default()),
+                    'd' => VoteAnswer::Failed(Failure::denied("no")),
+                    _ => VoteAnswer::Failed(Failure::unavailable("away")),
                 },
             );
         }

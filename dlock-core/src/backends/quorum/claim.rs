@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::ballot::Ballot;
 use super::round::Round;
-use super::vote::{Answer, Standing, Tally, Vote};
-use super::{Shared, too_few};
+use super::vote::{Vote, VoteAnswer, VoteStanding, VoteTally};
+use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
 use crate::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use crate::clock::Timestamp;
@@ -23,10 +23,10 @@ const INSISTING: usize = 5;
 
 /// A claim on a lock of a [`Quorum`](super::Quorum).
 pub struct QuorumClaim {
-    shared: Arc<Shared>,
+    shared: Arc<QuorumShared>,
     request: ClaimRequest,
     votes: Vec<Arc<Vote>>,
-    council: Arc<Tally>,
+    council: Arc<VoteTally>,
     /// When the attempt was sent that was granted.
     sent: Timestamp,
     /// How long the grant is, and with it each renewal.
@@ -38,8 +38,8 @@ pub struct QuorumClaim {
 }
 
 impl QuorumClaim {
-    pub(super) fn new(shared: Arc<Shared>, request: ClaimRequest) -> Self {
-        let council = Tally::new(shared.needed());
+    pub(super) fn new(shared: Arc<QuorumShared>, request: ClaimRequest) -> Self {
+        let council = VoteTally::new(shared.needed());
         let votes: Vec<_> = shared
             .members
             .iter()
@@ -91,20 +91,20 @@ impl QuorumClaim {
     }
 
     /// Asks all nodes until it is clear whether a majority votes for us.
-    async fn poll_nodes(&mut self) -> Result<(Ballot, Round<Answer>), Failure> {
+    async fn poll_nodes(&mut self) -> Result<(Ballot, Round<VoteAnswer>), Failure> {
         let mut ballot = Ballot::new(self.votes.len(), self.shared.needed());
         let mut round = Round::new(self.limit());
         for place in 0..self.votes.len() {
             if !self.votes[place].member.is_asked() {
                 let silent =
                     Failure::unavailable("it has not answered lately, and is asked only now and then");
-                ballot.note(place, Answer::Failed(silent));
+                ballot.note(place, VoteAnswer::Failed(silent));
             } else if self.prepare(place)? {
                 round.ask(place, Arc::clone(&self.votes[place]).ask());
             } else {
                 ballot.note(
                     place,
-                    Answer::Failed(Failure::unknown("an earlier vote is still being given back")),
+                    VoteAnswer::Failed(Failure::unknown("an earlier vote is still being given back")),
                 );
             }
         }
@@ -130,7 +130,7 @@ impl QuorumClaim {
     /// Gives back the votes of a round that failed, on all nodes that gave one or may have. Waits for those that
     /// answer; the others are taken back in the background. Nodes that certainly gave none are asked again in the next
     /// round, and withdrawn from with the whole claim.
-    async fn give_up(&mut self, ballot: &mut Ballot, round: Round<Answer>) -> Result<(), Failure> {
+    async fn give_up(&mut self, ballot: &mut Ballot, round: Round<VoteAnswer>) -> Result<(), Failure> {
         let limit = self.limit();
         let silent: Vec<_> = round.silent().collect();
         // Lets go of the requests under way, so that withdrawals can follow them.
@@ -139,7 +139,8 @@ impl QuorumClaim {
         for place in 0..self.votes.len() {
             let vote = &self.votes[place];
             if silent.contains(&place) {
-                ballot.note(place, Answer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
+                ballot
+                    .note(place, VoteAnswer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
                 self.clean_up(place, limit)?;
             } else if !vote.is_settled() {
                 vote.close();
@@ -178,7 +179,7 @@ impl QuorumClaim {
 }
 
 /// Takes answers until no other can change what comes of them, and those that are there besides.
-async fn gather(ballot: &mut Ballot, round: &mut Round<Answer>) {
+async fn gather(ballot: &mut Ballot, round: &mut Round<VoteAnswer>) {
     while !ballot.is_decided(round.open()) {
         match round.next().await {
             Some((place, answer)) => ballot.note(place, answer),
@@ -251,12 +252,12 @@ impl Claim for QuorumClaim {
         let (mut extended, mut gone, mut missing, mut failures) = (0, 0, Vec::new(), Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             match vote.standing() {
-                Standing::Leased | Standing::Unsettled => round.ask(place, Arc::clone(vote).renew()),
-                Standing::Session(until) if until >= valid_until => extended += 1,
-                Standing::Session(_) | Standing::Suspect => {
+                VoteStanding::Leased | VoteStanding::Unsettled => round.ask(place, Arc::clone(vote).renew()),
+                VoteStanding::Session(until) if until >= valid_until => extended += 1,
+                VoteStanding::Session(_) | VoteStanding::Suspect => {
                     failures.push((place, Failure::unknown("its session was not confirmed lately")));
                 }
-                Standing::Missing => {
+                VoteStanding::Missing => {
                     gone += 1;
                     missing.push(place);
                 }

@@ -18,34 +18,34 @@ use crate::token::Token;
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose
 /// defaults do not matter here).
-pub struct Node(Way);
+pub struct Node(NodeBackend);
 
-enum Way {
+enum NodeBackend {
     Own(Box<dyn DynBackend>),
     /// Of somebody who also closes it.
-    Lent(Box<dyn Lent>),
+    Lent(Box<dyn LendsBackend>),
 }
 
 /// Somebody who has a backend and lends it.
-pub(crate) trait Lent: Send + Sync + 'static {
+pub(crate) trait LendsBackend: Send + Sync + 'static {
     fn backend(&self) -> &dyn DynBackend;
 }
 
 impl<B: Backend> From<B> for Node {
     fn from(backend: B) -> Self {
-        Self(Way::Own(Box::new(backend)))
+        Self(NodeBackend::Own(Box::new(backend)))
     }
 }
 
 impl Node {
-    pub(crate) fn lent(by: impl Lent) -> Self {
-        Self(Way::Lent(Box::new(by)))
+    pub(crate) fn lent(by: impl LendsBackend) -> Self {
+        Self(NodeBackend::Lent(Box::new(by)))
     }
 
     pub(super) fn backend(&self) -> &dyn DynBackend {
         match &self.0 {
-            Way::Own(backend) => &**backend,
-            Way::Lent(by) => by.backend(),
+            NodeBackend::Own(backend) => &**backend,
+            NodeBackend::Lent(by) => by.backend(),
         }
     }
 }
@@ -155,7 +155,7 @@ impl Member {
 
     /// Closes it, unless it belongs to other locks.
     pub(super) async fn close(&self) {
-        if let Way::Own(backend) = &self.node.0 {
+        if let NodeBackend::Own(backend) = &self.node.0 {
             backend.close().await;
         }
     }

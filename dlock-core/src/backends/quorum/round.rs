@@ -11,14 +11,14 @@ use tokio::time::Instant;
 use crate::error::Failure;
 use crate::keeper;
 
-type Asking<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type NodeRequest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Requests to several nodes, with the place of each.
 ///
 /// They are part of the keeper's runtime wherever they are polled: their timers and connections must outlive a runtime
 /// that is shut down while they are [left](Self::leave).
 pub(super) struct Round<T> {
-    pending: Vec<(usize, Asking<T>)>,
+    pending: Vec<(usize, NodeRequest<T>)>,
     ready: VecDeque<(usize, T)>,
     ends: Instant,
     runtime: Option<Handle>,

@@ -22,8 +22,8 @@ pub(super) struct Vote {
     pub(super) member: Arc<Member>,
     /// Whoever asks something of the node holds this, so that requests follow each other.
     claim: Arc<tokio::sync::Mutex<Box<dyn DynClaim>>>,
-    state: Mutex<State>,
-    council: Weak<Tally>,
+    state: Mutex<VoteState>,
+    council: Weak<VoteTally>,
     clock: Clock,
     lease: Duration,
     /// How long the node has for one request.
@@ -32,7 +32,7 @@ pub(super) struct Vote {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct VoteState {
     /// A request may have taken effect, or may still.
     unsettled: bool,
     /// The node has it for us: for how long, and since which request.
@@ -58,7 +58,7 @@ struct State {
 
 /// What a node said to an attempt.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum VoteAnswer {
     Granted,
     Busy(Busy),
     Failed(Failure),
@@ -66,7 +66,7 @@ pub(super) enum Answer {
 
 /// What a vote is worth before a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum VoteStanding {
     /// To be renewed.
     Leased,
     /// Kept by a session until this time.
@@ -83,7 +83,7 @@ impl Vote {
     pub(super) fn new(
         member: &Arc<Member>,
         request: ClaimRequest,
-        council: &Arc<Tally>,
+        council: &Arc<VoteTally>,
         clock: Clock,
     ) -> Arc<Self> {
         let (lease, limit, votes) = (request.lease, request.request_timeout, request.votes.clone());
@@ -99,30 +99,30 @@ impl Vote {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, VoteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the node for its vote.
-    pub(super) async fn ask(self: Arc<Self>) -> Answer {
+    pub(super) async fn ask(self: Arc<Self>) -> VoteAnswer {
         let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since: Instant::now() };
         let answer = self.ask_uncounted().await;
         (asked.outcome, asked.error) = match &answer {
-            Answer::Granted => ("granted", None),
-            Answer::Busy(_) => ("busy", None),
-            Answer::Failed(failure) => ("failed", Some(failure.kind())),
+            VoteAnswer::Granted => ("granted", None),
+            VoteAnswer::Busy(_) => ("busy", None),
+            VoteAnswer::Failed(failure) => ("failed", Some(failure.kind())),
         };
         drop(asked);
         answer
     }
 
-    async fn ask_uncounted(self: &Arc<Self>) -> Answer {
+    async fn ask_uncounted(self: &Arc<Self>) -> VoteAnswer {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
         let was_unsettled = {
             let mut state = self.state();
             if state.closed {
-                return Answer::Failed(Failure::unavailable("it is being given back"));
+                return VoteAnswer::Failed(Failure::unavailable("it is being given back"));
             }
             std::mem::replace(&mut state.unsettled, true)
         };
@@ -130,7 +130,7 @@ impl Vote {
             false => claim.attempt().await,
             true => match self.attempt_and_check(&mut claim).await {
                 // The vote of a node that may have forgotten another's lock does not count. What it took is given back.
-                (Ok(Attempt::Granted(_)), Err(failure)) => return Answer::Failed(failure),
+                (Ok(Attempt::Granted(_)), Err(failure)) => return VoteAnswer::Failed(failure),
                 (attempt, _) => attempt,
             },
         };
@@ -144,11 +144,11 @@ impl Vote {
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
                 claim.granted(Signal::new(self));
-                Answer::Granted
+                VoteAnswer::Granted
             }
             Ok(Attempt::Busy(busy)) => {
                 self.state().unsettled = was_unsettled;
-                Answer::Busy(busy)
+                VoteAnswer::Busy(busy)
             }
             Err(failure) => {
                 let mut state = self.state();
@@ -158,7 +158,7 @@ impl Vote {
                     state.unsettled = was_unsettled;
                 }
                 drop(state);
-                Answer::Failed(failure)
+                VoteAnswer::Failed(failure)
             }
         }
     }
@@ -204,18 +204,18 @@ impl Vote {
     }
 
     /// What it is worth now, without asking.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> VoteStanding {
         let state = self.state();
         match state.granted {
-            _ if state.closed || state.gone => Standing::Missing,
-            Some((Term::Lease(_), _)) => Standing::Leased,
-            Some(_) if state.suspect => Standing::Suspect,
-            Some((Term::Session(None), _)) => Standing::Session(Timestamp::NEVER),
+            _ if state.closed || state.gone => VoteStanding::Missing,
+            Some((Term::Lease(_), _)) => VoteStanding::Leased,
+            Some(_) if state.suspect => VoteStanding::Suspect,
+            Some((Term::Session(None), _)) => VoteStanding::Session(Timestamp::NEVER),
             Some((Term::Session(Some(length)), proof)) => {
-                Standing::Session(proof + length.saturating_sub(margin(length)))
+                VoteStanding::Session(proof + length.saturating_sub(margin(length)))
             }
-            None if state.unsettled => Standing::Unsettled,
-            None => Standing::Missing,
+            None if state.unsettled => VoteStanding::Unsettled,
+            None => VoteStanding::Missing,
         }
     }
 
@@ -428,14 +428,14 @@ impl Drop for Asked<'_> {
 
 /// The votes of one claim, for what nodes say unasked.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct VoteTally {
     votes: Mutex<Vec<Arc<Vote>>>,
     needed: usize,
     signal: OnceLock<(Signal, Timestamp)>,
     suspected: AtomicBool,
 }
 
-impl Tally {
+impl VoteTally {
     pub(super) fn new(needed: usize) -> Arc<Self> {
         Arc::new(Self { needed, ..Self::default() })
     }
@@ -464,9 +464,9 @@ impl Tally {
         let (mut sound, mut shaken) = (0, 0);
         for vote in &*self.votes() {
             match vote.standing() {
-                Standing::Leased | Standing::Session(_) => sound += 1,
-                Standing::Suspect => shaken += 1,
-                Standing::Unsettled | Standing::Missing => {}
+                VoteStanding::Leased | VoteStanding::Session(_) => sound += 1,
+                VoteStanding::Suspect => shaken += 1,
+                VoteStanding::Unsettled | VoteStanding::Missing => {}
             }
         }
         if sound >= self.needed {

@@ -21,10 +21,10 @@ const AT_ONCE: usize = 16;
 /// The votes that one node has not given back yet. Whatever their number, a node that does not answer costs one request
 /// at a time, with pauses that grow.
 #[derive(Debug, Default)]
-pub(super) struct Withdrawals(Mutex<Queue>);
+pub(super) struct Withdrawals(Mutex<WithdrawalQueue>);
 
 #[derive(Debug, Default)]
-struct Queue {
+struct WithdrawalQueue {
     left: VecDeque<Left>,
     is_served: bool,
 }
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Left {
 }
 
 impl Withdrawals {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, WithdrawalQueue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

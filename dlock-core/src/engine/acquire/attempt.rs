@@ -9,7 +9,7 @@ use crate::engine::pending::Pending;
 use crate::error::{ErrorKind, Failure};
 
 /// How one attempt went.
-pub(super) enum Step {
+pub(super) enum AttemptOutcome {
     /// A grant for each.
     Granted(SmallVec<[Grant; 1]>),
     /// Somebody else has this one.
@@ -22,7 +22,7 @@ pub(super) enum Step {
     Unknown(Failure),
 }
 
-impl Step {
+impl AttemptOutcome {
     pub(super) const fn outcome(&self) -> &'static str {
         match self {
             Self::Granted(_) => "acquired",
@@ -38,31 +38,33 @@ pub(super) fn gone() -> Failure {
 }
 
 /// The one request that differs between one lock and many.
-pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> Step {
+pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> AttemptOutcome {
     let wanted = pendings.len();
     let mut claims = pendings.iter_mut().filter_map(|pending| pending.claim.as_mut());
     let failure = if wanted == 1 {
-        let Some(claim) = claims.next() else { return Step::Failed(gone()) };
+        let Some(claim) = claims.next() else { return AttemptOutcome::Failed(gone()) };
         match claim.attempt().await {
-            Ok(Attempt::Granted(grant)) => return Step::Granted(smallvec![grant]),
-            Ok(Attempt::Busy(busy)) => return Step::Busy(0, busy),
+            Ok(Attempt::Granted(grant)) => return AttemptOutcome::Granted(smallvec![grant]),
+            Ok(Attempt::Busy(busy)) => return AttemptOutcome::Busy(0, busy),
             Err(failure) => failure,
         }
     } else {
         match engine.backend.attempt_all(claims.collect()).await {
             Ok(BatchAttempt::Granted(grants)) if grants.len() == wanted => {
-                return Step::Granted(grants.into());
+                return AttemptOutcome::Granted(grants.into());
             }
             Ok(BatchAttempt::Granted(_)) => Failure::unknown("the backend lost count of the locks"),
-            Ok(BatchAttempt::Busy { place, busy }) => return Step::Busy(place.min(wanted - 1), busy),
-            Ok(BatchAttempt::Separately) => return Step::Separately,
+            Ok(BatchAttempt::Busy { place, busy }) => {
+                return AttemptOutcome::Busy(place.min(wanted - 1), busy);
+            }
+            Ok(BatchAttempt::Separately) => return AttemptOutcome::Separately,
             Err(failure) => failure,
         }
     };
     // The same token is not asked about again once its grant is being withdrawn.
     match failure.kind() {
-        ErrorKind::Unknown if !failure.is_worthless() => Step::Unknown(failure),
-        _ => Step::Failed(failure),
+        ErrorKind::Unknown if !failure.is_worthless() => AttemptOutcome::Unknown(failure),
+        _ => AttemptOutcome::Failed(failure),
     }
 }
 

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::attempt::Step;
-use crate::backend::request_clock::Stage;
+use super::attempt::AttemptOutcome;
+use crate::backend::request_clock::RequestStage;
 use crate::backend::{Backoff, RequestClock};
 use crate::engine::timer::bounded;
 use crate::engine::{Engine, scope};
 use crate::error::{ErrorKind, Failure};
 
 /// How long a request may take.
-pub(super) struct Limits {
+pub(super) struct RequestLimits {
     /// When it was called.
     pub(super) from: Instant,
     /// From when it was written, or else called.
@@ -21,13 +21,13 @@ pub(super) struct Limits {
     pub(super) until: Option<Instant>,
 }
 
-impl Limits {
+impl RequestLimits {
     pub(super) async fn bound(
         &self,
         engine: &Engine,
         written: Option<&RequestClock>,
-        request: impl Future<Output = Step>,
-    ) -> Step {
+        request: impl Future<Output = AttemptOutcome>,
+    ) -> AttemptOutcome {
         let mut request = std::pin::pin!(request);
         let mut end = self.from + self.request;
         loop {
@@ -38,17 +38,17 @@ impl Limits {
             }
             if over && written.is_some_and(RequestClock::cancel) {
                 let what = "the request was still waiting for its turn in this process";
-                return Step::Failed(Failure::new(ErrorKind::TimedOut, what));
+                return AttemptOutcome::Failed(Failure::new(ErrorKind::TimedOut, what));
             }
             let left = match written.map(RequestClock::stage) {
-                Some(Stage::Queued) => self.request,
-                Some(Stage::Written(at)) => (at + self.request).since(engine.clock.now()),
-                Some(Stage::Called) | None => Duration::ZERO,
+                Some(RequestStage::Queued) => self.request,
+                Some(RequestStage::Written(at)) => (at + self.request).since(engine.clock.now()),
+                Some(RequestStage::Called) | None => Duration::ZERO,
             };
             if over || left.is_zero() {
                 let limit =
                     if over { "what was left of the wait".into() } else { format!("{:?}", self.request) };
-                return Step::Unknown(Failure::unknown(format!("no answer within {limit}")));
+                return AttemptOutcome::Unknown(Failure::unknown(format!("no answer within {limit}")));
             }
             end = Instant::now() + left;
         }
@@ -57,7 +57,7 @@ impl Limits {
 
 /// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
 /// tell of changes that are none, as often as it likes.
-pub(super) struct Pace {
+pub(super) struct NotificationPace {
     distances: Backoff,
     /// The longest distance.
     to: Duration,
@@ -65,7 +65,7 @@ pub(super) struct Pace {
     vain: u32,
 }
 
-impl Pace {
+impl NotificationPace {
     /// So many notifications at once may be for nothing where several want a lock that is held for moments only.
     const FREE: u32 = 16;
     /// One that comes so soon after the question was there before it. One that had to be waited for sets its own pace.

@@ -16,7 +16,7 @@ use super::fate::Fate;
 use super::{Controls, Direction, Ending, Flow, Loss, Message, Protocol, reset};
 
 /// What travels in one direction.
-enum Piece {
+enum InTransit {
     /// Bytes that were read at this time.
     Bytes(Instant, Vec<u8>),
     /// The connection is reset when it gets here.
@@ -24,7 +24,7 @@ enum Piece {
 }
 
 /// Both of a connection's ends are reset.
-struct Cut;
+struct ConnectionReset;
 
 /// What the two directions of a connection know of each other.
 #[derive(Default)]
@@ -70,7 +70,7 @@ pub(super) async fn run(
     let pairing = Pairing::default();
     let (there, arrive_there) = mpsc::unbounded_channel();
     let (back, arrive_back) = mpsc::unbounded_channel();
-    let requests = Requests { protocol: protocol.clone(), pairing: &pairing, controls: &controls };
+    let requests = RequestStream { protocol: protocol.clone(), pairing: &pairing, controls: &controls };
     let replies = Replies { protocol, pairing: &pairing, controls: &controls, silent: false };
     let ending = {
         let passing = async {
@@ -124,13 +124,13 @@ pub(super) async fn swallow(mut client: TcpStream, mut cut: watch::Receiver<u64>
 /// Cuts the bytes of one direction into pieces.
 trait Cutter {
     /// Takes what can be passed on off the front of `bytes`.
-    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<Piece>);
+    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<InTransit>);
 }
 
 /// Reads one side to its end. What was read travels on, whatever happens to the other side.
 async fn read(
     mut from: OwnedReadHalf,
-    out: mpsc::UnboundedSender<Piece>,
+    out: mpsc::UnboundedSender<InTransit>,
     counter: &AtomicU64,
     mut cutter: impl Cutter,
 ) {
@@ -150,36 +150,36 @@ async fn read(
                 cutter.cut(&mut pending, &out);
             }
             // A reset comes after what was sent before it.
-            Err(_) => return drop(out.send(Piece::Reset)),
+            Err(_) => return drop(out.send(InTransit::Reset)),
         }
     }
 }
 
-fn send(out: &mpsc::UnboundedSender<Piece>, bytes: Vec<u8>) {
+fn send(out: &mpsc::UnboundedSender<InTransit>, bytes: Vec<u8>) {
     // The other end lives as long as the connection.
-    drop(out.send(Piece::Bytes(Instant::now(), bytes)));
+    drop(out.send(InTransit::Bytes(Instant::now(), bytes)));
 }
 
 /// Writes what arrives, as the flow of the moment says, and then closes that side.
 async fn write(
-    mut arriving: mpsc::UnboundedReceiver<Piece>,
+    mut arriving: mpsc::UnboundedReceiver<InTransit>,
     to: &mut OwnedWriteHalf,
     mut flow: watch::Receiver<Flow>,
-) -> Result<(), Cut> {
+) -> Result<(), ConnectionReset> {
     // Once the peer is gone the rest is lost, and the other direction goes on.
     let mut peer_is_there = true;
     while let Some(piece) = arriving.recv().await {
         let at = match &piece {
-            Piece::Bytes(at, _) => *at,
-            Piece::Reset => Instant::now(),
+            InTransit::Bytes(at, _) => *at,
+            InTransit::Reset => Instant::now(),
         };
         let passes = gate(&mut flow, at).await;
         match piece {
-            Piece::Bytes(_, bytes) if passes && peer_is_there => {
+            InTransit::Bytes(_, bytes) if passes && peer_is_there => {
                 peer_is_there = to.write_all(&bytes).await.is_ok();
             }
-            Piece::Bytes(..) => {}
-            Piece::Reset => return Err(Cut),
+            InTransit::Bytes(..) => {}
+            InTransit::Reset => return Err(ConnectionReset),
         }
     }
     // The end of a connection is sent again until it arrives.
@@ -210,14 +210,14 @@ async fn gate(flow: &mut watch::Receiver<Flow>, at: Instant) -> bool {
     }
 }
 
-struct Requests<'a, P> {
+struct RequestStream<'a, P> {
     protocol: P,
     pairing: &'a Pairing,
     controls: &'a Controls,
 }
 
-impl<P: Protocol> Cutter for Requests<'_, P> {
-    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<Piece>) {
+impl<P: Protocol> Cutter for RequestStream<'_, P> {
+    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<InTransit>) {
         while !bytes.is_empty() {
             if self.pairing.opaque.load(Ordering::SeqCst) {
                 return send(out, std::mem::take(bytes));
@@ -234,7 +234,7 @@ impl<P: Protocol> Cutter for Requests<'_, P> {
             let rest = bytes.split_off(length);
             let fate = if name.is_empty() { Fate::Pass } else { self.controls.fates().request(name) };
             if fate == Fate::LoseRequest {
-                drop(out.send(Piece::Reset));
+                drop(out.send(InTransit::Reset));
                 self.controls.lost.send_modify(|lost| *lost += 1);
             } else {
                 if paired {
@@ -255,7 +255,7 @@ struct Replies<'a, P> {
 }
 
 impl<P: Protocol> Cutter for Replies<'_, P> {
-    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<Piece>) {
+    fn cut(&mut self, bytes: &mut Vec<u8>, out: &mpsc::UnboundedSender<InTransit>) {
         while !bytes.is_empty() {
             if self.silent {
                 bytes.clear();
@@ -276,7 +276,7 @@ impl<P: Protocol> Cutter for Replies<'_, P> {
             let fate = if paired { self.pairing.next() } else { Fate::Pass };
             if let Fate::LoseReply(loss) = fate {
                 match loss {
-                    Loss::Cut => drop(out.send(Piece::Reset)),
+                    Loss::Cut => drop(out.send(InTransit::Reset)),
                     Loss::Silence => self.silent = true,
                 }
                 self.controls.lost.send_modify(|lost| *lost += 1);

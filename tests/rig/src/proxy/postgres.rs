@@ -32,7 +32,7 @@ impl Protocol for Pgwire {
             return Message::Whole { length: length as usize, name: "STARTUP".to_owned() };
         }
         let mut name = "SYNC";
-        for Part { kind, end, first } in parts(bytes) {
+        for FramedMessage { kind, end, first } in parts(bytes) {
             match kind {
                 b'S' => return Message::Whole { length: end, name: name.to_owned() },
                 b'Q' if first => return Message::Whole { length: end, name: "QUERY".to_owned() },
@@ -49,7 +49,7 @@ impl Protocol for Pgwire {
 
     fn reply(&mut self, bytes: &[u8]) -> Message {
         let name = String::new();
-        for Part { kind, end, first } in parts(bytes) {
+        for FramedMessage { kind, end, first } in parts(bytes) {
             match kind {
                 b'Z' => {
                     self.started = true;
@@ -66,19 +66,19 @@ impl Protocol for Pgwire {
 }
 
 /// One message: its kind, where it ends, and whether it is the first of these bytes.
-struct Part {
+struct FramedMessage {
     kind: u8,
     end: usize,
     first: bool,
 }
 
 /// The messages that are there as a whole.
-fn parts(bytes: &[u8]) -> impl Iterator<Item = Part> {
+fn parts(bytes: &[u8]) -> impl Iterator<Item = FramedMessage> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let (kind, length) = (*bytes.get(at)?, long(bytes, at + 1)?);
         let end = at + 1 + length as usize;
-        let part = Part { kind, end, first: at == 0 };
+        let part = FramedMessage { kind, end, first: at == 0 };
         at = end;
         (end <= bytes.len()).then_some(part)
     })

@@ -57,16 +57,16 @@ impl Protocol for Resp {
 struct Malformed;
 
 /// Where something ends: nowhere yet, or after this many bytes.
-type End = Option<Result<usize, Malformed>>;
+type ReplyEnd = Option<Result<usize, Malformed>>;
 
 /// The end of the first line.
-fn line_end(bytes: &[u8]) -> End {
+fn line_end(bytes: &[u8]) -> ReplyEnd {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     Some(Ok(end + 2))
 }
 
 /// The end of the value that these bytes start with.
-fn value_end(bytes: &[u8]) -> End {
+fn value_end(bytes: &[u8]) -> ReplyEnd {
     let mut at = 0;
     let mut values: usize = 1;
     while values > 0 {

@@ -39,7 +39,7 @@ async fn take_orders(
     mut orders: mpsc::UnboundedReceiver<String>,
     connect: impl AsyncFn(String) -> dlock_core::Result<LocksBuilder>,
 ) -> io::Result<()> {
-    let mut worker = State::default();
+    let mut worker = WorkerState::default();
     while let Some(line) = orders.recv().await {
         let report = match serde_json::from_str(&line)? {
             Order::Open { url, lease_ms } => {
@@ -61,14 +61,14 @@ async fn take_orders(
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     locks: Option<Locks>,
     guard: Option<Guard>,
     stop: Arc<AtomicBool>,
     work: Option<JoinHandle<io::Result<(u64, u64)>>>,
 }
 
-impl State {
+impl WorkerState {
     fn guard(&self) -> Result<&Guard, Report> {
         self.guard.as_ref().ok_or_else(|| out_of_order("no lock is held"))
     }

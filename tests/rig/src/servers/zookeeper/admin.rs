@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::session::{Answer, Body, NO_NODE, Request, Session};
+use super::session::{AdminSession, NO_NODE, ReplyBody, ZooKeeperAnswer, ZooKeeperRequest};
 
 /// The user to whom access lists do not apply.
 const SUPERUSER: (&str, &str) = ("super", "admin");
@@ -58,11 +58,11 @@ impl Administrator {
         result.unwrap_or_else(|error| panic!("{what} at ZooKeeper {}: {error}", self.server))
     }
 
-    fn ask(&self, request: Request, path: &str, body: &Body) -> io::Result<Answer> {
-        let mut session = Session::open(self.server)?;
+    fn ask(&self, request: ZooKeeperRequest, path: &str, body: &ReplyBody) -> io::Result<ZooKeeperAnswer> {
+        let mut session = AdminSession::open(self.server)?;
         session.authenticate(SUPERUSER.0, SUPERUSER.1)?;
         // A follower may be behind.
-        drop(session.ask(Request::Sync, &Body::default().text(path))?);
+        drop(session.ask(ZooKeeperRequest::Sync, &ReplyBody::default().text(path))?);
         let answer = session.ask(request, body)?;
         session.close()?;
         Ok(answer)
@@ -74,7 +74,7 @@ impl Administrator {
     ///
     /// When the server does not answer.
     pub fn try_children(&self, path: &str) -> io::Result<Vec<String>> {
-        match self.ask(Request::GetChildren, path, &Body::default().text(path).bool(false))? {
+        match self.ask(ZooKeeperRequest::GetChildren, path, &ReplyBody::default().text(path).bool(false))? {
             Ok(mut reply) => {
                 let mut names: Vec<_> = (0..reply.take_int()).map(|_| reply.take_text()).collect();
                 names.sort();
@@ -104,8 +104,10 @@ impl Administrator {
     #[must_use]
     #[track_caller]
     pub fn node(&self, path: &str) -> Option<Node> {
-        let answer =
-            self.must(path, self.ask(Request::GetData, path, &Body::default().text(path).bool(false)));
+        let answer = self.must(
+            path,
+            self.ask(ZooKeeperRequest::GetData, path, &ReplyBody::default().text(path).bool(false)),
+        );
         match answer {
             Ok(mut reply) => {
                 let data = reply.take_bytes();
@@ -129,9 +131,10 @@ impl Administrator {
     #[must_use]
     #[track_caller]
     pub fn access(&self, path: &str) -> Vec<(i32, String)> {
-        let mut reply = self.done(path, Request::GetAcl, &Body::default().text(path));
-        let entry =
-            |reply: &mut Body| (reply.take_int(), format!("{}:{}", reply.take_text(), reply.take_text()));
+        let mut reply = self.done(path, ZooKeeperRequest::GetAcl, &ReplyBody::default().text(path));
+        let entry = |reply: &mut ReplyBody| {
+            (reply.take_int(), format!("{}:{}", reply.take_text(), reply.take_text()))
+        };
         (0..reply.take_int()).map(|_| entry(&mut reply)).collect()
     }
 
@@ -148,10 +151,14 @@ impl Administrator {
             NodeKind::PersistentSequential => 2,
             NodeKind::Container => 4,
         };
-        let body = Body::default().text(path).bytes(data);
+        let body = ReplyBody::default().text(path).bytes(data);
         let body = body.int(1).int(ALL_RIGHTS).text("world").text("anyone").int(flags);
         // Containers have a request of their own, with the same content.
-        let request = if kind == NodeKind::Container { Request::CreateContainer } else { Request::Create };
+        let request = if kind == NodeKind::Container {
+            ZooKeeperRequest::CreateContainer
+        } else {
+            ZooKeeperRequest::Create
+        };
         self.done(path, request, &body).take_text()
     }
 
@@ -162,7 +169,11 @@ impl Administrator {
     /// When there is no such node, or the server does not answer.
     #[track_caller]
     pub fn set_data(&self, path: &str, data: &[u8]) {
-        drop(self.done(path, Request::SetData, &Body::default().text(path).bytes(data).int(-1)));
+        drop(self.done(
+            path,
+            ZooKeeperRequest::SetData,
+            &ReplyBody::default().text(path).bytes(data).int(-1),
+        ));
     }
 
     /// Deletes a node.
@@ -172,11 +183,11 @@ impl Administrator {
     /// When there is no such node, it has children, or the server does not answer.
     #[track_caller]
     pub fn delete(&self, path: &str) {
-        drop(self.done(path, Request::Delete, &Body::default().text(path).int(-1)));
+        drop(self.done(path, ZooKeeperRequest::Delete, &ReplyBody::default().text(path).int(-1)));
     }
 
     #[track_caller]
-    fn done(&self, path: &str, request: Request, body: &Body) -> Body {
+    fn done(&self, path: &str, request: ZooKeeperRequest, body: &ReplyBody) -> ReplyBody {
         let answer = self.must(path, self.ask(request, path, body));
         answer.unwrap_or_else(|code| {
             panic!("{request:?} {path} at ZooKeeper {}: {}", self.server, refused(code))
@@ -210,7 +221,7 @@ impl Administrator {
         const TRIES: u32 = 1_000;
         let mut ended = Ok(());
         for _ in 0..TRIES {
-            ended = match Session::take_over(self.server, session) {
+            ended = match AdminSession::take_over(self.server, session) {
                 Ok(Some(theirs)) => theirs.close(),
                 Ok(None) => return,
                 Err(error) => Err(error),

@@ -15,7 +15,7 @@ const AUTHENTICATE: i32 = 100;
 
 /// What `create` etc. are called on the wire.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Request {
+pub(super) enum ZooKeeperRequest {
     Create = 1,
     Delete = 2,
     GetData = 4,
@@ -30,15 +30,15 @@ pub(super) enum Request {
 pub(super) const NO_NODE: i32 = -101;
 
 /// What a server answers to a request: a result, or the number of an error.
-pub(super) type Answer = Result<Body, i32>;
+pub(super) type ZooKeeperAnswer = Result<ReplyBody, i32>;
 
 /// One session, which is closed when it is dropped.
-pub(super) struct Session {
+pub(super) struct AdminSession {
     stream: TcpStream,
     requests: i32,
 }
 
-impl Session {
+impl AdminSession {
     /// A new session.
     pub(super) fn open(server: SocketAddr) -> io::Result<Self> {
         Self::connect(server, 0, [0; 16])?.ok_or_else(|| io::Error::other("no session was opened"))
@@ -56,7 +56,7 @@ impl Session {
         stream.set_nodelay(true)?;
         let mut session = Self { stream, requests: 0 };
         let (protocol, last_seen, timeout_ms) = (0, 0, 10_000);
-        let hello = Body::default()
+        let hello = ReplyBody::default()
             .int(protocol)
             .long(last_seen)
             .int(timeout_ms)
@@ -73,16 +73,20 @@ impl Session {
     pub(super) fn authenticate(&mut self, user: &str, password: &str) -> io::Result<()> {
         const XID: i32 = -4;
         let credentials = format!("{user}:{password}");
-        let body =
-            Body::default().int(XID).int(AUTHENTICATE).int(0).text("digest").bytes(credentials.as_bytes());
+        let body = ReplyBody::default()
+            .int(XID)
+            .int(AUTHENTICATE)
+            .int(0)
+            .text("digest")
+            .bytes(credentials.as_bytes());
         self.send(&body)?;
         self.answer_to(XID)?.map(drop).map_err(|code| io::Error::other(format!("refused with {code}")))
     }
 
-    pub(super) fn ask(&mut self, request: Request, body: &Body) -> io::Result<Answer> {
+    pub(super) fn ask(&mut self, request: ZooKeeperRequest, body: &ReplyBody) -> io::Result<ZooKeeperAnswer> {
         self.requests += 1;
         let xid = self.requests;
-        let mut whole = Body::default().int(xid).int(request as i32);
+        let mut whole = ReplyBody::default().int(xid).int(request as i32);
         whole.0.extend_from_slice(&body.0);
         self.send(&whole)?;
         self.answer_to(xid)
@@ -93,14 +97,14 @@ impl Session {
     pub(super) fn close(mut self) -> io::Result<()> {
         self.requests += 1;
         let xid = self.requests;
-        self.send(&Body::default().int(xid).int(CLOSE_SESSION))?;
+        self.send(&ReplyBody::default().int(xid).int(CLOSE_SESSION))?;
         self.answer_to(xid).map(drop)?;
         // Up to its end, of whatever kind.
         let _ = self.stream.read_to_end(&mut Vec::new());
         Ok(())
     }
 
-    fn answer_to(&mut self, xid: i32) -> io::Result<Answer> {
+    fn answer_to(&mut self, xid: i32) -> io::Result<ZooKeeperAnswer> {
         loop {
             let mut reply = self.receive()?;
             let (to, _zxid, code) = (reply.take_int(), reply.take_long(), reply.take_int());
@@ -111,18 +115,18 @@ impl Session {
         }
     }
 
-    fn send(&mut self, body: &Body) -> io::Result<()> {
+    fn send(&mut self, body: &ReplyBody) -> io::Result<()> {
         let mut frame = u32::try_from(body.0.len()).expect("a short request").to_be_bytes().to_vec();
         frame.extend_from_slice(&body.0);
         self.stream.write_all(&frame)
     }
 
-    fn receive(&mut self) -> io::Result<Body> {
+    fn receive(&mut self) -> io::Result<ReplyBody> {
         let mut length = [0; 4];
         self.stream.read_exact(&mut length)?;
         let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
         self.stream.read_exact(&mut bytes)?;
-        Ok(Body(bytes))
+        Ok(ReplyBody(bytes))
     }
 }
 
@@ -142,9 +146,9 @@ fn password(id: i64) -> [u8; 16] {
 
 /// A request that is being written, or an answer that is being read.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Body(Vec<u8>);
+pub(super) struct ReplyBody(Vec<u8>);
 
-impl Body {
+impl ReplyBody {
     pub(super) fn int(mut self, value: i32) -> Self {
         self.0.extend_from_slice(&value.to_be_bytes());
         self

@@ -1,15 +1,15 @@
 use super::*;
 
-use super::session::{Body, Request, Session};
+use super::session::{AdminSession, ReplyBody, ZooKeeperRequest};
 use crate::proxy::{Jute, Loss, Proxy};
 
 /// A session that has an ephemeral node.
-fn ephemeral(server: &ZooKeeperServer, path: &str) -> Session {
+fn ephemeral(server: &ZooKeeperServer, path: &str) -> AdminSession {
     const EPHEMERAL: i32 = 1;
-    let mut session = Session::open(server.address()).unwrap();
+    let mut session = AdminSession::open(server.address()).unwrap();
     let body =
-        Body::default().text(path).bytes(b"").int(1).int(31).text("world").text("anyone").int(EPHEMERAL);
-    session.ask(Request::Create, &body).unwrap().unwrap();
+        ReplyBody::default().text(path).bytes(b"").int(1).int(31).text("world").text("anyone").int(EPHEMERAL);
+    session.ask(ZooKeeperRequest::Create, &body).unwrap().unwrap();
     session
 }
 
@@ -32,7 +32,7 @@ fn an_expired_session_loses_its_nodes_and_cannot_be_taken_up_again() {
     assert_eq!(admin.sessions(), [owner]);
     admin.expire(owner);
     assert_eq!(admin.node("/theirs"), None);
-    assert!(Session::take_over(server.address(), owner).unwrap().is_none());
+    assert!(AdminSession::take_over(server.address(), owner).unwrap().is_none());
 }
 
 #[test]
@@ -88,13 +88,14 @@ fn an_ensemble_survives_its_leader_and_takes_it_back() {
 fn a_proxy_tells_requests_apart_and_loses_the_reply_of_one() {
     let server = ZooKeeperServer::start().unwrap();
     let proxy = Proxy::speaking(Jute::default(), server.address()).unwrap();
-    let mut session = Session::open(proxy.address()).unwrap();
+    let mut session = AdminSession::open(proxy.address()).unwrap();
     session.authenticate("a", "b").unwrap();
-    let list = Body::default().text("/").bool(false);
-    session.ask(Request::GetChildren, &list).unwrap().unwrap();
+    let list = ReplyBody::default().text("/").bool(false);
+    session.ask(ZooKeeperRequest::GetChildren, &list).unwrap().unwrap();
     proxy.lose_reply(1, "CREATE", Loss::Cut);
-    let create = Body::default().text("/rooms").bytes(b"").int(1).int(31).text("world").text("anyone").int(0);
-    assert!(session.ask(Request::Create, &create).is_err());
+    let create =
+        ReplyBody::default().text("/rooms").bytes(b"").int(1).int(31).text("world").text("anyone").int(0);
+    assert!(session.ask(ZooKeeperRequest::Create, &create).is_err());
     assert_eq!(proxy.lost(), 1);
     assert_eq!(server.admin().children("/"), ["rooms", "zookeeper"]);
     let seen = ["AUTH", "CONNECT", "CREATE", "GETCHILDREN"].map(|name| (name.to_owned(), 1));
