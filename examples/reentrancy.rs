@@ -29,7 +29,7 @@ async fn main() -> Result<(), Error> {
     let (left, right) = tokio::join!(branch("left"), branch("right"));
     left.and(right)?;
 
-    // A spawned task is an owner of its own, unless it is told that it belongs to this one.
+    // A spawned task is an owner of its own, unless it is taken along into this one.
     let quick = stock.clone().with_wait(Duration::from_millis(20));
     stock
         .run(async {

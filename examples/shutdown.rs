@@ -23,7 +23,7 @@ async fn main() -> Result<(), Error> {
     }
     println!("before: {} locks held", backend.held());
 
-    // When told to stop (tokio::signal): holders are told first and have half of the time to leave.
+    // When told to stop (tokio::signal): holders are notified first and have half of the time to leave.
     let start = Instant::now();
     locks.shutdown(Duration::from_millis(200)).await?;
     println!("shut down in {:.0?}: {} locks held", start.elapsed(), backend.held());

@@ -26,8 +26,8 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the URL is not one of these, or its feature is not
-/// compiled in; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend. No error
+/// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the URL is not one of these, or its feature is
+/// not compiled in; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend. No error
 /// contains the URL's password.
 ///
 /// # Cancel safety
@@ -38,7 +38,7 @@ pub async fn connect(url: &str) -> Result<Locks> {
     Box::pin(from_url(url)).await?.build()
 }
 
-/// Like [`connect`], for options that are not the defaults.
+/// Connects like [`connect`], and returns a builder, for options that are not the defaults.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -27,12 +27,12 @@ pub enum Source<'a> {
     Given(&'a Locks),
 }
 
-/// The locks that `locks = expr` gives.
+/// Returns the locks that `locks = expr` gives.
 pub fn locks_of<T: AsRef<Locks> + ?Sized>(locks: &T) -> &Locks {
     locks.as_ref()
 }
 
-/// What `keys = { expression }` gives.
+/// Collects the keys that `keys = { expression }` gives.
 pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
     keys.into_iter().map(|key| key.to_string()).collect()
 }
@@ -59,13 +59,13 @@ enum SectionKeys {
 }
 
 impl<'a> Section<'a> {
-    /// A section under one key; nothing happens yet.
+    /// Creates a section under one key; nothing happens yet.
     #[must_use]
     pub const fn new(site: Site, source: Source<'a>, key: String) -> Self {
         Self::of(site, source, SectionKeys::One(key))
     }
 
-    /// A section under several keys.
+    /// Creates a section under several keys.
     #[must_use]
     pub const fn all(site: Site, source: Source<'a>, keys: Vec<String>) -> Self {
         Self::of(site, source, SectionKeys::All(keys))
@@ -86,48 +86,48 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// `wait = ...`
+    /// Applies `wait = ...`.
     #[must_use]
     pub const fn wait(mut self, wait: Wait) -> Self {
         self.wait = Some(wait);
         self
     }
 
-    /// `lease = ...`
+    /// Applies `lease = ...`.
     #[must_use]
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// `on_lost = ...`
+    /// Applies `on_lost = ...`.
     #[must_use]
     pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.on_lost = Some(on_lost);
         self
     }
 
-    /// `recheck = ...`
+    /// Applies `recheck = ...`.
     #[must_use]
     pub const fn recheck(mut self, on: bool) -> Self {
         self.recheck = Some(on);
         self
     }
 
-    /// `requires = ...`
+    /// Applies `requires = ...`.
     #[must_use]
     pub const fn requires(mut self, requirements: &'static [Requirement]) -> Self {
         self.requires = requirements;
         self
     }
 
-    /// `segments = ...`
+    /// Applies `segments = ...`.
     #[must_use]
     pub const fn segments(self, count: u32) -> Segments<'a> {
         Segments { section: self, count, inner: None }
     }
 
-    /// `on_unavailable = "run"`
+    /// Applies `on_unavailable = "run"`.
     #[must_use]
     pub const fn run_when_unavailable(mut self) -> Self {
         self.run_when_unavailable = true;
@@ -228,8 +228,8 @@ impl Segments<'_> {
         self.inner()?.enter().await
     }
 
-    /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the segment
-    /// stays taken until [`leave`](Self::leave).
+    /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the
+    /// segment stays taken until [`leave`](Self::leave).
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl Segments<'_> {
     }
 }
 
-/// The view of the body that calls this, for `guard = name`.
+/// Returns the view of the body that calls this, for `guard = name`.
 ///
 /// # Panics
 ///
@@ -281,7 +281,7 @@ pub fn held() -> Held {
     }
 }
 
-/// Whether `on_busy` applies.
+/// Returns whether `on_busy` applies.
 #[must_use]
 pub fn is_busy(error: &Error) -> bool {
     error.is_busy()

@@ -80,7 +80,7 @@ pub fn set_default(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The locks registered as `name`, or the override of the calling task.
+/// Returns the locks registered as `name`, or the override of the calling task.
 ///
 /// # Errors
 ///

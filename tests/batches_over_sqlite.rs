@@ -74,8 +74,8 @@ async fn a_batch_is_renewed_and_outlives_its_first_lease() {
     guard.release().await.unwrap();
 }
 
-/// Four processes with eight tasks each, 32 rounds a task: 1,024 batches of two to eight keys in orders of chance, half of them in
-/// one database and half in another. Every other process opens the second one first.
+/// Four processes with eight tasks each, 32 rounds a task: 1,024 batches of two to eight keys in orders of chance, half
+/// of them in one database and half in another. Every other process opens the second one first.
 #[test]
 fn processes_in_opposite_orders_never_deadlock() {
     let directory = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ async fn pass(room: u8, counter: &Counter) -> Result<(), Error> {
     Ok(())
 }
 
-/// Holds the lock from the moment it says so until it is told to go.
+/// Holds the lock from the moment it says so until it is asked to go.
 #[distributed_lock(key = "room_<room>", backend = "memory")]
 async fn stay(room: u8, entered: &Notify, leave: &Notify) -> Result<(), Error> {
     entered.notify_one();

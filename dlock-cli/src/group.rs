@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// A command that runs.
 ///
-/// Beside a terminal it stays in the terminal's foreground, so that it can read from it, and the terminal itself sends it
-/// what is typed. Otherwise it leads a group of its own, so that signals reach also what it starts.
+/// Beside a terminal it stays in the terminal's foreground, so that it can read from it, and the terminal itself sends
+/// it what is typed. Otherwise it leads a group of its own, so that signals reach also what it starts.
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,

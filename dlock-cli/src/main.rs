@@ -53,15 +53,15 @@ enum Task {
     Watch(Watch),
     /// Run a command while holding a lock
     ///
-    /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed on to
-    /// it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse lower
-    /// ones. When the lock is lost it is stopped: TERM, then KILL, and the exit code is 79. When dlock itself is killed by KILL, the
-    /// command goes on, and others get the lock after the lease: then only the fence protects.
+    /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed
+    /// on to it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse
+    /// lower ones. When the lock is lost it is stopped: TERM, then KILL, and the exit code is 79. When dlock itself is
+    /// killed by KILL, the command goes on, and others get the lock after the lease: then only the fence protects.
     Run(Run),
     /// Take a lock away from whoever holds it
     ///
-    /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next grant
-    /// has a higher fence.
+    /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
+    /// grant has a higher fence.
     Release(Release),
 }
 

@@ -15,10 +15,10 @@ use crate::signals::{Signals, exit_code};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
 use crate::{Run, trouble};
 
-/// How long to wait for what is left to be given back.
+/// How long to wait for what is left to be released.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
-/// Takes the lock, runs the command, gives the lock back.
+/// Takes the lock, runs the command, releases the lock.
 pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
     let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(run.wait);

@@ -19,14 +19,14 @@ impl Timestamp {
         Self(nanos)
     }
 
-    /// The reading in nanoseconds. Of [`Clock::system`] on Linux, all processes under one kernel read the same, so that
-    /// a backend on one host may store it; it means nothing after a reboot.
+    /// Returns the reading in nanoseconds. Of [`Clock::system`] on Linux, all processes under one kernel read the same,
+    /// so that a backend on one host may store it; it means nothing after a reboot.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The time from `earlier` to this point; zero when it is not earlier.
+    /// Returns the time from `earlier` to this point; zero when it is not earlier.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -68,13 +68,13 @@ enum TimeSource {
 }
 
 impl Clock {
-    /// The machine's clock.
+    /// Returns the machine's clock.
     #[must_use]
     pub const fn system() -> Self {
         Self(TimeSource::System)
     }
 
-    /// A clock that reads what `nanos` returns, for a simulation whose time is tokio's paused one.
+    /// Creates a clock that reads what `nanos` returns, for a simulation whose time is tokio's paused one.
     #[doc(hidden)]
     pub fn simulated(nanos: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self(TimeSource::Simulated(Arc::new(move || Timestamp(nanos()))))
@@ -87,7 +87,7 @@ impl Clock {
         }
     }
 
-    /// Now.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
@@ -156,13 +156,13 @@ struct Movable {
 }
 
 impl ManualClock {
-    /// A clock that runs like the machine's and can be moved forward besides.
+    /// Creates a clock that runs like the machine's and can be moved forward besides.
     #[must_use]
     pub fn running() -> Self {
         Self(Arc::new(Movable { offset: AtomicU64::new(0), stopped: false, moved: Notify::new() }))
     }
 
-    /// A clock that stands still but for [`advance`](Self::advance).
+    /// Creates a clock that stands still but for [`advance`](Self::advance).
     #[must_use]
     pub fn stopped() -> Self {
         Self(Arc::new(Movable {
@@ -179,7 +179,7 @@ impl ManualClock {
         self.0.moved.notify_waiters();
     }
 
-    /// The clock to give to a backend.
+    /// Returns the clock to give to a backend.
     #[must_use]
     pub fn clock(&self) -> Clock {
         Clock(TimeSource::Manual(Arc::clone(&self.0)))

@@ -61,7 +61,7 @@ struct ErrorDetails {
 }
 
 impl Error {
-    /// An error of this operation. Users get errors from dlock; this is for code that extends it.
+    /// Creates an error of this operation. Users get errors from dlock; this is for code that extends it.
     #[must_use]
     pub fn new(operation: Operation, failure: Failure) -> Self {
         Self(Box::new(ErrorDetails {
@@ -112,7 +112,7 @@ impl Error {
         self
     }
 
-    /// The kind, to decide by.
+    /// Returns the kind, to decide by.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.failure.kind()
@@ -123,49 +123,49 @@ impl Error {
         &self.0.failure
     }
 
-    /// What was being done.
+    /// Returns what was being done.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// The backend, where one was involved.
+    /// Returns the backend, where one was involved.
     #[must_use]
     pub fn backend(&self) -> Option<&str> {
         self.0.backend
     }
 
-    /// The key, where one was involved.
+    /// Returns the key, where one was involved.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.0.key.as_ref().map(Key::as_str)
     }
 
-    /// How long the caller waited, for errors of acquiring.
+    /// Returns how long the caller waited, for errors of acquiring.
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
         self.0.waited
     }
 
-    /// Who held the lock when it was last looked at, where the backend told.
+    /// Returns who held the lock when the backend was last asked, where it said so.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.0.holder.as_ref()
     }
 
-    /// For [`ErrorKind::Unknown`]: how much longer, at the most, the lock may be held by this failed attempt.
+    /// Returns how much longer, at the most, the lock may be held by this failed attempt, for [`ErrorKind::Unknown`].
     #[must_use]
     pub fn maybe_held_for_at_most(&self) -> Option<Duration> {
         self.0.held_for_at_most
     }
 
-    /// Whether the lock was somebody else's: [`ErrorKind::Busy`] or [`ErrorKind::TimedOut`].
+    /// Returns whether somebody else held the lock: [`ErrorKind::Busy`] or [`ErrorKind::TimedOut`].
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self.kind(), ErrorKind::Busy | ErrorKind::TimedOut)
     }
 
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Returns whether the same call may succeed later without anybody changing anything.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(

@@ -44,7 +44,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The kind as a stable lower-case word, as used in spans and metrics.
+    /// Returns the kind as a stable lower-case word, as used in spans and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -91,8 +91,8 @@ impl ErrorKind {
 
 /// What a backend reports: a kind, a sentence, and the underlying error.
 ///
-/// The engine adds operation, key and backend and makes an [`Error`] of it. The sentence says what is wrong and what
-/// to do, and never contains credentials.
+/// The engine adds operation, key and backend and makes an [`Error`](crate::Error) of it. The sentence says what is
+/// wrong and what to do, and never contains credentials.
 #[derive(Debug)]
 pub struct Failure {
     kind: ErrorKind,
@@ -102,37 +102,39 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// Creates a failure of this kind.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into(), source: None, worthless: false }
     }
 
-    /// The request was sent, and whether it took effect is not known. The engine asks again under the same token.
+    /// Creates a failure of a request that was sent and may or may not have taken effect. The engine asks again under
+    /// the same token.
     #[must_use]
     pub fn unknown(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Unknown, message)
     }
 
-    /// The backend could not serve and certainly changed nothing. The engine tries again while the caller waits.
+    /// Creates a failure of a backend that could not serve and certainly changed nothing. The engine tries again while
+    /// the caller waits.
     #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Credentials or rights are missing. Final.
+    /// Creates a failure for credentials or rights that are missing. Final.
     #[must_use]
     pub fn denied(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Denied, message)
     }
 
-    /// The key cannot name a lock. Final.
+    /// Creates a failure for a key that cannot name a lock. Final.
     #[must_use]
     pub fn invalid_key(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::InvalidKey, message)
     }
 
-    /// The configuration (option, URL, table) cannot work. Final.
+    /// Creates a failure for a configuration (option, URL, table) that cannot work. Final.
     #[must_use]
     pub fn invalid_config(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::InvalidConfig, message)
@@ -143,8 +145,8 @@ impl Failure {
         Self::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
     }
 
-    /// Says that the lock was granted, and the grant is worth nothing, such as one that too few replicas know of. The engine
-    /// withdraws it, and tries again with a new claim if it tries again.
+    /// Says that the lock was granted, and the grant is worth nothing, such as one that too few replicas know of. The
+    /// engine withdraws it, and tries again with a new claim if it tries again.
     #[must_use]
     pub fn of_worthless_grant(mut self) -> Self {
         self.worthless = true;
@@ -158,13 +160,13 @@ impl Failure {
         self
     }
 
-    /// The kind.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The sentence, without the underlying error.
+    /// Returns the sentence, without the underlying error.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
@@ -175,7 +177,7 @@ impl Failure {
         self.worthless
     }
 
-    /// Whether another try may succeed without anybody changing anything.
+    /// Returns whether another try may succeed without anybody changing anything.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self.kind, ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::QuorumNotReached)

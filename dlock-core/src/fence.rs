@@ -21,19 +21,19 @@ use std::fmt;
 pub struct Fence(u64);
 
 impl Fence {
-    /// A fence with this number.
+    /// Creates a fence with this number.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The number, to be stored with the resource.
+    /// Returns the number, to be stored with the resource.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Whether a resource that has seen `seen` may accept a write under this fence.
+    /// Returns whether a resource that has seen `seen` may accept a write under this fence.
     #[must_use]
     pub const fn supersedes(self, seen: Self) -> bool {
         self.0 >= seen.0

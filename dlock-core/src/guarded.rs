@@ -60,7 +60,7 @@ pub(crate) fn wake_all(notify: &Notify) {
     let _ = guard(|| notify.notify_waiters());
 }
 
-/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics was told less, and nothing else
+/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics learns less, and nothing else
 /// changes.
 ///
 /// ```

@@ -92,7 +92,7 @@ pub struct Identity {
     host: String,
     pid: u32,
     label: Option<String>,
-    /// What is told of them, escaped once for all acquires.
+    /// Host, process and label, escaped once for all acquires.
     line: String,
 }
 
@@ -109,8 +109,8 @@ impl Identity {
         Self { host, pid, label, line }
     }
 
-    /// One line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where there
-    /// is one, and `since` in milliseconds of the wall clock. Values are percent-escaped, so that the line has no
+    /// Returns one line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where
+    /// there is one, and `since` in milliseconds of the wall clock. Values are percent-escaped, so that the line has no
     /// spaces and control characters of a label's making. [`Holder::parse`] reads it.
     #[must_use]
     pub fn describe(&self, since: SystemTime) -> String {
@@ -125,7 +125,7 @@ impl Identity {
         &self.line
     }
 
-    /// The same as a [`Holder`], for backends in this process.
+    /// Converts the identity into a [`Holder`], for backends in this process.
     #[must_use]
     pub fn to_holder(&self, since: SystemTime) -> Holder {
         Holder {

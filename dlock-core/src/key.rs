@@ -49,7 +49,7 @@ impl Key {
         Ok(Self(text.into()))
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,7 +1,7 @@
 //! Patterns of keys that are given at run time.
 //!
 //! A pattern is a label of metrics, and every pattern makes time series of its own. Who passes keys where patterns
-//! belong would fill the memory of everything that keeps metrics: only so many patterns of a process are told apart.
+//! belong would fill the memory of everything that keeps metrics: only so many patterns of a process are distinguished.
 
 use std::collections::HashSet;
 use std::sync::{PoisonError, RwLock};
@@ -16,7 +16,7 @@ const OTHER: &str = "other";
 /// The patterns of this process.
 static TEMPLATES: Templates = Templates::new();
 
-/// How many are told apart. An SDK keeps 2 000 series of an instrument by default; the other labels multiply this.
+/// How many are distinguished. An SDK keeps 2 000 series of an instrument by default; the other labels multiply this.
 const LIMIT: usize = 200;
 /// The longest one, in bytes. The rest of a longer one is left out.
 const MAX_LEN: usize = 128;

@@ -13,7 +13,7 @@ use crate::error::Failure;
 pub struct Token([u8; 16]);
 
 impl Token {
-    /// A fresh token.
+    /// Creates a fresh token.
     ///
     /// # Errors
     ///
@@ -30,13 +30,13 @@ impl Token {
         Self(bits)
     }
 
-    /// The 16 bytes, for backends that store binary values.
+    /// Returns the 16 bytes, for backends that store binary values.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// 32 lower-case hexadecimal digits, for backends that store text.
+    /// Returns 32 lower-case hexadecimal digits, for backends that store text.
     #[must_use]
     pub fn to_hex(&self) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";

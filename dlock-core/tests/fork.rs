@@ -1,5 +1,5 @@
-//! What locks do in a child made by `fork`. One program without a test runner, since only the thread that forks lives on in
-//! the child.
+//! What locks do in a child made by `fork`. One program without a test runner, since only the thread that forks lives
+//! on in the child.
 
 use std::time::Duration;
 

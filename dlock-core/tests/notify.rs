@@ -1,4 +1,4 @@
-//! Waiters are told of releases over one connection, whatever happens to it.
+//! Waiters are notified of releases over one connection, whatever happens to it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use dlock_core::backend::notify::{Channels, Connection, Event, Listener, Source}
 use dlock_core::{ErrorKind, Failure};
 use tokio::sync::mpsc;
 
-/// A server that is told what to say, and tells what it was asked.
+/// A server that says what the test wants, and reports what it was asked.
 #[derive(Clone)]
 struct Server(Arc<Mutex<Shared>>, mpsc::UnboundedSender<Asked>);
 

@@ -139,8 +139,8 @@ fn locked(
 
 /// The body in one segment after the other, until one was not exhausted.
 ///
-/// It may run several times, so that it borrows the arguments, each as a whole and for itself alone: a future that holds
-/// such a borrow is `Send` where the argument is. They are dropped before the last segment is released.
+/// It may run several times, so that it borrows the arguments, each as a whole and for itself alone: a future that
+/// holds such a borrow is `Send` where the argument is. They are dropped before the last segment is released.
 fn in_segments(
     args: &Args,
     function: &Function,

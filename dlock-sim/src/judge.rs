@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// The process was told that the lock is busy.
+    /// The process learned that the lock is busy.
     pub(crate) fn found_busy(&mut self, claim: u64) {
         self.judge.summary.busy += 1;
         if let Some(&op) = self.judge.claims.get(&claim) {
@@ -464,7 +464,8 @@ impl World {
         self.judge.summary.rejected += 1;
         let name = self.keys[key].clone();
         tell!(self, None, "the resource of {name} rejects a fence that was passed by");
-        // In a healthy run nobody is there while another one holds the lock; a write may be on its way when its sender leaves.
+        // In a healthy run nobody is there while another one holds the lock; a write may be on its way when its sender
+        // leaves.
         let _ = fence;
     }
 

@@ -101,8 +101,8 @@ impl Store {
         }
     }
 
-    /// Carries out one command, in one step, at `time` of the store's clock; without an answer where the session that asks has
-    /// left the connection. The error is a difference to `Memory`.
+    /// Carries out one command, in one step, at `time` of the store's clock; without an answer where the session that
+    /// asks has left the connection. The error is a difference to `Memory`.
     pub(crate) fn carry_out(
         &mut self,
         from: Option<From>,

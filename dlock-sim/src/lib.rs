@@ -1,10 +1,11 @@
 //! A simulation of dlock's engine: several processes over one store, on one thread, with one clock and one seed.
 //!
-//! Nothing here is real but the code of `dlock-core`. The scheduler polls one task at a time, picked by the seed; time goes
-//! on only when no task can, for waits and leases alike. What goes to the store may be delayed, lost before or after it took
-//! effect, delivered twice, or delivered when its sender is gone; processes are paused and killed, their clocks run apart; the
-//! store restarts, forgets, goes on with an old copy and keeps silent about changes; backends and subscribers panic. After
-//! every step and every run the rules in `judge` are looked at. The same seed is the same run, to the step.
+//! Nothing here is real but the code of `dlock-core`. The scheduler polls one task at a time, picked by the seed; time
+//! goes on only when no task can, for waits and leases alike. What goes to the store may be delayed, lost before or
+//! after it took effect, delivered twice, or delivered when its sender is gone; processes are paused and killed, their
+//! clocks run apart; the store restarts, forgets, goes on with an old copy and keeps silent about changes; backends and
+//! subscribers panic. After every step and every run the rules in `judge` are looked at. The same seed is the same run,
+//! to the step.
 
 #![forbid(unsafe_code)]
 

@@ -170,7 +170,8 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
             drop(locks);
         }
     }
-    // A session ends at a tick after its timeout, and a clean-up that failed is made again after a second at the latest.
+    // A session ends at a tick after its timeout, and a clean-up that failed is made again after a second at the
+    // latest.
     sleep(plan.late + 2 * plan.lease + plan.request_timeout + 1_200).await;
     for process in 0..plan.processes {
         let left = world(|w| w.tasks.alive(process));

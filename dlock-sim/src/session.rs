@@ -100,7 +100,7 @@ impl Queues {
         waiting.len() < before
     }
 
-    /// The first of a queue is gone: the next one has the lock, and is told.
+    /// The first of a queue is gone: the next one has the lock, and is notified.
     fn promote(&mut self, entries: &mut BTreeMap<usize, Entry>, key: usize, changes: &mut Changes) {
         entries.remove(&key);
         self.owner.remove(&key);

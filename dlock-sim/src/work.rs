@@ -171,7 +171,8 @@ impl Worker {
             world(|w| w.end(ended, Some(Ok(()))));
             inner.hold(held.clone(), name).await;
             if !held.is_held() {
-                // What a session keeps is there until the guard goes: asked for again, it would be waited for by its owner.
+                // What a session keeps is there until the guard goes: asked for again, it would be waited for by its
+                // owner.
                 return;
             }
             let deeper = inside.run_with(|again| {

@@ -54,7 +54,7 @@ pub(crate) struct Process {
     pub(crate) connections: Vec<Connection>,
     /// Until when nothing passes between it and the store.
     pub(crate) cut_until: u64,
-    /// How often it was told of a change, by key.
+    /// How often it was notified of a change, by key.
     pub(crate) told: HashMap<usize, u64>,
     pub(crate) watchers: Vec<(usize, Waker)>,
 }
@@ -226,7 +226,8 @@ impl World {
     }
 }
 
-/// The reading of a clock that runs `drift` parts per million fast. Begins at an hour, so that it can be reckoned back from.
+/// The reading of a clock that runs `drift` parts per million fast. Begins at an hour, so that it can be reckoned back
+/// from.
 pub(crate) fn read(drift: i64) -> u64 {
     let true_time = now();
     let extra = i128::from(true_time) * i128::from(drift) / 1_000_000;

@@ -15,7 +15,7 @@ use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 pub struct BatchOfOne<B>(Arc<B>);
 
 impl<B> BatchOfOne<B> {
-    /// `backend` by batches.
+    /// Creates a backend that takes each lock of `backend` as a batch of one.
     #[must_use]
     pub fn new(backend: B) -> Self {
         Self(Arc::new(backend))

@@ -217,13 +217,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// The name: a sentence that says what the backend does.
+    /// Returns the name: a sentence that says what the backend does.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What it needs.
+    /// Returns what it needs.
     #[must_use]
     pub const fn needs(&self) -> Needs {
         self.needs
@@ -287,13 +287,13 @@ pub const ADMINISTRATION: &[&str] = &[
 pub const WAITERS: &[&str] =
     &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
 
-/// All cases.
+/// Returns all cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
     cases::ALL.iter().copied().flatten()
 }
 
-/// The suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend does not
-/// claim are left out; a further test fails unless [`Harness::left_out`] names exactly those.
+/// Returns the suite over one backend as tests for [`run`], named `backend::case`. Cases that need what the backend
+/// does not claim are left out; a further test fails unless [`Harness::left_out`] names exactly those.
 pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
     let harness = Arc::new(harness);
     let capabilities = capabilities(harness());

@@ -85,7 +85,7 @@ impl Event {
         (Self { process, hold, key, op: Op::Acquire, invoked, returned, outcome, fence, valid_until }, result)
     }
 
-    /// The event of a check of `guard`, which is made here.
+    /// Checks `guard`, and returns the event of that.
     pub fn check(process: u32, hold: u64, guard: &Guard) -> Self {
         let (key, fence) = (guard.key().to_owned(), guard.fence().map(dlock_core::Fence::get));
         let valid_until = valid_until(guard);
@@ -95,7 +95,7 @@ impl Event {
         Self { process, hold, key, op: Op::Check, invoked, returned, outcome, fence, valid_until }
     }
 
-    /// Says that `guard` is about to be given back. To be recorded first: a process that is killed while it does so has
+    /// Says that `guard` is about to be released. To be recorded first: a process that is killed while it does so has
     /// no more to say, and somebody else may have the lock already.
     #[must_use]
     pub fn release_begins(process: u32, hold: u64, guard: &Guard) -> Self {
@@ -165,7 +165,7 @@ impl Recorder {
     }
 }
 
-/// The events in a file. A last line that was cut off is passed over.
+/// Returns the events in a file. A last line that was cut off is passed over.
 ///
 /// # Errors
 ///

@@ -37,7 +37,7 @@ pub enum Mutation {
     RenewalDoesNothing,
     /// Renewals run on the caller's runtime.
     RenewsOnTheCallersRuntime,
-    /// The holder is told of twice the lease that the store keeps, as when it were counted from a late reply.
+    /// The holder believes in twice the lease that the store keeps, as if it were counted from a late reply.
     OverstatesTheLease,
     /// Every attempt after an unknown outcome has a token of its own.
     RetriesWithAnotherToken,
@@ -57,7 +57,7 @@ pub enum Mutation {
     TrimsKeys,
     /// Keys are cut after 64 bytes.
     CutsLongKeys,
-    /// Nobody is told who holds a lock.
+    /// The store does not say who holds a lock.
     HidesTheHolder,
     /// The list of holders has at most one of them.
     ListsOneHolder,
@@ -123,7 +123,7 @@ impl MutantStore {
 }
 
 impl<B: Backend> Mutant<B> {
-    /// `backend` with `mutation`.
+    /// Creates a backend that behaves as `backend` but for `mutation`.
     #[must_use]
     pub fn new(backend: B, mutation: Mutation) -> Self {
         Self { backend, mutation, store: Arc::default() }

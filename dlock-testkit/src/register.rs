@@ -77,13 +77,13 @@ impl fmt::Display for Stale {
 impl std::error::Error for Stale {}
 
 impl Register {
-    /// A register that refuses lower fences.
+    /// Creates a register that refuses lower fences.
     #[must_use]
     pub fn fenced() -> Self {
         Self { fenced: true, state: Mutex::default() }
     }
 
-    /// A register that accepts everything: what most resources are.
+    /// Creates a register that accepts everything, as most resources do.
     #[must_use]
     pub fn unfenced() -> Self {
         Self { fenced: false, state: Mutex::default() }
@@ -93,7 +93,7 @@ impl Register {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value.
+    /// Reads the value.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Register {
         Ok(state.value)
     }
 
-    /// Everything that was asked for so far.
+    /// Returns everything that was asked for so far.
     #[must_use]
     pub fn record(&self) -> Vec<Access> {
         self.state().record.clone()

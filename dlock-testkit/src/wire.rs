@@ -54,53 +54,54 @@ enum WireRequest {
 }
 
 impl Wire {
-    /// From now on nothing gets through, and the sender is told so: nothing was changed.
+    /// Lets nothing through from now on. The sender sees a failure that certainly changed nothing.
     pub fn cut(&self) {
         self.0.cut.store(true, Ordering::SeqCst);
     }
 
-    /// From now on requests get no answer. They are carried out once this is mended, unless their sender went away.
+    /// Leaves requests without an answer from now on. They are carried out once this is mended, unless their sender has
+    /// been dropped.
     pub fn hang(&self) {
         self.0.hanging.store(true, Ordering::SeqCst);
     }
 
-    /// From now on requests lie on the way to the store. They arrive once this is mended, in their order, also
-    /// when their sender went away long before.
+    /// Holds requests back on their way to the store from now on. They arrive once this is mended, in their order, also
+    /// when their sender was dropped long before.
     pub fn stall(&self) {
         self.0.stalling.store(true, Ordering::SeqCst);
     }
 
-    /// From now on notifications of changes do not arrive.
+    /// Loses notifications of changes from now on.
     pub fn deafen(&self) {
         self.0.deaf.store(true, Ordering::SeqCst);
     }
 
-    /// From now on withdrawals wait at the sender until this is mended; everything else goes on.
+    /// Keeps withdrawals at the sender until this is mended; everything else goes on.
     pub fn keep_withdrawals(&self) {
         self.0.keeping.store(true, Ordering::SeqCst);
     }
 
-    /// From now on, for good, the store takes no several locks in one step.
+    /// Refuses, from now on and for good, to take several locks in one step.
     pub fn take_one_by_one(&self) {
         self.0.one_by_one.store(true, Ordering::SeqCst);
     }
 
-    /// The next `count` requests are carried out, and their replies are lost.
+    /// Loses the replies of the next `count` requests, which are carried out.
     pub fn lose_replies(&self, count: usize) {
         self.0.lost_replies.store(count, Ordering::SeqCst);
     }
 
-    /// The next `count` requests are lost on their way, without the sender knowing.
+    /// Loses the next `count` requests on their way, without the sender knowing.
     pub fn lose_requests(&self, count: usize) {
         self.0.lost_requests.store(count, Ordering::SeqCst);
     }
 
-    /// The next `count` requests are carried out, and the backend panics when it gets their replies.
+    /// Panics in the backend when it gets the replies of the next `count` requests, which are carried out.
     pub fn panic_replies(&self, count: usize) {
         self.0.panicking_replies.store(count, Ordering::SeqCst);
     }
 
-    /// From now on the backend panics when it is to wait for a change.
+    /// Panics in the backend, from now on, when it is to wait for a change.
     pub fn panic_changes(&self) {
         self.0.panicking_changes.store(true, Ordering::SeqCst);
     }
@@ -118,14 +119,14 @@ impl Wire {
         state.mended.notify_waiters();
     }
 
-    /// How many attempts were made to send.
+    /// Returns how many attempts were made to send.
     #[must_use]
     pub fn attempts(&self) -> u64 {
         self.0.attempts.load(Ordering::SeqCst)
     }
 
-    /// Returns how many attempts have not come back to their sender, with an answer or a failure: they are under way, or
-    /// their sender went away before.
+    /// Returns how many attempts have not come back to their sender, with an answer or a failure: they are under way,
+    /// or their sender was dropped before.
     #[must_use]
     pub fn unanswered_attempts(&self) -> u64 {
         // In this order, so that one that comes back meanwhile is not counted below zero.
@@ -133,19 +134,19 @@ impl Wire {
         self.attempts() - returned
     }
 
-    /// How many renewals were sent.
+    /// Returns how many renewals were sent.
     #[must_use]
     pub fn renewals(&self) -> u64 {
         self.0.renewals.load(Ordering::SeqCst)
     }
 
-    /// How many withdrawals were sent.
+    /// Returns how many withdrawals were sent.
     #[must_use]
     pub fn withdrawals(&self) -> u64 {
         self.0.withdrawals.load(Ordering::SeqCst)
     }
 
-    /// How many requests were sent in all.
+    /// Returns how many requests were sent in all.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.attempts() + self.renewals() + self.withdrawals() + self.0.inspections.load(Ordering::SeqCst)
@@ -255,7 +256,7 @@ struct WiredShared<B> {
 }
 
 impl<B: Backend> Wired<B> {
-    /// `backend`, reached through `wire`.
+    /// Creates a backend that reaches `backend` through `wire`.
     #[must_use]
     pub fn new(backend: B, wire: Wire) -> Self {
         Self(Arc::new(WiredShared { backend, wire, granted: Mutex::default() }))

@@ -2,23 +2,23 @@
 //!
 //! # The protocol
 //!
-//! An acquire that has waiters of its own process behind it reserves a block of fences: the server advances its counter by
-//! their number in the step that grants. The first section has the first of them. When a section ends while somebody in
-//! the process waits and the block is not used up, the lock is passed on without a request: the same token on the server, the
-//! same deadline, the next fence. Otherwise it is released. A claim that is made again after a lost answer may ask for a larger
-//! block than before, since waiters came meanwhile: whoever adopts is told which block was reserved. A process may die between
-//! two passes; what is left of its block is never used.
+//! An acquire that has waiters of its own process behind it reserves a block of fences: the server advances its counter
+//! by their number in the step that grants. The first section has the first of them. When a section ends while somebody
+//! in the process waits and the block is not used up, the lock is passed on without a request: the same token on the
+//! server, the same deadline, the next fence. Otherwise it is released. A claim that is made again after a lost answer
+//! may ask for a larger block than before, since waiters came meanwhile: whoever adopts learns which block was
+//! reserved. A process may die between two passes; what is left of its block is never used.
 //!
 //! # What is to be shown
 //!
-//! The resource accepts no write of a section after one of a later section, where sections are ordered by grant, and by pass
-//! inside a grant. This must hold whatever clocks do and although an administrator takes the lock away. At most one process
-//! believes, if clocks agree and nobody takes locks away.
+//! The resource accepts no write of a section after one of a later section, where sections are ordered by grant, and by
+//! pass inside a grant. This must hold whatever clocks do and although an administrator takes the lock away. At most
+//! one process believes, if clocks agree and nobody takes locks away.
 //!
 //! # Assumptions, each of which can be dropped
 //!
-//! See [`Rules`]. Requests of a process arrive in order; every one, and every answer, may be lost or late. The lease model has
-//! requests that overtake each other, and clocks that drift by a bounded amount.
+//! See [`Rules`]. Requests of a process arrive in order; every one, and every answer, may be lost or late. The lease
+//! model has requests that overtake each other, and clocks that drift by a bounded amount.
 
 use stateright::{Model, Property};
 
@@ -46,7 +46,7 @@ pub struct Rules {
     pub reservation: Reservation,
     /// Nothing is passed on when the block is used up.
     pub stays_in_block: bool,
-    /// Whoever adopts a lock is told how large the block is that was reserved with it.
+    /// Whoever adopts a lock learns how large the block is that was reserved with it.
     pub adoption_tells_block: bool,
     /// A pass leaves the deadline as it is.
     pub pass_keeps_deadline: bool,
@@ -210,7 +210,7 @@ pub enum Action {
     Renew(u8),
     /// A section ends, and the next one in the process has the lock.
     Pass(u8),
-    /// A section ends, or a claim is given up, and the lock is given back.
+    /// A section ends, or a claim is given up, and the lock is released.
     Leave(u8),
     /// A withdrawal is sent.
     Withdraw(u8),

@@ -2,19 +2,19 @@
 //!
 //! # The protocol
 //!
-//! A *claim* has one token. It attempts until it is granted; an attempt that finds its own token on the server adopts the lock
-//! and extends it; an attempt without an answer is made again under the same token. The holder believes until the send of the
-//! first attempt that may have taken effect, plus the lease, minus a margin; a confirmed renewal moves that to the send of the
-//! renewal. What ends a claim, or a hold, withdraws by token. See `dlock-core/src/engine/acquire.rs`, `hold.rs` (`new`, `confirm`)
-//! and `keeper.rs` beside it (renewals, withdrawals), and for the server's part `dlock-core/src/backends/memory.rs`,
-//! `dlock-redis/src/scripts/lock.lua` and the statements of `dlock-sql`. The server's part is compared with `Memory`, step by
-//! step, in `tests/conformance.rs`.
+//! A *claim* has one token. It attempts until it is granted; an attempt that finds its own token on the server adopts
+//! the lock and extends it; an attempt without an answer is made again under the same token. The holder believes until
+//! the send of the first attempt that may have taken effect, plus the lease, minus a margin; a confirmed renewal moves
+//! that to the send of the renewal. What ends a claim, or a hold, withdraws by token. See
+//! `dlock-core/src/engine/acquire.rs`, `hold.rs` (`new`, `confirm`) and `keeper.rs` beside it (renewals, withdrawals),
+//! and for the server's part `dlock-core/src/backends/memory.rs`, `dlock-redis/src/scripts/lock.lua` and the statements
+//! of `dlock-sql`. The server's part is compared with `Memory`, step by step, in `tests/conformance.rs`.
 //!
 //! # Assumptions, each of which can be dropped
 //!
-//! See [`Rules`]. The network may lose every message, delay it for ever, and deliver requests in any order, also those of one
-//! client: the protocol relies on order only to leave less behind. Clients may stand still for any time between two steps,
-//! which the model has for nothing: a step that can be taken need not be. A client may stop for good.
+//! See [`Rules`]. The network may lose every message, delay it for ever, and deliver requests in any order, also those
+//! of one client: the protocol relies on order only to leave less behind. Clients may stand still for any time between
+//! two steps, which the model has for nothing: a step that can be taken need not be. A client may stop for good.
 //!
 //! # Bounds
 //!
@@ -35,7 +35,8 @@ pub struct Lease {
     pub attempts: u8,
     /// Length of the lease on the server, in ticks of its clock.
     pub lease: u8,
-    /// What a holder takes off, in ticks of its own clock. The bound on the drift is one tick in as many as the lease has.
+    /// What a holder takes off, in ticks of its own clock. The bound on the drift is one tick in as many as the lease
+    /// has.
     pub margin: u8,
     /// Requests of one client that can be on their way at a time.
     pub in_flight: usize,
@@ -164,7 +165,7 @@ enum Phase {
         section: u8,
         left: u8,
     },
-    /// Gives back what it may have.
+    /// Releases what it may have.
     Leaving,
 }
 

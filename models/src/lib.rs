@@ -1,10 +1,12 @@
 //! Models of the protocols that dlock runs, and of where protocols go wrong, explored to the last state.
 //!
-//! Each module states the protocol, what it assumes, and its bounds. Each test in `tests/` explores a model with all of its
-//! assumptions and finds no counterexample, or drops one of them and finds one. The page `docs/models.md` has the results.
+//! Each module states the protocol, what it assumes, and its bounds. Each test in `tests/` explores a model with all of
+//! its assumptions and finds no counterexample, or drops one of them and finds one. The page `docs/models.md` has the
+//! results.
 //!
-//! A model is not the code. What it takes over from the code is said with the name of the file; time is counted in ticks, and
-//! whatever a process does between two events takes no time, or any time, since a step that can be taken need not be.
+//! A model is not the code. What it takes over from the code is said with the name of the file; time is counted in
+//! ticks, and whatever a process does between two events takes no time, or any time, since a step that can be taken
+//! need not be.
 
 pub mod explore;
 pub mod handoff;

@@ -2,23 +2,23 @@
 //!
 //! # The protocol
 //!
-//! A client asks all nodes for their votes, under a token, and holds when a majority voted for it; it believes until the *start*
-//! of the round plus the lease. Each node votes for one client at a time, for the length of the lease. A node that restarts
-//! has forgotten its votes. So every vote is followed by a look for a mark, which is lost with the votes: the vote counts only
-//! if the mark is as old as the longest lease. Who finds none leaves one. A round that fails is withdrawn, and its token is
-//! never used again. A renewal counts when a majority confirms it whose votes count. See
-//! `dlock-core/src/backends/quorum/claim.rs` (`poll_nodes`, `prepare`, `renew`), `vote.rs` (`attempt_and_check`, `renew`) and
-//! `node.rs` (`remembers`).
+//! A client asks all nodes for their votes, under a token, and holds when a majority voted for it; it believes until
+//! the *start* of the round plus the lease. Each node votes for one client at a time, for the length of the lease. A
+//! node that restarts has forgotten its votes. So every vote is followed by a look for a mark, which is lost with the
+//! votes: the vote counts only if the mark is as old as the longest lease. Who finds none leaves one. A round that
+//! fails is withdrawn, and its token is never used again. A renewal counts when a majority confirms it whose votes
+//! count. See `dlock-core/src/backends/quorum/claim.rs` (`poll_nodes`, `prepare`, `renew`), `vote.rs`
+//! (`attempt_and_check`, `renew`) and `node.rs` (`remembers`).
 //!
 //! # Assumptions, each of which can be dropped
 //!
-//! See [`Rules`]. Every request may be lost, late, or carried out after its sender has turned away; withdrawals overtake, and
-//! are overtaken. Clients may stand still for any time. Clocks run alike; the lease model has the drift.
+//! See [`Rules`]. Every request may be lost, late, or carried out after its sender has stopped waiting; withdrawals
+//! overtake, and are overtaken. Clients may stand still for any time. Clocks run alike; the lease model has the drift.
 //!
 //! # Bounds
 //!
-//! Nodes are alike, so that states that differ only in the order of the nodes are one: they are sorted after each step, and a
-//! node's number in a story may change from one step to the next.
+//! Nodes are alike, so that states that differ only in the order of the nodes are one: they are sorted after each step,
+//! and a node's number in a story may change from one step to the next.
 
 use stateright::{Model, Property};
 
@@ -121,7 +121,7 @@ enum Ballot {
     Empty,
     /// The request is on its way.
     Asked,
-    /// The same, and the client has turned away.
+    /// The same, and the client has stopped waiting.
     Late(u8),
     /// The mark was found, and the request is on its way; only where the look comes first.
     Looked,
@@ -406,7 +406,7 @@ impl Quorum {
         node.seats[usize::from(id)].ballot = next;
     }
 
-    /// The client turns away from its round, and sends withdrawals.
+    /// The client stops waiting for its round, and sends withdrawals.
     fn withdraw(&self, state: &mut State, id: u8) {
         let token = self.token(&state.clients[usize::from(id)]);
         state.clients[usize::from(id)].phase = Phase::Idle;

@@ -2,14 +2,16 @@
 //!
 //! # The protocol
 //!
-//! The lock is a hash with one field, the thread that holds, whose value is how often it has locked; the hash has a time to live.
-//! The scripts, as of Redisson 4.7.0 (`RedissonLock.tryLockInnerAsync` and `unlockInnerAsync`, `renewal/LockTask`):
+//! The lock is a hash with one field, the thread that holds, whose value is how often it has locked; the hash has a
+//! time to live. The scripts, as of Redisson 4.7.0 (`RedissonLock.tryLockInnerAsync` and `unlockInnerAsync`,
+//! `renewal/LockTask`):
 //!
 //! * *lock*: if there is no hash, or it has my field: add 1, set the time to live. Otherwise: busy.
-//! * *unlock* under the id of the call: if the latch of the id is there, answer as it says. If my field is missing: not mine.
-//!   Take 1 off; if some are left, set the time to live, else delete. Leave the latch.
-//! * *renew*, by the watchdog, every third of the time to live, for as long as a lock of the thread was answered more often than
-//!   it was unlocked: if my field is there, set the time to live. Otherwise the watchdog stops; nobody is told.
+//! * *unlock* under the id of the call: if the latch of the id is there, answer as it says. If my field is missing: not
+//!   mine. Take 1 off; if some are left, set the time to live, else delete. Leave the latch.
+//! * *renew*, by the watchdog, every third of the time to live, for as long as a lock of the thread was answered more
+//!   often than it was unlocked: if my field is there, set the time to live. Otherwise the watchdog stops; nobody is
+//!   notified.
 //!
 //! The script of *lock* is not sent again by the library. When its answer does not come, `lock()` throws, and `tryLock`
 //! with a wait throws or returns false; what the script did stands. *Unlock* is made again under the same id where no
@@ -17,10 +19,10 @@
 //!
 //! # What is shown
 //!
-//! With [all assumptions](Rules::default) it keeps what it promises. Each dropped one breaks it, for other reasons than in the lease
-//! model: a lock call has no token, so that a repeated one counts twice; a section has no deadline, so that
-//! it never learns that the lock is gone; there is no fence (`RFencedLock` has one). This is no defect of the library against its
-//! documentation, which asks for what is assumed here.
+//! With [all assumptions](Rules::default) it keeps what it promises. Each dropped one breaks it, for other reasons than
+//! in the lease model: a lock call has no token, so that a repeated one counts twice; a section has no deadline, so
+//! that it never learns that the lock is gone; there is no fence (`RFencedLock` has one). This is no defect of the
+//! library against its documentation, which asks for what is assumed here.
 //!
 //! # Bounds
 //!
@@ -59,7 +61,7 @@ pub struct Rules {
 /// What a thread does when its call of lock was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It goes away.
+    /// It disappears.
     GivesUp,
     /// It calls lock again.
     CallsAgain,
@@ -113,7 +115,7 @@ struct Thread {
     calls: u8,
     /// How many sections it is in, one inside the other, as far as it knows.
     depth: u8,
-    /// How often the watchdog was told to renew for it.
+    /// How often the watchdog was asked to renew for it.
     renewals: u8,
     /// The number of its last unlock, and whether its latch is on the server.
     unlock: u8,

@@ -2,24 +2,26 @@
 //!
 //! # The protocol
 //!
-//! A client creates an ephemeral sequential node whose name begins with a mark of its own; it holds when its node is the first.
-//! When the answer to the creation is lost, it looks for its mark, and adopts the node if it is of its present session
-//! (*protected creation*). The holder believes for a part of the session timeout from the send of its last *proof of life*.
-//! In `dlock-zk/src` these are the claim, the queue node (protected creation), and the session (proofs of life).
+//! A client creates an ephemeral sequential node whose name begins with a mark of its own; it holds when its node is
+//! the first. When the answer to the creation is lost, it looks for its mark, and adopts the node if it is of its
+//! present session (*protected creation*). The holder believes for a part of the session timeout from the send of its
+//! last *proof of life*. In `dlock-zk/src` these are the claim, the queue node (protected creation), and the session
+//! (proofs of life).
 //!
 //! # The fault that matters
 //!
-//! Once, the leader is cut off from the others, who elect another one. For as long as it has not noticed, which takes it about
-//! `syncLimit` times `tickTime`, it answers the clients that are connected to it: reads from its copy, and `sync` too, since
-//! nothing is outstanding as far as it knows. It cannot commit a write. The new leader expires the sessions that it does not
-//! hear of.
+//! Once, the leader is cut off from the others, who elect another one. For as long as it has not noticed, which takes
+//! it about `syncLimit` times `tickTime`, it answers the clients that are connected to it: reads from its copy, and
+//! `sync` too, since nothing is outstanding as far as it knows. It cannot commit a write. The new leader expires the
+//! sessions that it does not hear of.
 //!
 //! # Assumptions, each of which can be dropped
 //!
-//! See [`Rules`]. Besides: requests of a session are carried out in the order they were sent, and none over an old connection
-//! after the session has moved to another server, which ZooKeeper refuses; clocks run alike, since the lease model has
-//! the drift. A connection can be lost at any moment, with the request or the answer that is on its way. dlock is suspect from
-//! that moment on; here it goes on believing, which is harder. Clients may stand still for any time.
+//! See [`Rules`]. Besides: requests of a session are carried out in the order they were sent, and none over an old
+//! connection after the session has moved to another server, which ZooKeeper refuses; clocks run alike, since the lease
+//! model has the drift. A connection can be lost at any moment, with the request or the answer that is on its way.
+//! dlock is suspect from that moment on; here it goes on believing, which is harder. Clients may stand still for any
+//! time.
 
 mod steps;
 

@@ -1,8 +1,9 @@
-//! Whether the reference backend does what model (a) says: random histories of the model, each step of which is also carried out
-//! on `dlock_core::Memory` through the contract of backends, and compared.
+//! Whether the reference backend does what model (a) says: random histories of the model, each step of which is also
+//! carried out on `dlock_core::Memory` through the contract of backends, and compared.
 //!
-//! Compared are the answer to every request, who holds the lock after every step, its fence, and when its lease ends. The part of
-//! the client in the model, which decides what is asked and when it believes, is the engine's, and is not compared here.
+//! Compared are the answer to every request, who holds the lock after every step, its fence, and when its lease ends.
+//! The part of the client in the model, which decides what is asked and when it believes, is the engine's, and is not
+//! compared here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -113,7 +114,7 @@ impl Mirror {
         let memory = self.memory.clone();
         let lease = self.lease;
         let on_store = self.claim(request.client, request.token).await;
-        // One whose sender has turned away is carried out beside the claim, as by a connection that goes on.
+        // One whose sender has stopped waiting is carried out beside the claim, as by a connection that goes on.
         let mut beside = (!request.heard).then(|| memory.claim(on_store.request.clone()));
         let claim = beside.as_mut().unwrap_or(&mut on_store.claim);
         Ok(match request.what {

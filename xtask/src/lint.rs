@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, needs};
+use crate::{backends, modules, needs};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -15,7 +15,8 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     let mut steps = vec![
         Step::new("what the checks need", || needs::install(needs::LINT)),
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
-        Step::new("file lengths", file_lengths),
+        Step::new("file lengths", || file_lengths(&sources()?)),
+        Step::new("circles of modules", || modules::check(&sources()?)),
         Step::new("backends are separate", backends::are_separate),
         // The widest set first: the others then find most of their dependencies checked.
         Step::new("clippy, all features, whole workspace", || {
@@ -41,39 +42,53 @@ fn clippy(selection: &[&str]) -> Result<()> {
     cargo(["clippy", "--quiet"]).args(selection.iter().copied()).args(["--", "-D", "warnings"]).run()
 }
 
+/// A file of the repository.
+pub(crate) struct Source {
+    /// From the root of the repository.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
 /// No Rust file of the repository is longer than [`MAX_LINES`].
-fn file_lengths() -> Result<()> {
-    let mut files = Vec::new();
-    rust_files(&root(), &mut files)?;
-    let too_long: Vec<String> = files
+fn file_lengths(sources: &[Source]) -> Result<()> {
+    let files = sources.iter().filter(|source| source.path.ends_with(".rs"));
+    let lengths: Vec<_> = files.map(|file| (&file.path, file.text.lines().count())).collect();
+    let too_long: Vec<String> = lengths
         .iter()
         .filter(|(_, lines)| *lines > MAX_LINES)
         .map(|(path, lines)| format!("{path} has {lines} lines"))
         .collect();
-    if files.is_empty() {
+    if lengths.is_empty() {
         bail!("no Rust file was found below {}", root().display());
     }
     if !too_long.is_empty() {
         bail!("{}; the limit is {MAX_LINES}: make two files of each", too_long.join(", "));
     }
-    let longest = files.iter().max_by_key(|(_, lines)| *lines);
-    println!("{} Rust files, the longest is {longest:?}", files.len());
+    let longest = lengths.iter().max_by_key(|(_, lines)| *lines);
+    println!("{} Rust files, the longest is {longest:?}", lengths.len());
     Ok(())
 }
 
-fn rust_files(dir: &Path, found: &mut Vec<(String, usize)>) -> Result<()> {
+/// Returns the Rust and Markdown files of the repository.
+fn sources() -> Result<Vec<Source>> {
+    let mut found = Vec::new();
+    collect(&root(), &mut found)?;
+    Ok(found)
+}
+
+fn collect(dir: &Path, found: &mut Vec<Source>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name());
         if entry.file_type()?.is_dir() {
-            if name != "target" && !name.to_string_lossy().starts_with('.') {
-                rust_files(&path, found)?;
+            if name != "target" && name != "node_modules" && !name.to_string_lossy().starts_with('.') {
+                collect(&path, found)?;
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "md") {
             let text =
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let shown = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
-            found.push((shown, text.lines().count()));
+            let path = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            found.push(Source { path, text });
         }
     }
     Ok(())

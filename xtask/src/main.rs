@@ -4,6 +4,7 @@
 
 mod backends;
 mod lint;
+mod modules;
 mod needs;
 mod run;
 mod test;

@@ -47,7 +47,8 @@ pub(crate) fn mysql8() -> Vec<Step> {
         Step::new("the server", unpack_mysql8),
         test("conformance", &[]),
         test("modes", &[]),
-        // Its TLS is older than what the driver speaks, and it keeps the session's variables in no table that the test can read.
+        // Its TLS is older than what the driver speaks, and it keeps the session's variables in no table that the test
+        // can read.
         test("servers", &["tls", "the_pools_connections_are_left_as_they_were"]),
     ]
 }

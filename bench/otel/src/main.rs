@@ -5,10 +5,10 @@
 //! cargo xtask bench otel --quick    # shorter, for a first look
 //! ```
 //!
-//! An acquire and release in memory is measured by one process for each way of observing it: none at all, for which this
-//! program is built once more without the feature; with the feature and no SDK; with the SDK's metrics; and with metrics
-//! and spans. They take turns, so that all see the same machine; what counts is the median of the rounds' differences.
-//! It is the thread's processor time.
+//! An acquire and release in memory is measured by one process for each way of observing it: none at all, for which
+//! this program is built once more without the feature; with the feature and no SDK; with the SDK's metrics; and with
+//! metrics and spans. They take turns, so that all see the same machine; what counts is the median of the rounds'
+//! differences. It is the thread's processor time.
 
 #![forbid(unsafe_code)]
 

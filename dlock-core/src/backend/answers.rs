@@ -60,8 +60,8 @@ impl Grant {
         self
     }
 
-    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is told of its
-    /// turn need not ask the servers once more.
+    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is notified of
+    /// its turn need not ask the servers once more.
     #[must_use]
     pub const fn proven_at(mut self, proof: Timestamp) -> Self {
         self.proven_at = Some(proof);

@@ -11,7 +11,7 @@ pub struct Capabilities {
     /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
     /// process ask at a time, in their order.
     pub fair: bool,
-    /// [`Claim::changed`](crate::Claim::changed) is told of releases by other processes.
+    /// [`Claim::changed`](crate::Claim::changed) is notified of releases by other processes.
     pub notified: bool,
     /// A session keeps the lock, instead of a lease that is renewed.
     pub session_kept: bool,

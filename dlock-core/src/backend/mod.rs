@@ -17,7 +17,7 @@
 //!
 //! 1. **One token.** A claim has one [`Token`] for its whole life and leaves it on the server. Every step is idempotent
 //!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else.
-//! 2. **Every await can be the last.** The engine drops the future of any step when the caller goes away or a request
+//! 2. **Every await can be the last.** The engine drops the future of any step when the caller is dropped or a request
 //!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
 //!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
 //!    backend has one, so that it arrives later.
@@ -28,9 +28,9 @@
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
 //! 6. **All or nothing.** [`Backend::attempt_all`] takes every lock or none, in one step that no failure can tear.
-//! 7. **What was withdrawn is asked for no more.** A withdrawal may arrive late, and would remove a fresh grant under the same
-//!    token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant that is worth
-//!    nothing is [`Failure::of_worthless_grant`].
+//! 7. **What was withdrawn is asked for no more.** A withdrawal may arrive late, and would remove a fresh grant under
+//!    the same token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant
+//!    that is worth nothing is [`Failure::of_worthless_grant`].
 //! 8. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
@@ -80,8 +80,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the id of the lock that `key` names, which is the same in all processes that reach the same lock. No I/O
-    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: what is told
-    /// apart by servers, database, table or prefix has to be told apart here too.
+    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: keys
+    /// that servers, database, table or prefix keep apart must have different ids.
     fn lock_id(&self, key: &Key) -> LockId;
 
     /// Prepares a claim. No I/O happens here.
@@ -137,7 +137,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Frees `key` whoever holds it, and says whether anybody did. The next grant has a higher fence; those who wait
-    /// are told as after a release. The default cannot; see [`Capabilities::administered`].
+    /// are notified as after a release. The default cannot; see [`Capabilities::administered`].
     ///
     /// # Errors
     ///

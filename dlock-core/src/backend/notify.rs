@@ -1,8 +1,8 @@
 //! Tells waiters of releases: one connection for all waiters of a client.
 //!
 //! The connection lives on dlock's own thread, is opened when somebody waits for the first time, and opened again when
-//! it breaks. Waiters are told of each message, and of whatever may have hidden one: their channel was subscribed just
-//! now, or the connection broke. What they are told is a hint: the engine asks the backend now and then in any case.
+//! it breaks. Waiters are notified of each message, and of whatever may have hidden one: their channel was subscribed
+//! just now, or the connection broke. A notification is a hint: the engine asks the backend now and then in any case.
 //!
 //! A backend implements [`Source`] and [`Connection`]; [`Channels`] does the rest.
 
@@ -192,7 +192,7 @@ impl Channels {
         Some(Listener { channel: Arc::clone(name), news: news.subscribe(), orders: self.orders.clone() })
     }
 
-    /// Closes the connection, for good. Listeners are told nothing more.
+    /// Closes the connection, for good. Listeners are notified no more.
     pub fn close(&self) {
         lock(&self.session).take();
         let _ = self.orders.send(ConnectionOrder::Close);

@@ -11,7 +11,7 @@ use crate::clock::Timestamp;
 #[derive(Clone, Debug)]
 pub struct Signal(Weak<dyn SignalSink>);
 
-/// Who is told of a [`Signal`]: a hold, or one vote of several that make a hold.
+/// Who is notified of a [`Signal`]: a hold, or one vote of several that make a hold.
 pub(crate) trait SignalSink: Send + Sync {
     fn lost(&self, cause: Cow<'static, str>);
     fn suspect(&self);

@@ -103,7 +103,7 @@ impl Memory {
         &self.0.faults
     }
 
-    /// Takes the lock of `key` away from its holder, who is told at once, and returns whether there was one.
+    /// Takes the lock of `key` away from its holder, who is notified at once, and returns whether there was one.
     pub fn lose(&self, key: &str) -> bool {
         let entry = self.0.remove(key);
         if let Some(signal) = entry.as_ref().and_then(|entry| entry.signal.as_ref()) {

@@ -184,8 +184,8 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, when two of them are the same server, and when an option
-    /// is outside its bounds.
+    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, when two of them are the same server, and when
+    /// an option is outside its bounds.
     pub fn build(self) -> Result<Quorum> {
         let refuse =
             |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)).on(NAME));

@@ -73,7 +73,7 @@ fn take(specs: Specs, started: Option<Instant>) -> Result<Taking, Error> {
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
     // On the keeper's thread, for a caller who has no tokio runtime with timers.
     let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
-    // Inside of the span, whose trace goes along with the claims.
+    // Inside the span, whose trace goes along with the claims.
     let acquire = async move {
         let mut acquire = Acquire::new(&specs, started)?;
         acquire.run().await
@@ -431,7 +431,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that,
-    /// seems to be hours late. It is given the time to finish what it was told of.
+    /// seems to be hours late. It is given the time to finish what it was sent.
     async fn let_real_time_pass(&mut self) {
         let registry = &self.engine.registry;
         if !self.virtual_time || registry.activity.in_background() == 0 {
@@ -446,7 +446,7 @@ impl<'a> Acquire<'a> {
         let _ = tokio::task::spawn_blocking(finish).await;
     }
 
-    /// Waits until another attempt may be worth while, or the time is up: when the lock was given back, the backend
+    /// Waits until another attempt may be worth while, or the time is up: when the lock was released, the backend
     /// tells of a change, the holder's lease has ended, or after a pause.
     async fn wait_for_change(
         &mut self,

@@ -56,7 +56,7 @@ pub(crate) struct Hold {
     at_risk: AtomicBool,
     /// Somebody else asked for the lock.
     release_requested: AtomicBool,
-    /// How many guards share the hold; the last one gives the lock back.
+    /// How many guards share the hold; the last one releases the lock.
     shares: AtomicU32,
     pub(super) listing: RegistryEntry,
     changed: Notify,
@@ -79,7 +79,7 @@ impl Hold {
         let deadline = length.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
         let renew_at = match grant.term {
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
-            // keeper for locks that are given back soon.
+            // keeper for locks that are released soon.
             Term::Lease(length) => sent + part_of(&engine, length / 3, 0.5),
             Term::Session(_) => Timestamp::NEVER,
         };
@@ -111,7 +111,7 @@ impl Hold {
         hold
     }
 
-    /// What is told of it is told about this.
+    /// What spans and metrics say of it.
     pub(crate) const fn subject(&self) -> Subject<'_> {
         Subject { key: &self.key, site: self.site }
     }
@@ -309,7 +309,7 @@ impl Hold {
         }
     }
 
-    /// One more guard shares the hold, unless it was given back already.
+    /// One more guard shares the hold, unless it was released already.
     pub(super) fn share(&self) -> bool {
         let more = |guards: u32| if guards == 0 { None } else { guards.checked_add(1) };
         self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
@@ -321,13 +321,13 @@ impl Hold {
             || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
     }
 
-    /// One guard less. Whether it was the last one, who has to give the lock back.
+    /// One guard less. Whether it was the last one, who has to release the lock.
     pub(super) fn unshare(&self) -> bool {
         self.shares.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a session
-    /// keeps than for a lease to end.
+    /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a
+    /// session keeps than for a lease to end.
     pub(crate) fn overdue_at(&self) -> Timestamp {
         match self.engine.capabilities.session_kept {
             true => self.deadline() + self.lease,

@@ -148,7 +148,7 @@ async fn renew_once(hold: &Hold) {
                 Ok(Err(failure)) => failure,
                 _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
             };
-            // First what counts, then what is told of it.
+            // What counts comes before what is logged of it.
             hold.renewal_failed();
             let left = || hold.deadline().since(clock.now());
             telemetry.renewal_failed(hold.site, &failure, took, left);

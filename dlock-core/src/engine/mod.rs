@@ -151,7 +151,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// What is told of it is told about this.
+    /// What spans and metrics say of it.
     pub(crate) const fn subject(&self) -> Subject<'_> {
         Subject { key: &self.key, site: self.site }
     }

@@ -57,7 +57,7 @@ pub(super) struct RegistryEntry {
 }
 
 impl RegistryEntry {
-    /// Whether the hold is one of those that are held, or were lost and not given back.
+    /// Whether the hold is one of those that are held, or were lost and not released.
     pub(crate) fn is_listed(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0
     }

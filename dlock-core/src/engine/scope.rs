@@ -63,7 +63,7 @@ impl Scope {
         Self(Arc::new(ScopeNode { parent, kind, by_hand: Mutex::default(), further: Mutex::default() }))
     }
 
-    /// The scope of a body under these. Bodies under one lock that are nested are told apart by their depth.
+    /// The scope of a body under these. Bodies under one lock that are nested are distinguished by their depth.
     pub(crate) fn of_body(held: Held) -> Self {
         let around = current();
         let depths =
@@ -107,8 +107,8 @@ impl Scope {
         })
     }
 
-    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it. One that was lost is given
-    /// back: a session, or what is left of a lease, may still keep it, and the caller would wait for himself.
+    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it. One that was lost is
+    /// released: a session, or what is left of a lease, may still keep it, and the caller would wait for himself.
     fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<(Arc<Hold>, Condition, u32)> {
         let enterable = |hold: &Arc<Hold>, depth| match hold.condition() {
             condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition, depth)),
@@ -381,8 +381,8 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
     Sharing { future: ScopedFuture::Along { future: scope.of_task().enter(future) }, shares }
 }
 
-/// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits it
-/// is there.
+/// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits
+/// it is there.
 pub(super) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
     match current() {
         Some(scope) => Either::Left(scope.enter(future)),

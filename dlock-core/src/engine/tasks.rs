@@ -1,5 +1,5 @@
-//! Where the tasks of keepers and the connections of backends run: on dlock's own threads, which a user who blocks every
-//! worker thread of their runtime, or shuts it down, does not stop.
+//! Where the tasks of keepers and the connections of backends run: on dlock's own threads, which a user who blocks
+//! every worker thread of their runtime, or shuts it down, does not stop.
 
 use std::fmt;
 use std::pin::Pin;

@@ -35,7 +35,7 @@ impl Thread {
         };
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let (stop, stopped) = oneshot::channel();
-        // The runtime is made on its own thread: it could not be dropped inside of another when there is no thread for
+        // The runtime is made on its own thread: it could not be dropped inside another when there is no thread for
         // it.
         let run = move || match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {

@@ -49,7 +49,7 @@ pub(crate) struct WaitQueue {
     shards: [Mutex<Shard>; SHARDS],
     /// The pauses between polls of a line that begins.
     polls: Backoff,
-    /// Whether the first waiter is told of releases elsewhere.
+    /// Whether the first waiter is notified of releases elsewhere.
     notified: bool,
 }
 
@@ -63,7 +63,7 @@ struct Shard {
 struct KeyQueue {
     first: usize,
     last: usize,
-    /// It was given back since it was asked for last.
+    /// The lock was released since it was asked for last.
     released: bool,
     /// One who waited here has it, whose release tells.
     held_here: bool,
@@ -89,7 +89,7 @@ struct Waiter {
 /// Why it is worth while to ask now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The lock was given back in this process, or it was never asked for.
+    /// The lock was released in this process, or it was never asked for.
     Released,
     /// Nobody told of it for long enough.
     Due,
@@ -171,7 +171,7 @@ impl WaitQueue {
         Ticket { queue: self, key, shard: number, place, won: false }
     }
 
-    /// The lock was given back in this process: its first waiter may try.
+    /// The lock was released in this process: its first waiter may try.
     pub(crate) fn released(&self, key: &Key) {
         let hash = Self::hash(key);
         self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(b.turn().await, Turn::Released);
         b.ask();
         b.poll_after(Duration::from_secs(60));
-        // This one was told that somebody has it.
+        // This one has learned that somebody has it.
         drop(b);
         assert!(!is_ready(c.turn()));
     }
@@ -511,7 +511,7 @@ mod tests {
         assert!(!is_ready(a.turn()) && !is_ready(b.turn()));
         drop(a);
         assert!(is_ready(b.first()) && !is_ready(b.turn()));
-        // What the first was told of and did not use goes on to the next.
+        // A notification that the first did not use goes on to the next.
         line.released(&key);
         drop(b);
         assert!(is_ready(d.turn()));

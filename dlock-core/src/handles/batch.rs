@@ -26,7 +26,7 @@ pub use guard::BatchGuard;
 /// taken in one step, a single request, and while one of them is busy none is held; else, and when that was in vain
 /// several times, one after the other.
 ///
-/// The wait is for all of them together. When one cannot be had, those taken before it are given back; losing one is
+/// The wait is for all of them together. When one cannot be had, those taken before it are released; losing one is
 /// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the
 /// others are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of
 /// them can wait for each other until their waits end.
@@ -96,12 +96,12 @@ impl Batch {
     ///
     /// Those of [`Lock::acquire`], which name the key that could not be had, and
     /// [`ErrorKind::InvalidConfig`] for a batch of no keys, or more than [`MAX_LEN`](Self::MAX_LEN). Whatever the
-    /// error, locks that were taken are given back; that is waited for no longer than one request, and goes on in the
+    /// error, locks that were taken are released; that is waited for no longer than one request, and goes on in the
     /// background.
     ///
     /// # Cancel safety
     ///
-    /// Cancel-safe: when dropped at any await, whatever was taken is given back in the background.
+    /// Cancel-safe: when dropped at any await, whatever was taken is released in the background.
     pub async fn acquire(&self) -> Result<BatchGuard> {
         let mut batch = self.acquire_unnoted().await?;
         for (guard, lock) in batch.guards_mut().iter_mut().zip(&self.locks) {

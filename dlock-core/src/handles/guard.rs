@@ -21,7 +21,7 @@ use crate::telemetry::{Spanned, Telemetry};
 ///
 /// [`release`](Self::release) waits for the backend's confirmation. Dropping is best effort: it never blocks and never
 /// panics, works on any thread, without a runtime, while unwinding and after the runtime is gone; dlock's own thread
-/// then gives the lock back, and the lease is the floor if it cannot. **Release on drop is not immediate.**
+/// then releases the lock, and the lease is the floor if it cannot. **Release on drop is not immediate.**
 ///
 /// A guard does not prove that the lock is *still* held: a lease can run out while the process is paused. Ask
 /// [`check`](Self::check) before a step that matters, and send the [`fence`](Self::fence) along with every write.
@@ -163,7 +163,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// A closed hold that is being given back. Dropping it midway leaves the rest to the keeper.
+/// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
 struct Leaving {
     hold: Arc<Hold>,
     claim: Option<Box<dyn DynClaim>>,

@@ -23,7 +23,7 @@ pub enum Ended {
 /// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for
 /// other tasks that want to know.
 ///
-/// Cheap to clone. It neither keeps nor gives back anything. A batch is held as long as all of its locks are.
+/// Cheap to clone. It neither keeps nor releases anything. A batch is held as long as all of its locks are.
 #[derive(Clone)]
 pub struct Held(HeldLocks);
 

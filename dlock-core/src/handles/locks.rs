@@ -95,8 +95,8 @@ impl Locks {
 
     /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and
     /// metrics. The attribute gives it by itself. Which texts a process uses as templates should be known when it is
-    /// written: the first 200 are told apart, a warning is logged once, and all others are counted as `other`. Only the
-    /// first 128 bytes of a template count.
+    /// written: the first 200 are distinguished, a warning is logged once, and all others are counted as `other`. Only
+    /// the first 128 bytes of a template count.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -200,12 +200,12 @@ impl Locks {
         engine.run(shutdown::drain(Arc::clone(engine), timeout)).await.map_err(refuse)?
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), gives back
+    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), releases
     /// everything that is held, waits for the work in the background, and closes the backend. For a graceful end of the
     /// process: after it nothing of ours is left on the server.
     ///
-    /// Holders are told first: their locks count as lost, so that bodies stop. They have half of `timeout` to
-    /// leave; then their locks are given back without them. The last tenth is for the backend to close its connections.
+    /// Holders are notified first: their locks count as lost, so that bodies stop. They have half of `timeout` to
+    /// leave; then their locks are released without them. The last tenth is for the backend to close its connections.
     /// It takes no longer than `timeout`, whatever the backend does, and needs no tokio runtime.
     ///
     /// # Errors

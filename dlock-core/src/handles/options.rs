@@ -39,8 +39,8 @@ pub enum OnLost {
     /// [`ErrorKind::Lost`](crate::ErrorKind::Lost). The default: carrying on silently would break exclusion.
     #[default]
     Abort,
-    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it. When it acquires the
-    /// key again, what is left of the lost lock is released first, so that it does not wait for itself.
+    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it. When it
+    /// acquires the key again, what is left of the lost lock is released first, so that it does not wait for itself.
     Continue,
 }
 
@@ -49,7 +49,7 @@ pub enum OnLost {
 /// | option | default | bounds |
 /// |---|---|---|
 /// | `lease`: how long the backend keeps the lock if nothing is heard of its holder | 30 s | 50 ms to 24 h |
-/// | `wait`: how long an acquire may take, waiting and requests together | 30 s | up to 24 h, `Wait::No`, or `Wait::Forever` |
+/// | `wait`: how long an acquire may take, waiting and requests together | 30 s | up to 24 h, or `Wait::No`, `Wait::Forever` |
 /// | `request_timeout`: how long one request may take before its outcome counts as unknown | lease / 6, at most 5 s | 1 ms to half the lease |
 /// | `rechecks`: how often the owner is asked again after an unknown outcome | as long as the caller waits | 0 (off) to 10 |
 /// | `max_hold`: after which renewal stops and the lock is lost | no limit | at least the lease, up to 30 days |
@@ -161,15 +161,15 @@ macro_rules! option_setters {
             self
         }
 
-        /// How long the backend keeps the lock when nothing is heard of its holder. Renewed at a third of it. Default
-        /// 30 s; 50 ms to 24 h.
+        /// Sets how long the backend keeps the lock when its holder does not renew it. Renewed at a third of it.
+        /// Default 30 s; 50 ms to 24 h.
         pub const fn with_lease(mut self, lease: std::time::Duration) -> Self {
             self.options.lease = lease;
             self
         }
 
-        /// How long one request may take before its outcome counts as unknown. Default a sixth of the lease, at most
-        /// 5 s; 1 ms to half the lease.
+        /// Sets how long one request may take before its outcome counts as unknown. Default a sixth of the lease, at
+        /// most 5 s; 1 ms to half the lease.
         pub const fn with_request_timeout(mut self, limit: std::time::Duration) -> Self {
             self.options.request_timeout = Some(limit);
             self
@@ -190,27 +190,28 @@ macro_rules! option_setters {
             self
         }
 
-        /// After which time a hold is renewed no more and counts as lost. Default no limit; at least the lease, up to
-        /// 30 days. It bounds what a forgotten guard can block: others wait no longer than this and one lease.
+        /// Sets the time after which a hold is renewed no more and counts as lost. Default no limit; at least the
+        /// lease, up to 30 days. It bounds what a forgotten guard can block: others wait no longer than this and one
+        /// lease.
         pub const fn with_max_hold(mut self, limit: std::time::Duration) -> Self {
             self.options.max_hold = Some(limit);
             self
         }
 
-        /// How deep one owner may nest the same key. Default 64; 1 to 10 000.
+        /// Sets how deep one owner may nest the same key. Default 64; 1 to 10 000.
         pub const fn with_max_depth(mut self, limit: u32) -> Self {
             self.options.max_depth = limit;
             self
         }
 
-        /// Whether a nested acquire of a key that the caller holds succeeds. Default yes; otherwise it is
+        /// Sets whether a nested acquire of a key that the caller holds succeeds. Default yes; otherwise it is
         /// `ErrorKind::Deadlock`.
         pub const fn with_reentrancy(mut self, on: bool) -> Self {
             self.options.reentrant = on;
             self
         }
 
-        /// What happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
+        /// Sets what happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
         pub const fn with_on_lost(mut self, on_lost: $crate::handles::options::OnLost) -> Self {
             self.options.on_lost = on_lost;
             self

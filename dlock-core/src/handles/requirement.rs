@@ -17,7 +17,8 @@ pub enum Requirement {
     Fair,
     /// A session keeps the lock, so that it ends with its holder's session. [`Capabilities::session_kept`].
     SessionKept,
-    /// Waiters are told of a release by another process, instead of asking now and then. [`Capabilities::notified`].
+    /// Waiters are notified of a release by another process, instead of asking now and then.
+    /// [`Capabilities::notified`].
     Notified,
     /// A confirmed grant is not forgotten when servers fail over or are started again. [`Capabilities::durable`].
     Durable,

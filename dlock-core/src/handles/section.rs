@@ -16,7 +16,7 @@ use crate::telemetry::{Span, Spanned, Telemetry};
 /// made of.
 ///
 /// It owns the guard, so that a caller who declares it before the body has the body dropped first when he is
-/// cancelled himself: the lock is given back after everything that was done under it.
+/// cancelled itself: the lock is released after everything that was done under it.
 #[derive(Debug)]
 pub struct Section {
     target: SectionTarget,
@@ -245,7 +245,7 @@ const fn is_unavailable(kind: ErrorKind) -> bool {
 impl Lock {
     /// Takes the lock, runs `body`, and releases the lock.
     ///
-    /// Inside of the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once
+    /// Inside the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once
     /// and sees the same fence. When the lock is lost, the body is dropped at its current await, unless
     /// [`with_on_lost`](Self::with_on_lost) says to continue. A body that has returned wins over a failed release,
     /// which is logged and bounded by the lease.
@@ -266,7 +266,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the lock is then given back in the background.
+    /// When dropped, the body is dropped first and the lock is then released in the background.
     pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
         run(Section::new(self.clone()), body)
     }
@@ -300,7 +300,7 @@ impl Batch {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the locks are then given back in the background.
+    /// When dropped, the body is dropped first and the locks are then released in the background.
     pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
         run(Section::from(self.clone()), body)
     }
@@ -329,7 +329,7 @@ fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<
     let body = Box::pin(body);
     async move {
         section.enter().await?;
-        // Declared after the section, to be dropped before the lock is given back.
+        // Declared after the section, to be dropped before the lock is released.
         let mut body = body;
         section.run(body.as_mut()).await
     }

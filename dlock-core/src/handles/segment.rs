@@ -21,14 +21,14 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 /// One hot key split into segments, each a lock of its own, so that as many callers work at a time as there are
 /// segments. Made by [`Locks::segmented`](crate::Locks::segmented) and [`Lock::segmented`].
 ///
-/// It is for what can be divided: a stock of 1,000 as 20 stocks of 50, a queue as 20 queues. The body is told its
+/// It is for what can be divided: a stock of 1,000 as 20 stocks of 50, a queue as 20 queues. The body gets its
 /// segment and touches that part only. Segment 3 of `stock` is the lock `stock#3`, of 20 segments 0 to 19; all callers
 /// have to agree on the number. A lock on `stock` itself excludes none of them; a [batch](crate::Batch) of all segments
 /// does.
 ///
 /// A caller starts at a random segment and takes the first that is free. When none is, it waits for one, and looks
 /// again at the others now and then. A body that finds nothing left in its segment says
-/// [`exhausted`](Segment::exhausted); the lock is then given back and another segment tried, until all have said so.
+/// [`exhausted`](Segment::exhausted); the lock is then released and another segment tried, until all have said so.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -109,7 +109,7 @@ impl Segmented {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the lock is then given back in the background.
+    /// When dropped, the body is dropped first and the lock is then released in the background.
     pub async fn run<F: Future>(&self, mut body: impl FnMut(Segment) -> F) -> Result<F::Output> {
         let mut section = SegmentedSection::new(self.clone());
         loop {

@@ -1,4 +1,4 @@
-//! One acquire, as it is told of in spans, metrics and counts.
+//! One acquire, in spans, metrics and counts.
 
 use std::cell::LazyCell;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::fence::Fence;
 use crate::holder::Holder;
 use crate::key::Key;
 
-/// One acquire. Dropping it before its end is an end too: the caller went away.
+/// One acquire. Dropping it before its end is an end too: the caller was cancelled.
 pub(crate) struct AcquireSpan<'a> {
     to: &'a Telemetry,
     waiters: &'a dyn Waiters,
@@ -45,7 +45,7 @@ impl<'a> AcquireSpan<'a> {
         }
     }
 
-    /// It goes on in another way, which is told of by itself.
+    /// It goes on in another way, which has a span of its own.
     pub(crate) const fn set_aside(&mut self) {
         self.over = true;
     }

@@ -141,7 +141,7 @@ impl Metrics {
         self.record_acquire(&labels.with(outcome, error), waited, attempts);
     }
 
-    /// The caller went away.
+    /// The caller was cancelled.
     pub(super) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
         self.record_acquire(&self.labels(site).with("cancelled", None), waited, attempts);
     }

@@ -1,4 +1,5 @@
-//! What happens is told here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and counts.
+//! What happens is reported here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and
+//! counts.
 //!
 //! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code
 //! runs it through [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. When nobody listens, an
@@ -90,7 +91,7 @@ impl Telemetry {
         self.metrics.votes()
     }
 
-    /// An acquire begins, of so many locks at once if they are several; what happens to it is told by its
+    /// An acquire begins, of so many locks at once if they are several; what happens to it is reported by its
     /// [`AcquireSpan`].
     pub(crate) fn acquire_started(&self, first: Subject<'_>, locks: Option<usize>) -> Span {
         spans::acquire(self, first, locks)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often an outage is told of while it lasts.
+/// How often an outage is logged while it lasts.
 const EVERY: Duration = Duration::from_secs(10);
 /// After how long without a failure a success ends an outage: some locks may fail while others do not.
 const QUIET: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What something is told of: names only, so that telemetry knows nothing of the engine.
+//! What an event is about: names only, so that telemetry knows nothing of the engine.
 
 use crate::key::Key;
 

@@ -128,7 +128,7 @@ async fn a_failed_acquire_does_not_wait_for_a_release_that_gets_no_answer() {
         tokio::task::yield_now().await;
     }
     memories[0].faults().set_hanging(true);
-    // Its first lock cannot be given back, and still it gets its answer.
+    // Its first lock cannot be released, and still it gets its answer.
     let error = acquire.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(memories[0].held(), 1);

@@ -1,4 +1,5 @@
-//! Several locks as one: over memory, which takes them in one step, and over a wire to it that takes them one after the other.
+//! Several locks as one: over memory, which takes them in one step, and over a wire to it that takes them one after the
+//! other.
 
 mod cancelling;
 mod contending;

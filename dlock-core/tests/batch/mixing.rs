@@ -11,8 +11,8 @@ use super::rounds::rounds;
 /// The stores behind everything; the last three make a quorum.
 type Stores = [Memory; 5];
 
-/// How one process reaches the stores: itself, behind a prefix, twice, and by majority. What `reversed` builds first, the other
-/// builds last.
+/// How one process reaches the stores: itself, behind a prefix, twice, and by majority. What `reversed` builds first,
+/// the other builds last.
 fn process(stores: &Stores, reversed: bool) -> [Locks; 5] {
     let build = |n: usize| match n {
         0 => Locks::new(stores[0].clone()),
@@ -32,7 +32,8 @@ fn process(stores: &Stores, reversed: bool) -> [Locks; 5] {
     built.try_into().unwrap()
 }
 
-/// Which way a key is taken, and what the lock is called. Ways 2 and 4 are one store; `p:k1` without the prefix is `k1` with it.
+/// Which way a key is taken, and what the lock is called. Ways 2 and 4 are one store; `p:k1` without the prefix is `k1`
+/// with it.
 fn lock(locks: &[Locks; 5], key: &str, by: u64) -> (Lock, String) {
     let number = u64::from(key.as_bytes()[1] - b'0');
     match number % 4 {
@@ -59,7 +60,7 @@ async fn batches_of_all_kinds_neither_deadlock_nor_overlap_nor_leave_anything() 
                         keys.iter().map(|key| lock(&locks, key, task + round as u64)).unzip();
                     let batch = Batch::of(wanted).with_wait(Duration::from_secs(60));
                     if round % 5 == 4 {
-                        // Somebody who goes away in the middle.
+                        // Somebody who is cancelled in the middle.
                         let patience = Duration::from_micros(fastrand::u64(0..3_000));
                         drop(tokio::time::timeout(patience, batch.run(std::future::pending::<()>())).await);
                         continue;

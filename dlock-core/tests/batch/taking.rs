@@ -1,4 +1,4 @@
-//! What is taken, in which order, and how it is given back.
+//! What is taken, in which order, and how it is released.
 
 use std::time::Duration;
 

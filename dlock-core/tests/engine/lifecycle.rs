@@ -191,7 +191,7 @@ async fn shutdown_waits_for_a_withdrawal_that_is_not_settled_and_the_stats_tell_
     let unsettled = || Ok(Withdrawal::REMOVED.unsettled());
     backend.0.withdrawals.lock().unwrap().extend([unsettled(), unsettled(), unsettled()]);
     let locks = Locks::new(backend.clone());
-    // What was removed is given back, and what may still arrive is the keeper's.
+    // What was removed is released, and what may still arrive is the keeper's.
     locks.lock("k").acquire().await.unwrap().release().await.unwrap();
     assert_eq!(locks.stats().background, 1);
     locks.shutdown(LEASE).await.unwrap();

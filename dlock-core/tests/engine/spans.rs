@@ -65,7 +65,8 @@ impl Lines {
 }
 
 async fn traced(body: impl Future<Output = ()>) -> Lines {
-    // With a subscriber that is always there, no call site is cached as one that nobody wants while tests begin side by side.
+    // With a subscriber that is always there, no call site is cached as one that nobody wants while tests begin side by
+    // side.
     static ALWAYS: std::sync::Once = std::sync::Once::new();
     ALWAYS.call_once(|| {
         let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());

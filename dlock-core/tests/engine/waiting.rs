@@ -115,7 +115,7 @@ async fn a_waiter_behind_a_holder_that_never_releases_asks_by_itself() {
     tokio::task::yield_now().await;
     held.release().await.unwrap();
     let winner = first.await.unwrap();
-    // Nobody in this process is told of this.
+    // Nobody in this process is notified of this.
     memory.delete("k");
     assert!(second.await.unwrap().unwrap());
     drop(winner);

@@ -191,7 +191,7 @@ async fn a_lock_whose_backend_panicked_at_the_grant_is_not_relied_upon() {
     surround();
     let backend = Panicking::new(Clock::system(), &["granted"]);
     let locks = Locks::new(backend.clone());
-    // The first grant counts as lost and is given back; the second is a good one.
+    // The first grant counts as lost and is released; the second is a good one.
     let guard = locks.lock("k").acquire().await.unwrap();
     assert_eq!(locks.stats().lost, 1);
     guard.check().unwrap();

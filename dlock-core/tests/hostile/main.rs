@@ -1,4 +1,4 @@
-//! The engine among code that panics: a subscriber of `tracing` that panics at whatever it is told, and backends that
+//! The engine among code that panics: a subscriber of `tracing` that panics at every event, and backends that
 //! panic in any step.
 
 mod backend;

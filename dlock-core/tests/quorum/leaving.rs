@@ -53,7 +53,7 @@ async fn a_node_that_hangs_costs_little_and_comes_back() {
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     }
-    // Asked now and then, and not by everybody: what those left is all that is being given back.
+    // Asked now and then, and not by everybody: what those left is all that is being released.
     let left = locks.stats().background;
     assert!(left < 20, "{left} of 200 are still being given back");
     nodes[2].faults().set_hanging(false);

@@ -10,8 +10,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Runs `test` on a thread of its own, and fails when it does not end: a mutex that is waited for on the thread that has
-/// it never gets free.
+/// Runs `test` on a thread of its own, and fails when it does not end: a mutex that is waited for on the thread that
+/// has it never gets free.
 fn must_end(test: impl FnOnce() + Send + 'static) {
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

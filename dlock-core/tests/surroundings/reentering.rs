@@ -82,7 +82,7 @@ fn a_subscriber_may_use_the_locks_that_it_hears_of() {
         let memory = Memory::with_clock(clock.clock());
         let locks = LOCKS.get_or_init(|| Locks::new(memory.clone()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // More than are told apart, of which is warned.
+        // More than are distinguished, of which is warned.
         (0..300).for_each(|n| drop(locks.lock_named(format!("test's template {n}"), "k")));
         runtime.block_on(async {
             let lost = locks.lock("lost").acquire().await.unwrap();

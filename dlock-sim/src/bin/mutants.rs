@@ -1,5 +1,5 @@
-//! Puts each defect of `dlock-sim/mutants` into a copy of the engine, one at a time, and counts the runs until it is found:
-//! `cargo run --release -p dlock-sim --bin mutants [-- <part of a name>]`.
+//! Puts each defect of `dlock-sim/mutants` into a copy of the engine, one at a time, and counts the runs until it is
+//! found: `cargo run --release -p dlock-sim --bin mutants [-- <part of a name>]`.
 
 use std::error::Error;
 use std::fs;

@@ -71,12 +71,12 @@ impl Stage {
         Self { harness, prefix, keys: AtomicU32::new(0) }
     }
 
-    /// A key that no other call returned.
+    /// Returns a key that no other call returned.
     pub fn key(&self) -> String {
         format!("{}-{}", self.prefix, self.keys.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The short lease.
+    /// Returns the short lease.
     pub fn lease(&self) -> Duration {
         self.harness.lease()
     }
@@ -91,18 +91,30 @@ impl Stage {
         self.harness.tries_can_split()
     }
 
-    /// A process whose leases are too long to run out in a test, and that waits for up to 10 s.
+    /// Creates a process whose leases are too long to run out in a test, and that waits for up to 10 s.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again: a process that was not returned leaves nothing behind.
     pub async fn process(&self) -> Process {
         self.process_with(|builder| builder).await
     }
 
-    /// A process with the short lease.
+    /// Creates a process with the short lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again: as [`process`](Self::process).
     pub async fn short(&self) -> Process {
         let lease = self.lease();
         self.process_with(|builder| builder.with_lease(lease)).await
     }
 
-    /// A process with options of its own.
+    /// Creates a process with options of its own.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again: as [`process`](Self::process).
     pub async fn process_with(&self, options: impl FnOnce(LocksBuilder) -> LocksBuilder + Send) -> Process {
         let wire = Wire::default();
         let (builder, delete) = match self.harness.open(wire.clone()).await {
@@ -125,6 +137,10 @@ impl std::fmt::Debug for Stage {
 
 impl Process {
     /// Deletes the lock that this process holds, behind its back.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again: the lock is then deleted, or not yet.
     pub async fn delete(&self, key: &str) {
         match (self.delete)(key.to_owned()).await {
             Ok(true) => {}

@@ -15,7 +15,7 @@ static WANTED: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct Striking(());
 
 impl Striking {
-    /// Begins. The subscriber is that of the whole process, since much is told on threads of dlock's own.
+    /// Begins. The subscriber is that of the whole process, since many events come from threads of dlock's own.
     pub(super) fn begin() -> Self {
         static ONLY: OnceLock<bool> = OnceLock::new();
         let is_set = *ONLY.get_or_init(|| set_global_default(Panicking).is_ok());

@@ -1,9 +1,9 @@
 //! A flash sale: more customers than vouchers, several worker processes, one stock.
 //!
-//! Each buyer reads the stock, works for about a millisecond and writes it back. Without a lock the shop oversells. With
-//! `#[distributed_lock]` on that one function it sells exactly what it has, also while one worker is killed inside of its
-//! critical section and another is frozen there for longer than its lease. Split into 20 segments, each with a lock of
-//! its own, the same stock is sold to many buyers at a time.
+//! Each buyer reads the stock, works for about a millisecond and writes it back. Without a lock the shop oversells.
+//! With `#[distributed_lock]` on that one function it sells exactly what it has, also while one worker is killed inside
+//! its critical section and another is frozen there for longer than its lease. Split into 20 segments, each with a lock
+//! of its own, the same stock is sold to many buyers at a time.
 //!
 //! ```text
 //! cargo run --release -p flash-sale
@@ -69,7 +69,8 @@ pub(crate) struct Sale {
     /// Seed of how long each customer's sale takes
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long a sale works between its look at the stock and its write, in milliseconds: on average, half of it less or more
+    /// How long a sale works between its look at the stock and its write, in milliseconds: on average, half of it less
+    /// or more
     #[arg(long, value_name = "MS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     work: u64,
     /// Lease of the locks, in milliseconds: how long a dead worker's lock blocks the others
@@ -137,7 +138,7 @@ fn locks_url(sale: &Sale, dir: &tempfile::TempDir) -> Result<String> {
     }
 }
 
-/// Resolves with the exit code of a program that was told to stop.
+/// Resolves with the exit code of a program that was asked to stop.
 async fn told_to_stop() -> u8 {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut interrupt), Ok(mut terminate)) =

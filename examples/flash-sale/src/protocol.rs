@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Job(Job),
     /// Begin to sell.
     Start,
-    /// The next buyer who is inside of the critical section says so and stays there.
+    /// The next buyer who is inside the critical section says so and stays there.
     Park,
     /// Nobody stays any longer.
     Go,
@@ -41,7 +41,7 @@ pub(crate) enum Command {
 pub(crate) enum Event {
     /// Connected; waits for the start.
     Ready,
-    /// A buyer has read the stock, has not yet written it, and stays inside of the critical section.
+    /// A buyer has read the stock, has not yet written it, and stays inside the critical section.
     Inside { fence: u64 },
     /// A customer was served.
     Served { customer: u32, sale: Sale, wait_us: u64, fence: Option<u64> },

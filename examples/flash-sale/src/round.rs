@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// What is done to a worker that is inside of its critical section.
+/// What is done to a worker that is inside its critical section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     Kill,
@@ -52,7 +52,7 @@ enum Plot {
         sold: u32,
         harm: Harm,
     },
-    /// Every worker was told that the next one inside stays there.
+    /// Every worker knows that the next one inside stays there.
     Park(Harm),
     /// It was done to `victim`, who held the lock with `fence`; the others have to take over.
     TakeOver {
@@ -263,7 +263,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// A worker is inside of its critical section and stays there. How many workers were hired.
+    /// A worker is inside its critical section and stays there. How many workers were hired.
     async fn harm(&mut self, victim: usize, fence: u64) -> Result<u32> {
         let Plot::Park(harm) = self.plot else {
             self.fleet.tell(victim, &Command::Go).await;

@@ -41,7 +41,7 @@ struct Refused {
 /// The counter at which one buyer stands.
 struct Counter {
     shop: Shop,
-    /// Whether the next one inside of the critical section shall stay there.
+    /// Whether the next one inside the critical section shall stay there.
     park: watch::Receiver<bool>,
     seed: u64,
     work_ms: u64,

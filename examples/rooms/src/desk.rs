@@ -59,8 +59,8 @@ impl Desk {
         accepted(self.bookings.add(room, day, guest, fence).await?)
     }
 
-    /// Moves a booking to another room, under the locks of both. They are always taken in the same order, so that two moves
-    /// in opposite directions do not wait for each other.
+    /// Moves a booking to another room, under the locks of both. They are always taken in the same order, so that two
+    /// moves in opposite directions do not wait for each other.
     #[distributed_lock(
         keys = ["room_<from>", "room_<to>"],
         locks = self.locks,

@@ -1,8 +1,9 @@
 //! A service that books rooms, in several replicas that share its locks.
 //!
-//! Bookings are read, worked on and written back, so that two bookings of one room at the same time would both succeed. A
-//! `#[distributed_lock]` on that function keeps them apart over all replicas, and a fence keeps out what comes too late.
-//! Moving a booking takes the locks of both rooms, and the nightly settlement is done by whichever replica comes first.
+//! Bookings are read, worked on and written back, so that two bookings of one room at the same time would both succeed.
+//! A `#[distributed_lock]` on that function keeps them apart over all replicas, and a fence keeps out what comes too
+//! late. Moving a booking takes the locks of both rooms, and the nightly settlement is done by whichever replica comes
+//! first.
 //!
 //! ```text
 //! cargo run -p rooms -- --replicas 3

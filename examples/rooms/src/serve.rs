@@ -43,7 +43,7 @@ struct HeldLock {
     holder: String,
 }
 
-/// Serves until SIGTERM or SIGINT, then lets requests end, gives back every lock, and sends what telemetry is left.
+/// Serves until SIGTERM or SIGINT, then lets requests end, releases every lock, and sends what telemetry is left.
 pub(crate) async fn serve(options: &Serve) -> Result<()> {
     // First, since instruments are made when the locks are.
     let telemetry = Telemetry::start(&options.name);
@@ -86,7 +86,7 @@ async fn run(options: &Serve) -> Result<()> {
     if tokio::time::timeout(PATIENCE, ended).await.is_err() {
         warn!("requests were still under way after {PATIENCE:?}");
     }
-    // Whatever is held all the same is given back now, and not left to its lease.
+    // Whatever is held all the same is released now, and not left to its lease.
     locks.shutdown(PATIENCE).await?;
     say("stopped");
     Ok(())

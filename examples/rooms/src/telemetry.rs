@@ -31,8 +31,8 @@ const ENDPOINTS: [&str; 3] = [
 pub(crate) struct Telemetry(Option<(SdkTracerProvider, SdkMeterProvider)>);
 
 impl Telemetry {
-    /// Starts what the `OTEL_*` environment variables ask for. What is wrong with them is said, and the service runs without
-    /// an export: nobody's booking waits for a graph.
+    /// Starts what the `OTEL_*` environment variables ask for. What is wrong with them is said, and the service runs
+    /// without an export: nobody's booking waits for a graph.
     pub(crate) fn start(replica: &str) -> Self {
         let providers = asked_for().then(|| providers(replica));
         let (providers, trouble) = match providers {

@@ -64,7 +64,7 @@ impl Lease {
             (Reply::Granted { fence, section }, Phase::Trying { first, .. }) => {
                 let age = if self.rules.deadline_from_send { first.unwrap_or(age) } else { 0 };
                 let left = lease.saturating_sub(age);
-                // A grant that comes too late is given back.
+                // A grant that comes too late is released.
                 client.phase =
                     if left > 0 { Phase::Holding { fence, section, left } } else { Phase::Leaving };
             }
@@ -99,7 +99,7 @@ impl Lease {
                 Phase::Holding { left, .. } => *left -= 1,
                 _ => {}
             }
-            // The deadline is noticed by whoever looks next; the guard is given back after it.
+            // The deadline is noticed by whoever looks next; the guard is released after it.
             if matches!(client.phase, Phase::Holding { left: 0, .. }) {
                 client.phase = Phase::Leaving;
                 state.hang_up(id);

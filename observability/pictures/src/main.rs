@@ -1,5 +1,5 @@
-//! Draws the dashboard and a trace, of a run of the example `rooms` on a real Redis that stands still for a while, through the real
-//! collector and a real Prometheus.
+//! Draws the dashboard and a trace, of a run of the example `rooms` on a real Redis that stands still for a while,
+//! through the real collector and a real Prometheus.
 //!
 //! ```text
 //! cargo xtask pictures

@@ -47,7 +47,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Holds the lock until it is told to go on.
+/// Holds the lock until it is asked to go on.
 async fn hold(place: &str, turn: &mut Turn) -> Result<()> {
     let (url, key) = place.split_once('|').context("url|key")?;
     let locks = dlock::connect(url).await?;

@@ -216,7 +216,7 @@ impl Tour {
         let mut notices = notices();
         let lock = self.lock("shown");
         let mut waiter = pin!(async move { lock.acquire().await?.release().await });
-        // In one task: when it is told that the lock is busy, the waiter has begun to wait.
+        // In one task: when it learns that the lock is busy, the waiter has begun to wait.
         tokio::select! {
             biased;
             gone = &mut waiter => bail!("it did not wait: {gone:?}"),

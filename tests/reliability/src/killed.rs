@@ -21,7 +21,8 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     let bar = Arc::new(progress("killed holders", store.name(), total));
     let store = &Arc::new(store);
     let mut times = Vec::new();
-    // What a session keeps does not wait for the end of a lease; a longer one leaves a busy machine more time to answer.
+    // What a session keeps does not wait for the end of a lease; a longer one leaves a busy machine more time to
+    // answer.
     let lease = if store.kind().is_session() { LEASE * 6 } else { LEASE };
     let locks = store.locks(lease).await?;
     let mut random = fastrand::Rng::with_seed(volume.seed ^ 1);

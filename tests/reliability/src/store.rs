@@ -253,8 +253,8 @@ pub(crate) async fn held(locks: &Locks, keys: &[String]) -> Result<usize, Failed
     Ok(held)
 }
 
-/// Acquires, and tries again where the error says that it may be worth while: a machine that is busy with other things makes
-/// requests late. Counts the errors in `failed`.
+/// Acquires, and tries again where the error says that it may be worth while: a machine that is busy with other things
+/// makes requests late. Counts the errors in `failed`.
 pub(crate) async fn acquire(lock: &Lock, failed: &AtomicU64) -> Result<Guard, Failed> {
     let mut tries = 0;
     loop {

@@ -34,7 +34,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
                     match dropped {
                         true => {
                             let acquire = tokio::time::timeout(Duration::from_millis(150), lock.acquire());
-                            // Some are told a moment before that there is no connection for them.
+                            // Some learn a moment before that there is no connection for them.
                             !matches!(acquire.await, Ok(Ok(_)))
                         }
                         false => lock.acquire().await.is_err(),

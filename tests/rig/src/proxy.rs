@@ -132,7 +132,7 @@ pub enum Message {
         /// What is asked for, in upper case; empty for a notification.
         name: String,
     },
-    /// From here on messages are not told apart; the connection is passed through.
+    /// From here on messages are not distinguished; the connection is passed through.
     Opaque,
 }
 

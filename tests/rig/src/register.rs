@@ -56,7 +56,7 @@ impl RegisterServer {
     }
 }
 
-/// A client that goes away, killed for example, ends its task.
+/// A client that disappears, killed for example, ends its task.
 async fn serve(stream: TcpStream, register: Arc<Register>) {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Two ways of doing one thing are measured in turns, so that both see the same machine; what counts is the median of
-//! the rounds' ratios. What is done in memory is measured in processor time, what is done in a file by the wall clock. Figures of different runs or machines do not compare. A missed target is shown, and is not
-//! a failure of the run: a loaded machine is no reason to stop.
+//! the rounds' ratios. What is done in memory is measured in processor time, what is done in a file by the wall clock.
+//! Figures of different runs or machines do not compare. A missed target is shown, and is not a failure of the run: a
+//! loaded machine is no reason to stop.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +36,7 @@ struct Cli {
 }
 
 const BENCHES: &[Bench<Settings>] = &[
-    // These first: memory that others have used and given back would hide how much they take.
+    // These first: memory that others have used and released would hide how much they take.
     ("sqlite: 10,000 held", held::in_sqlite),
     ("memory: 10,000 held", held::in_memory),
     ("memory: attribute", memory::attribute),

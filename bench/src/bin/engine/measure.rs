@@ -50,7 +50,8 @@ pub(crate) fn busy_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result
     Ok(per_call(thread_time().saturating_sub(start), calls))
 }
 
-/// Nanoseconds a call, of `calls` calls that `work` makes, as a clock on the wall shows them. For work of several threads.
+/// Nanoseconds a call, of `calls` calls that `work` makes, as a clock on the wall shows them. For work of several
+/// threads.
 pub(crate) fn wall_time(calls: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;

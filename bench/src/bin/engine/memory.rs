@@ -93,7 +93,7 @@ fn time_pairs(runtime: &Runtime, lock: &Lock, settings: &Settings) -> Result<Spr
     })
 }
 
-/// A call inside of a body that holds the same lock.
+/// A call inside a body that holds the same lock.
 pub(crate) fn reentrant(settings: &Settings) -> Result<Vec<Row>> {
     let (runtime, locks, calls) = (measure::runtime()?, locks()?, settings.calls);
     let outer = locks.lock("room_7");
@@ -127,7 +127,7 @@ pub(crate) fn reentrant(settings: &Settings) -> Result<Vec<Row>> {
     ])
 }
 
-/// A lock that is given back before its first renewal must not wake the keeper.
+/// A lock that is released before its first renewal must not wake the keeper.
 pub(crate) fn wakes(settings: &Settings) -> Result<Vec<Row>> {
     let (runtime, locks, calls) = (measure::runtime()?, locks()?, settings.wakes_over);
     let lock = locks.lock("room_7");

@@ -18,7 +18,7 @@ use crate::statements;
 
 /// Hand-overs a round and client.
 const EACH: usize = 100;
-/// For how long the lock is held, so that both sides are at rest when it is given back.
+/// For how long the lock is held, so that both sides are at rest when it is released.
 const HOLD: Duration = Duration::from_millis(5);
 const KEY: &str = "handed";
 const CHANNEL: &str = "bare_handed";

@@ -7,9 +7,9 @@
 //! cargo xtask bench sql --no-sync    # servers that do not wait for their disk
 //! ```
 //!
-//! Starts the servers. All clients take turns in every round, so that they see the same machine; what counts is the median
-//! of the rounds' ratios. Figures of different runs or machines do not compare. A missed target is shown, and is not a
-//! failure of the run: a loaded machine is no reason to stop.
+//! Starts the servers. All clients take turns in every round, so that they see the same machine; what counts is the
+//! median of the rounds' ratios. Figures of different runs or machines do not compare. A missed target is shown, and is
+//! not a failure of the run: a loaded machine is no reason to stop.
 
 #![forbid(unsafe_code)]
 

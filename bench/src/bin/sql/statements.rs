@@ -18,8 +18,8 @@ fn sql(text: &str) -> Result<SqlStr> {
     Ok(AssertSqlSafe(text.to_owned()).into_sql_str())
 }
 
-/// What a pair of PostgreSQL's connections was asked last: after the acquire, and after the release. The latest statement of
-/// an idle connection is shown with the connection.
+/// What a pair of PostgreSQL's connections was asked last: after the acquire, and after the release. The latest
+/// statement of an idle connection is shown with the connection.
 pub(crate) async fn of_postgres(server: &PostgresServer, locks: &Locks) -> Result<Statements> {
     let latest = "SELECT query FROM pg_stat_activity WHERE application_name = 'dlock' ORDER BY query_start DESC LIMIT 1";
     // The first time makes the row.
@@ -30,7 +30,7 @@ pub(crate) async fn of_postgres(server: &PostgresServer, locks: &Locks) -> Resul
     Ok(Statements { take, release: sql(&server.query(latest))? })
 }
 
-/// Every statement that is prepared is written to the log, if the server is told to.
+/// Every statement that is prepared is written to the log, if the server is asked to.
 pub(crate) async fn of_mysql(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
     server.query("SET GLOBAL log_output = 'TABLE'; SET GLOBAL general_log = 1");
     for _ in 0..2 {

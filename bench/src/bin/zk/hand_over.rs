@@ -46,7 +46,7 @@ fn p50(took: &[Duration]) -> f64 {
     percentile(took, 50).as_secs_f64() * 1e3
 }
 
-/// How long it takes from the call of a deletion until another session is told of it.
+/// How long it takes from the call of a deletion until another session is notified of it.
 async fn told_of_deletion(bench: &Bench) -> Result<Vec<Duration>> {
     let (deleting, watching) =
         (Bare::connect(&bench.server, false).await?, Bare::connect(&bench.server, false).await?);

@@ -6,9 +6,9 @@
 //! cargo xtask bench zk --quick    # shorter, for a first look
 //! ```
 //!
-//! Starts a ZooKeeper, and builds a Java program for Curator. All clients take turns in every round, so that they see the
-//! same machine; what counts is the median of the rounds' ratios. Figures of different runs or machines do not compare. A
-//! missed target is shown, and is not a failure of the run: a loaded machine is no reason to stop.
+//! Starts a ZooKeeper, and builds a Java program for Curator. All clients take turns in every round, so that they see
+//! the same machine; what counts is the median of the rounds' ratios. Figures of different runs or machines do not
+//! compare. A missed target is shown, and is not a failure of the run: a loaded machine is no reason to stop.
 
 #![forbid(unsafe_code)]
 

@@ -65,7 +65,7 @@ impl QuorumClaim {
         self.shared.node_limit(&self.request)
     }
 
-    /// Makes the vote of a node ready to be asked for; not while an earlier one is being given back there.
+    /// Makes the vote of a node ready to be asked for; not while an earlier one is being released there.
     ///
     /// What was withdrawn once is never asked for again under the same token: the withdrawal may arrive late, and would
     /// take the new vote away unseen.
@@ -127,7 +127,7 @@ impl QuorumClaim {
         Ok((ballot, round))
     }
 
-    /// Gives back the votes of a round that failed, on all nodes that gave one or may have. Waits for those that
+    /// Releases the votes of a round that failed, on all nodes that gave one or may have. Waits for those that
     /// answer; the others are taken back in the background. Nodes that certainly gave none are asked again in the next
     /// round, and withdrawn from with the whole claim.
     async fn give_up(&mut self, ballot: &mut Ballot, round: Round<VoteAnswer>) -> Result<(), Failure> {

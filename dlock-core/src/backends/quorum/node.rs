@@ -163,7 +163,7 @@ impl Member {
     /// Whether it has forgotten nothing for so long that it may vote. Otherwise the failure says what is missing, and a
     /// mark is left from which its memory is counted.
     ///
-    /// A mark is a lock with a long lease that nobody gives back: what is left of the lease tells its age, measured by
+    /// A mark is a lock with a long lease that nobody releases: what is left of the lease tells its age, measured by
     /// the node's own clock.
     pub(super) async fn remembers(self: &Arc<Self>) -> Result<(), Failure> {
         let Some(longest) = self.longest else { return Ok(()) };
@@ -244,7 +244,7 @@ impl Member {
             trace: Trace::default(),
             votes: Votes::default(),
         };
-        // Never given back. When it is busy, somebody else has left it.
+        // Never released. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);
         match tokio::time::timeout(MARKING, claim.attempt()).await {
             Ok(Ok(Attempt::Granted(_) | Attempt::Busy(_))) => Ok(()),

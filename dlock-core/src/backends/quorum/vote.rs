@@ -1,4 +1,4 @@
-//! A claim on one node: a vote that is asked for, kept, and given back.
+//! A claim on one node: a vote that is asked for, kept, and released.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -48,7 +48,7 @@ struct VoteState {
     withdrawing: bool,
     /// One was never answered, so that a later one says nothing about what was there.
     doubtful: bool,
-    /// It is being given back in the background.
+    /// It is being released in the background.
     queued: bool,
     /// A withdrawal has removed something.
     was_removed: bool,
@@ -129,7 +129,7 @@ impl Vote {
         let attempt = match self.member.may_forget() {
             false => claim.attempt().await,
             true => match self.attempt_and_check(&mut claim).await {
-                // The vote of a node that may have forgotten another's lock does not count. What it took is given back.
+                // The vote of a node that may have forgotten another's lock does not count. What it took is released.
                 (Ok(Attempt::Granted(_)), Err(failure)) => return VoteAnswer::Failed(failure),
                 (attempt, _) => attempt,
             },
@@ -263,7 +263,7 @@ impl Vote {
         self.state().closed = true;
     }
 
-    /// Gives back what is on the node. Closes it first.
+    /// Releases what is on the node. Closes it first.
     pub(super) async fn withdraw(self: Arc<Self>) -> Result<(), Failure> {
         self.close();
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
@@ -296,8 +296,8 @@ impl Vote {
         }
     }
 
-    /// Closes it, to be released in the background. Returns for how long that is to be tried, when its requests may take
-    /// up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
+    /// Closes it, to be released in the background. Returns for how long that is to be tried, when its requests may
+    /// take up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
     pub(super) fn queue(&self, limit: Duration) -> Option<Timestamp> {
         {
             let mut state = self.state();
@@ -318,7 +318,7 @@ impl Vote {
         self.state().queued = false;
     }
 
-    /// Whether it is being given back in the background.
+    /// Whether it is being released in the background.
     pub(super) fn is_queued(&self) -> bool {
         let state = self.state();
         state.queued && state.done.is_none()

@@ -1,4 +1,4 @@
-//! What is still to be given back on one node.
+//! What is still to be released on one node.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ const MOST: usize = 1_024;
 /// How many requests a node that answers gets at a time; one that does not gets one.
 const AT_ONCE: usize = 16;
 
-/// The votes that one node has not given back yet. Whatever their number, a node that does not answer costs one request
+/// The votes that one node has not released yet. Whatever their number, a node that does not answer costs one request
 /// at a time, with pauses that grow.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawals(Mutex<WithdrawalQueue>);
@@ -48,8 +48,8 @@ impl Withdrawals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the lease
-    /// ended it. Closes the vote first.
+    /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the
+    /// lease ended it. Closes the vote first.
     pub(super) fn clean_up(self: &Arc<Self>, vote: &Arc<Vote>, limit: Duration) -> Result<(), Failure> {
         let Some(until) = vote.queue(limit) else { return Ok(()) };
         let runtime = keeper::runtime().inspect_err(|_| vote.unqueue())?;

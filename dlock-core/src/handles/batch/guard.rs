@@ -110,7 +110,7 @@ impl BatchGuard {
         result
     }
 
-    /// Gives back what was taken before another lock could not be had.
+    /// Releases what was taken before another lock could not be had.
     pub(super) async fn give_back(self, limit: Duration) {
         let Some(first) = self.guards.first() else { return };
         let engine = Arc::clone(&first.hold().engine);

@@ -155,7 +155,7 @@ async fn a_release_by_force_wakes_who_waits(stage: Stage) {
     give_back(soon("the waiter's turn", waiting).await.expect("it did not panic")).await;
 }
 
-/// The holder is told late; the resource is protected at once.
+/// The holder is notified late; the resource is protected at once.
 async fn a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded(stage: Stage) {
     let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
     let stuck = ours.take(&key).await;

@@ -86,7 +86,7 @@ async fn a_hundred_locks_are_held_at_once_and_all_given_back(stage: Stage) {
     }
 }
 
-/// There is one winner, and the others are told so without waiting.
+/// There is one winner, and the others learn that without waiting.
 async fn of_many_that_try_at_once_exactly_one_wins(stage: Stage) {
     let processes = [stage.process().await, stage.process().await, stage.process().await];
     for _ in 0..3 {

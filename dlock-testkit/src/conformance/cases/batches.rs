@@ -56,7 +56,7 @@ async fn every_lock_of_a_batch_is_held_until_its_release(stage: Stage) {
 }
 
 /// Nothing of what the attempt left may be taken back here: it must not have taken anything. Backends that take them
-/// one after the other have to give back what they took, which is another case.
+/// one after the other have to release what they took, which is another case.
 async fn a_batch_that_finds_a_key_busy_takes_none_of_the_others(stage: Stage) {
     let (ours, theirs, keys) = (stage.process().await, stage.process().await, keys(&stage));
     let before = ours.wire.attempts();

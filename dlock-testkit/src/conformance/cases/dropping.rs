@@ -21,7 +21,7 @@ cases! {
     a_guard_dropped_while_the_backend_is_away_is_given_back_later: Nothing, Easy;
 }
 
-/// The lease is long: what comes free soon was given back.
+/// The lease is long: what comes free soon was released.
 async fn a_dropped_guard_is_given_back_soon(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     for _ in 0..10 {

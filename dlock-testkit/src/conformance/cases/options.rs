@@ -65,7 +65,7 @@ async fn the_shortest_and_the_longest_lease_work(stage: Stage) {
     }
 }
 
-/// A caller without tokio is told so.
+/// A caller without tokio gets an error that says so.
 async fn an_acquire_outside_a_runtime_is_served_by_the_keeper(stage: Stage) {
     let (process, key) = (stage.process().await, stage.key());
     let lock = process.locks.lock(&key);

@@ -56,7 +56,7 @@ async fn a_waiter_whose_wait_for_a_change_panics_asks_by_itself(stage: Stage) {
     give_back(taken).await;
 }
 
-/// Whatever is told, on whatever thread.
+/// At every event, on every thread.
 async fn acquires_and_releases_take_their_course_under_a_subscriber_that_panics(stage: Stage) {
     let (here, there, key) = (stage.process().await, stage.process().await, stage.key());
     let striking = Striking::begin();

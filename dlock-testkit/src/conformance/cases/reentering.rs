@@ -23,7 +23,7 @@ cases! {
     a_lost_lock_is_not_entered_again: Lease, Timed;
 }
 
-/// Inside of a body the lock is there already.
+/// Inside a body the lock is there already.
 async fn a_nested_acquire_in_a_body_re_enters_without_a_request(stage: Stage) {
     let (process, key) = (stage.process().await, stage.key());
     let lock = process.locks.lock(&key);
@@ -120,7 +120,7 @@ async fn a_spawned_task_does_not_inherit_the_lock(stage: Stage) {
     .expect("it is free");
 }
 
-/// Wrapped, it inherits, and the lock is not given back under its feet.
+/// Wrapped, it inherits, and the lock is not released while it runs.
 #[expect(clippy::async_yields_async, reason = "the body is to end before the task")]
 async fn a_task_taken_along_re_enters_and_keeps_the_lock(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());

@@ -80,7 +80,7 @@ async fn a_release_whose_reply_is_lost_is_confirmed_by_asking_again(stage: Stage
     give_back(theirs.take(&key).await).await;
 }
 
-/// The caller is told, the lock is not his any more, and it comes free as soon as the backend is back.
+/// The caller gets an error, no longer has the lock, and the lock comes free as soon as the backend is back.
 async fn a_release_that_cannot_be_sent_is_an_error_and_is_made_up_for(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let guard = ours.take(&key).await;

@@ -136,7 +136,7 @@ async fn a_waiter_that_is_cancelled_never_gets_the_lock(stage: Stage) {
     assert_eq!(theirs.locks.stats().held, 0);
 }
 
-/// First come, first served, inside of one process.
+/// First come, first served, inside one process.
 async fn waiters_of_one_process_come_in_their_order(stage: Stage) {
     let (process, key) = (stage.process().await, stage.key());
     let guard = process.take(&key).await;

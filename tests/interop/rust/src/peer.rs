@@ -1,4 +1,4 @@
-//! A worker process that is told what to do line by line.
+//! A worker process that gets its orders line by line.
 
 use std::path::Path;
 use std::process::Stdio;

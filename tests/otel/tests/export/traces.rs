@@ -102,7 +102,7 @@ async fn what_goes_wrong_is_told_by_outcome_and_status_and_a_waiter_links_within
         assert_eq!((&links[0].trace_id, &links[0].span_id), (&holder.trace_id, &holder.span_id));
     }
 
-    // A renewal is told of in the trace that took the lock, below the acquire.
+    // A renewal is in the trace that took the lock, below the acquire.
     let taken = acquire("renewed_<id>", "acquired");
     let renewals: Vec<_> =
         named(&spans, "dlock.renew").filter(|span| span.parent_span_id == taken.span_id).collect();

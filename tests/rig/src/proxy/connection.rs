@@ -31,7 +31,7 @@ struct ConnectionReset;
 struct Pairing {
     /// For each reply that is to come: what is to happen to it.
     expected: Mutex<VecDeque<Fate>>,
-    /// Messages are not told apart any more.
+    /// Messages are not distinguished any more.
     opaque: AtomicBool,
 }
 

@@ -2,12 +2,12 @@
 
 use super::{Message, Protocol};
 
-/// ZooKeeper. What watchers are told is not a reply, and neither are the answers to pings and to authentication, which
-/// do not keep to the order of the requests.
+/// ZooKeeper. A notification of a watcher is not a reply, and neither are the answers to pings and to authentication,
+/// which do not keep to the order of the requests.
 ///
 /// The requests are called `CONNECT`, `CREATE`, `CREATECONTAINER`, `DELETE`, `EXISTS`, `GETDATA`, `SETDATA`,
-/// `GETCHILDREN`, `SYNC`, `MULTI`, `PING`, `CLOSE` and so on; without a hyphen or the number of the version. Connections
-/// that use TLS, and four-letter words, are passed through.
+/// `GETCHILDREN`, `SYNC`, `MULTI`, `PING`, `CLOSE` and so on; without a hyphen or the number of the version.
+/// Connections that use TLS, and four-letter words, are passed through.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Jute {
     /// The first message of either side has no header.

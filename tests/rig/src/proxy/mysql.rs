@@ -4,8 +4,8 @@ use super::{Message, Protocol};
 
 /// MariaDB and MySQL, for clients that do without `EOF` packets, as sqlx does, and no more than one result a request.
 ///
-/// The requests are called `QUERY`, `PREPARE`, `EXECUTE` and `PING`. What opens a connection is no request. Connections that
-/// use TLS are passed through.
+/// The requests are called `QUERY`, `PREPARE`, `EXECUTE` and `PING`. What opens a connection is no request. Connections
+/// that use TLS are passed through.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mysql;
 

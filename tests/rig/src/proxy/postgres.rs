@@ -2,8 +2,8 @@
 
 use super::{Message, Protocol};
 
-/// PostgreSQL. A request is all that the client sends until it asks for the end of the transaction (`Sync`), and its reply
-/// all that comes until the server is ready again, which it is when it has committed.
+/// PostgreSQL. A request is all that the client sends until it asks for the end of the transaction (`Sync`), and its
+/// reply all that comes until the server is ready again, which it is when it has committed.
 ///
 /// The requests are called `STARTUP`, `QUERY` (the simple protocol), `PARSE` (a statement is prepared) and `EXECUTE`.
 /// Connections that use TLS are passed through.

@@ -1,5 +1,5 @@
-//! MariaDB: one server with one database, `locks`. Where the environment variable `DLOCK_TEST_MYSQLD` is the path of MySQL's
-//! `mysqld`, version 8, it is that.
+//! MariaDB: one server with one database, `locks`. Where the environment variable `DLOCK_TEST_MYSQLD` is the path of
+//! MySQL's `mysqld`, version 8, it is that.
 //!
 //! ```no_run
 //! use dlock_rig::servers::mysql::MysqlServer;
@@ -42,7 +42,7 @@ const SETTINGS: [&str; 10] = [
     "skip-log-bin",
     "skip-name-resolve",
 ];
-/// What MySQL is told besides: passwords without TLS, and no certificates of its own.
+/// What MySQL is configured with besides: passwords without TLS, and no certificates of its own.
 const OF_MYSQL: [&str; 3] = ["mysqlx=off", "default-authentication-plugin=mysql_native_password", "skip-ssl"];
 /// Run at each start.
 const INIT: &str = "\

@@ -208,7 +208,8 @@ impl PostgresServer {
         format!("postgres://{ADMIN}@{address}/{ADMIN}?sslmode=disable")
     }
 
-    /// `postgres://` of the administrator over TLS, by a name that the certificate is for, with [`PostgresOptions::tls`].
+    /// `postgres://` of the administrator over TLS, by a name that the certificate is for, with
+    /// [`PostgresOptions::tls`].
     #[must_use]
     pub fn tls_url(&self) -> String {
         let authority = self.certificates().authority().display();
@@ -286,7 +287,8 @@ impl PostgresServer {
         self.query(ended).parse().expect("a number")
     }
 
-    /// Freezes it with all its processes: connections stay open, and nothing is answered until [`resume`](Self::resume).
+    /// Freezes it with all its processes: connections stay open, and nothing is answered until
+    /// [`resume`](Self::resume).
     pub fn pause(&self) {
         // First the one that would start new ones.
         self.process.pause();
@@ -339,7 +341,7 @@ impl PostgresServer {
             self.process =
                 self.options.spawn(&self.account, self.port, self.directory.path(), self.clock.as_ref())?;
             match self.wait_until_ready(START) {
-                // The last of its processes needs a moment to go away.
+                // The last of its processes needs a moment to end.
                 Err(error) if tries > 0 && error.to_string().contains("in use") => {
                     tries -= 1;
                     std::thread::sleep(Duration::from_millis(20));

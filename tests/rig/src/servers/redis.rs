@@ -347,7 +347,7 @@ impl RedisServer {
     /// When the server does not answer or has no such field.
     #[must_use]
     pub fn info(&self, field: &str) -> String {
-        // A master that is told to follow another one cuts its connections.
+        // A master that is made to follow another one cuts its connections.
         let asked = self.try_command(&["INFO", "everything"]);
         let all: String = match asked {
             Err(error) if error.is_connection_dropped() => self.command(&["INFO", "everything"]),

@@ -1,11 +1,11 @@
-//! What a worker is told, and what it tells.
+//! The orders of a worker, and its reports.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What a worker is told to do. Each is answered by one [`Report`]; after [`Order::Watch`], further ones come by themselves.
+/// An order to a worker. Each is answered by one [`Report`]; after [`Order::Watch`], further ones come by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -25,16 +25,16 @@ pub enum Order {
     },
     /// Is it held? Answered by [`Report::Checked`].
     Check,
-    /// Give the lock back. Answered by [`Report::Done`].
+    /// Release the lock. Answered by [`Report::Done`].
     Release,
     /// Block the only thread of the runtime. Answered by [`Report::Checked`] after it.
     Block {
         /// For how long.
         ms: u64,
     },
-    /// Check the lock again and again on a thread of its own. The first check that began after the process had stood still
-    /// for longer than `gap_ms` is told by [`Report::Paused`]; the loss by [`Report::Lost`]. Answered by [`Report::Done`] after
-    /// the first check.
+    /// Check the lock again and again on a thread of its own. The first check that began after the process had stood
+    /// still for longer than `gap_ms` is reported by [`Report::Paused`]; the loss by [`Report::Lost`]. Answered by
+    /// [`Report::Done`] after the first check.
     Watch {
         /// How long a pause has to be.
         gap_ms: u64,
@@ -60,7 +60,8 @@ pub enum Order {
     Stop,
 }
 
-/// Critical sections, one after the other: take the lock, read the register, wait, write the register, give the lock back.
+/// Critical sections, one after the other: take the lock, read the register, wait, write the register, release the
+/// lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// The number of the process.

@@ -13,10 +13,11 @@ use super::{Order, Report, work};
 use crate::register::RegisterClient;
 use dlock_testkit::now_ns;
 
-/// The main function of a worker: takes orders from the standard input until it ends, and reports on the standard output.
+/// The main function of a worker: takes orders from the standard input until it ends, and reports on the standard
+/// output.
 ///
-/// `connect` opens the backend of a URL. The worker runs on a current-thread runtime, so that an order to block it blocks
-/// all of it but dlock's own thread.
+/// `connect` opens the backend of a URL. The worker runs on a current-thread runtime, so that an order to block it
+/// blocks all of it but dlock's own thread.
 ///
 /// # Errors
 ///

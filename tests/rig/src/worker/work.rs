@@ -15,7 +15,8 @@ const STEP: Duration = Duration::from_millis(5);
 
 /// Runs critical sections until `stop` is set. Returns how many got to their end, and how many acquires failed.
 ///
-/// A section writes without a look at whether the lock is still held, as most code does: it is the fence that has to stop it.
+/// A section writes without a look at whether the lock is still held, as most code does: it is the fence that has to
+/// stop it.
 ///
 /// # Errors
 ///
@@ -23,7 +24,7 @@ const STEP: Duration = Duration::from_millis(5);
 ///
 /// # Cancel safety
 ///
-/// Dropping it ends the work in the middle of a section; the lock is given back.
+/// Dropping it ends the work in the middle of a section; the lock is released.
 pub async fn work(locks: &Locks, work: &Work, stop: &AtomicBool) -> io::Result<(u64, u64)> {
     let recorder = Recorder::append(&work.history)?;
     let mut register = RegisterClient::connect(work.register).await?;

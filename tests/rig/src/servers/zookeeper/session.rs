@@ -108,7 +108,7 @@ impl AdminSession {
         loop {
             let mut reply = self.receive()?;
             let (to, _zxid, code) = (reply.take_int(), reply.take_long(), reply.take_int());
-            // What is told to watchers comes in between.
+            // Notifications of watchers come in between.
             if to == xid {
                 return Ok(if code == 0 { Ok(reply) } else { Err(code) });
             }
