@@ -45,6 +45,7 @@
 //! | `zk-tls` | no | the same over TLS |
 //! | `zk-sasl` | no | logging in at ZooKeeper with SASL's DIGEST-MD5 |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 #[doc(hidden)]

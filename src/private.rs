@@ -323,7 +323,7 @@ macro_rules! __nothing_required {
 macro_rules! __sqlite_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"sqlite\"` needs the `sqlite` feature of `dlock`: dlock = { features = [\"sqlite\"] }"
+            "`backend = \"sqlite\"` needs the `sqlite` feature of `dlock`: dlock-sdk = { features = [\"sqlite\"] }"
         );
     };
 }
@@ -333,7 +333,7 @@ macro_rules! __sqlite_missing {
 macro_rules! __redis_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"redis\"` needs the `redis` feature of `dlock`: dlock = { features = [\"redis\"] }"
+            "`backend = \"redis\"` needs the `redis` feature of `dlock`: dlock-sdk = { features = [\"redis\"] }"
         );
     };
 }
@@ -343,7 +343,7 @@ macro_rules! __redis_missing {
 macro_rules! __zk_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"zk\"` needs the `zk` feature of `dlock`: dlock = { features = [\"zk\"] }"
+            "`backend = \"zk\"` needs the `zk` feature of `dlock`: dlock-sdk = { features = [\"zk\"] }"
         );
     };
 }
@@ -353,7 +353,7 @@ macro_rules! __zk_missing {
 macro_rules! __postgres_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"postgres\"` needs the `postgres` feature of `dlock`: dlock = { features = [\"postgres\"] }"
+            "`backend = \"postgres\"` needs the `postgres` feature of `dlock`: dlock-sdk = { features = [\"postgres\"] }"
         );
     };
 }
@@ -363,7 +363,7 @@ macro_rules! __postgres_missing {
 macro_rules! __mysql_missing {
     () => {
         ::core::compile_error!(
-            "`backend = \"mysql\"` needs the `mysql` feature of `dlock`: dlock = { features = [\"mysql\"] }"
+            "`backend = \"mysql\"` needs the `mysql` feature of `dlock`: dlock-sdk = { features = [\"mysql\"] }"
         );
     };
 }

@@ -7,6 +7,7 @@
 //! its own, the local validity of a hold, [reentrancy](Locks::scope), spans. A backend owns the primitives: try, renew,
 //! withdraw.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod backend;

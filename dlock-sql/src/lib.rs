@@ -9,6 +9,7 @@
     doc = "* [`Postgres`] locks in a PostgreSQL database (feature `postgres`)."
 )]
 #![cfg_attr(feature = "mysql", doc = "* [`Mysql`] locks in a MariaDB or MySQL database (feature `mysql`).")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 #[cfg(not(any(feature = "mysql", feature = "postgres", feature = "sqlite")))]

@@ -3,6 +3,7 @@
 //! [`ZooKeeper`] keeps a queue for each lock, in the form of Curator's `InterProcessMutex`, so that services in Java
 //! and in Rust stand in one line. See `docs/backends/zookeeper.md` for what it guarantees, and when not.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod administration;

@@ -4,6 +4,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::cargo;
 
+/// The package whose library is `dlock`.
+pub(crate) const FACADE: &str = "dlock-sdk";
+
 /// Every backend that `dlock` has or may get, and the crates that only a build with its feature may contain.
 const DRIVERS: &[(&str, &[&str])] = &[
     ("redis", &["dlock-redis", "redis"]),
@@ -37,7 +40,7 @@ pub(crate) fn features() -> Result<Vec<String>> {
     let metadata: serde_json::Value = serde_json::from_str(&text)?;
     let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
     let dlock =
-        packages.iter().find(|package| package["name"] == "dlock").context("there is no package dlock")?;
+        packages.iter().find(|package| package["name"] == FACADE).context("there is no package dlock-sdk")?;
     let features = dlock["features"].as_object().context("dlock has no features")?;
     let backends: Vec<String> =
         features.keys().filter(|name| !OTHER_FEATURES.contains(&name.as_str())).cloned().collect();
@@ -78,7 +81,7 @@ pub(crate) fn are_separate() -> Result<()> {
 
 /// The names of the crates that a user's build of `dlock` contains.
 fn crates(features: &[&str]) -> Result<Vec<String>> {
-    let tree = cargo(["tree", "--package", "dlock", "--edges", "normal,build", "--prefix", "none"]);
+    let tree = cargo(["tree", "--package", FACADE, "--edges", "normal,build", "--prefix", "none"]);
     let text = tree.args(["--no-dedupe", "--format", "{p}"]).args(features.iter().copied()).read()?;
     let mut names: Vec<String> =
         text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect();

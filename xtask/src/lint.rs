@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, modules, needs};
+use crate::{backends, modules, needs, package};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -25,13 +25,14 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     ];
     for backend in backends::features()? {
         steps.push(Step::new(format!("clippy, only the backend {backend}"), move || {
-            clippy(&["--package", "dlock", "--all-targets", "--features", &backend])
+            clippy(&["--package", backends::FACADE, "--all-targets", "--features", &backend])
         }));
     }
-    steps.push(Step::new("clippy, no backend", || clippy(&["--package", "dlock", "--all-targets"])));
+    steps.push(Step::new("clippy, no backend", || clippy(&["--package", backends::FACADE, "--all-targets"])));
     steps.push(Step::new("clippy, no feature at all", || {
-        clippy(&["--package", "dlock", "--no-default-features", "--lib"])
+        clippy(&["--package", backends::FACADE, "--no-default-features", "--lib"])
     }));
+    steps.push(Step::new("packages", package::packages_are_whole));
     steps.push(Step::new("documentation", || {
         cargo(["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
     }));

@@ -6,6 +6,7 @@ mod backends;
 mod lint;
 mod modules;
 mod needs;
+mod package;
 mod run;
 mod test;
 
@@ -51,6 +52,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Check what takes too long for each change: licences and duplicates of the dependencies, features in pairs.
+    /// Installs cargo-deny and cargo-hack
+    BeforePublishing,
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
     /// The long run under faults, in release mode; options are passed on
@@ -74,6 +78,7 @@ fn carry_out(command: Command) -> Result<()> {
     match command {
         Command::Test { arguments } => one_after_the_other(test::steps(arguments)),
         Command::Mysql8 => one_after_the_other(test::mysql8()),
+        Command::BeforePublishing => one_after_the_other(package::before_publishing()),
         Command::Lint => one_after_the_other(lint::steps()?),
         Command::Ci => {
             let mut steps = lint::steps()?;

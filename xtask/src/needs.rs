@@ -19,6 +19,8 @@ enum Source {
     Rustup(&'static str),
     /// A package of Debian.
     Apt(&'static str),
+    /// A program that cargo compiles.
+    Cargo(&'static str),
 }
 
 /// For `lint`.
@@ -77,6 +79,13 @@ pub(crate) const INTEROP: &[Need] = &[
     Need { probe: &["python3", "-c", "import venv, ensurepip"], source: Source::Apt("python3-venv") },
 ];
 
+/// For `before-publishing`.
+pub(crate) const PUBLISH: &[Need] = &[
+    C_COMPILER,
+    Need { probe: &["cargo", "deny", "--version"], source: Source::Cargo("cargo-deny") },
+    Need { probe: &["cargo", "hack", "--version"], source: Source::Cargo("cargo-hack") },
+];
+
 /// For `pictures`.
 pub(crate) const PICTURES: &[Need] = &[
     REDIS,
@@ -118,6 +127,7 @@ impl Source {
     fn command(&self) -> String {
         match self {
             Self::Rustup(component) => format!("rustup component add {component}"),
+            Self::Cargo(package) => format!("cargo install --locked {package}"),
             Self::Apt(package) => format!("sudo apt-get update && sudo apt-get install --yes {package}"),
         }
     }
@@ -125,6 +135,7 @@ impl Source {
     fn install(&self) -> Result<()> {
         match self {
             Self::Rustup(component) => program("rustup").args(["component", "add", *component]).run(),
+            Self::Cargo(package) => program("cargo").args(["install", "--locked", package]).run(),
             Self::Apt(package) => {
                 as_root(&["apt-get", "update"])?;
                 as_root(&["apt-get", "install", "--yes", "--no-install-recommends", package])

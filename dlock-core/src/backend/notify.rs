@@ -416,7 +416,9 @@ impl<S: Source> ConnectionKeeper<S> {
     ) -> Vec<Arc<str>> {
         let now = Instant::now();
         let mut gone = Vec::new();
-        while let Some((_, name)) = leaving.pop_front_if(|(at, _)| *at <= now) {
+        while leaving.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, name)) = leaving.pop_front()
+        {
             if self.shared.drop_unheard(&name) && subscribed.remove(&name) {
                 gone.push(name);
             }

@@ -1,0 +1,146 @@
+//! What a registry would get: the packages of the crates that are meant for one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::backends::FACADE;
+use crate::run::{Step, cargo, program, root};
+
+/// Every crate that is meant for a registry. The others are tests, tools and examples.
+const PUBLISHED: &[&str] = &[
+    "dlock-core",
+    "dlock-macros",
+    "dlock-redis",
+    "dlock-sql",
+    "dlock-zk",
+    FACADE,
+    "dlock-cli",
+    "dlock-testkit",
+];
+
+/// What a package may consist of, beside what is in its `src`.
+const BESIDE_SRC: &[&str] = &[
+    ".cargo_vcs_info.json",
+    "Cargo.lock",
+    "Cargo.toml",
+    "Cargo.toml.orig",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+];
+
+/// Packages every published crate, and compiles what the packages contain, on nothing but each other.
+pub(crate) fn packages_are_whole() -> Result<()> {
+    let packages = package()?;
+    for (name, directory) in &packages {
+        let foreign: Vec<_> = entries(directory)?
+            .into_iter()
+            .filter(|entry| entry != "src" && !BESIDE_SRC.contains(&entry.as_str()))
+            .collect();
+        if !foreign.is_empty() {
+            bail!("the package {name} contains {}", foreign.join(", "));
+        }
+        for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            if !directory.join(licence).is_file() {
+                bail!("the package {name} has no {licence}");
+            }
+        }
+    }
+    let members: Vec<_> = packages.iter().map(|(_, directory)| quoted(directory)).collect();
+    let patches: Vec<_> = packages
+        .iter()
+        .map(|(name, directory)| format!("{name} = {{ path = {} }}\n", quoted(directory)))
+        .collect();
+    let workspace = area().join("unpacked");
+    fs::create_dir_all(&workspace)?;
+    let manifest = format!(
+        "[workspace]\nresolver = \"3\"\nmembers = [{}]\n\n[patch.crates-io]\n{}",
+        members.join(", "),
+        patches.concat()
+    );
+    fs::write(area().join("Cargo.toml"), manifest)?;
+    fs::copy(root().join("Cargo.lock"), area().join("Cargo.lock"))?;
+    let manifest = area().join("Cargo.toml").display().to_string();
+    cargo(["check", "--quiet", "--workspace", "--all-features", "--manifest-path", &manifest])
+        .args(["--target-dir".into(), root().join("target")])
+        .run()
+}
+
+/// What takes too long for each change: licences and duplicates of all dependencies, and features in pairs.
+pub(crate) fn before_publishing() -> Vec<Step> {
+    vec![
+        Step::new("what this needs", || crate::needs::install(crate::needs::PUBLISH)),
+        Step::new("packages", packages_are_whole),
+        Step::new("licences, sources and duplicates", || {
+            cargo(["deny", "--all-features", "check", "bans", "licenses", "sources"]).run()
+        }),
+        Step::new("features in pairs", || {
+            cargo(["hack", "check", "--package", FACADE, "--feature-powerset", "--depth", "2"])
+                .args(["--exclude-features", "default"])
+                .run()
+        }),
+    ]
+}
+
+/// Where packages are made.
+fn area() -> PathBuf {
+    root().join("target/publish")
+}
+
+/// The names of the packages, and where each lies unpacked.
+fn package() -> Result<Vec<(&'static str, PathBuf)>> {
+    let source = area().join("source");
+    if area().exists() {
+        fs::remove_dir_all(area())?;
+    }
+    copy_tracked_files(&source)?;
+    // A workspace that may not be published cannot be packaged as a whole.
+    let manifest = source.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest)?;
+    fs::write(&manifest, text.replacen("publish = false", "publish = true", 1))?;
+    let manifest = manifest.display().to_string();
+    cargo(["package", "--quiet", "--no-verify", "--allow-dirty", "--manifest-path", &manifest])
+        .args(["--target-dir".into(), area()])
+        .args(PUBLISHED.iter().flat_map(|name| ["--package", name]))
+        .run()?;
+    let version = env!("CARGO_PKG_VERSION");
+    PUBLISHED
+        .iter()
+        .map(|name| {
+            let stem = format!("{name}-{version}");
+            let archive = area().join(format!("package/{stem}.crate")).display().to_string();
+            let unpacked = area().join("unpacked");
+            fs::create_dir_all(&unpacked)?;
+            program("tar").args(["-xzf", &*archive, "-C", &*unpacked.display().to_string()]).run()?;
+            Ok((*name, unpacked.join(stem)))
+        })
+        .collect()
+}
+
+/// Copies what the repository contains, links as the files that they stand for.
+fn copy_tracked_files(to: &Path) -> Result<()> {
+    let files =
+        program("git").args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"]).read()?;
+    for file in files.split('\0').filter(|file| !file.is_empty()) {
+        let (from, to) = (root().join(file), to.join(file));
+        // A file that was deleted is listed until that is committed.
+        if !from.is_file() {
+            continue;
+        }
+        fs::create_dir_all(to.parent().context("a file has a directory")?)?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+fn entries(directory: &Path) -> Result<Vec<String>> {
+    let listed = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    listed.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// A path as TOML has it.
+fn quoted(path: &Path) -> String {
+    format!("{:?}", path.display().to_string())
+}
