@@ -52,8 +52,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Check what takes too long for each change: licences and duplicates of the dependencies, features in pairs.
-    /// Installs cargo-deny and cargo-hack
+    /// Check what takes too long for each change: that the packages compile, licences and duplicates of the
+    /// dependencies, features in pairs. Installs cargo-deny and cargo-hack
     BeforePublishing,
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,

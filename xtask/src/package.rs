@@ -31,23 +31,14 @@ const BESIDE_SRC: &[&str] = &[
     "README.md",
 ];
 
-/// Packages every published crate, and compiles what the packages contain, on nothing but each other.
+/// Packages every published crate, and looks that a package has what it needs and nothing else.
 pub(crate) fn packages_are_whole() -> Result<()> {
+    package().map(drop)
+}
+
+/// Compiles what the packages contain, on nothing but each other.
+fn packages_compile() -> Result<()> {
     let packages = package()?;
-    for (name, directory) in &packages {
-        let foreign: Vec<_> = entries(directory)?
-            .into_iter()
-            .filter(|entry| entry != "src" && !BESIDE_SRC.contains(&entry.as_str()))
-            .collect();
-        if !foreign.is_empty() {
-            bail!("the package {name} contains {}", foreign.join(", "));
-        }
-        for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
-            if !directory.join(licence).is_file() {
-                bail!("the package {name} has no {licence}");
-            }
-        }
-    }
     let members: Vec<_> = packages.iter().map(|(_, directory)| quoted(directory)).collect();
     let patches: Vec<_> = packages
         .iter()
@@ -72,7 +63,7 @@ pub(crate) fn packages_are_whole() -> Result<()> {
 pub(crate) fn before_publishing() -> Vec<Step> {
     vec![
         Step::new("what this needs", || crate::needs::install(crate::needs::PUBLISH)),
-        Step::new("packages", packages_are_whole),
+        Step::new("packages compile", packages_compile),
         Step::new("licences, sources and duplicates", || {
             cargo(["deny", "--all-features", "check", "bans", "licenses", "sources"]).run()
         }),
@@ -106,7 +97,7 @@ fn package() -> Result<Vec<(&'static str, PathBuf)>> {
         .args(PUBLISHED.iter().flat_map(|name| ["--package", name]))
         .run()?;
     let version = env!("CARGO_PKG_VERSION");
-    PUBLISHED
+    let packages = PUBLISHED
         .iter()
         .map(|name| {
             let stem = format!("{name}-{version}");
@@ -116,7 +107,31 @@ fn package() -> Result<Vec<(&'static str, PathBuf)>> {
             program("tar").args(["-xzf", &*archive, "-C", &*unpacked.display().to_string()]).run()?;
             Ok((*name, unpacked.join(stem)))
         })
-        .collect()
+        .collect::<Result<Vec<_>>>()?;
+    for (name, directory) in &packages {
+        contains_what_it_needs(name, directory)?;
+    }
+    println!("{} packages: source, licences and a page each", packages.len());
+    Ok(packages)
+}
+
+/// Source and licences, no tests and no pictures.
+fn contains_what_it_needs(name: &str, directory: &Path) -> Result<()> {
+    let entries = entries(directory)?;
+    let foreign: Vec<_> = entries
+        .iter()
+        .filter(|entry| *entry != "src" && !BESIDE_SRC.contains(&entry.as_str()))
+        .map(String::as_str)
+        .collect();
+    if !foreign.is_empty() {
+        bail!("the package {name} contains {}", foreign.join(", "));
+    }
+    for needed in ["src", "LICENSE-APACHE", "LICENSE-MIT"] {
+        if !entries.iter().any(|entry| entry == needed) {
+            bail!("the package {name} has no {needed}");
+        }
+    }
+    Ok(())
 }
 
 /// Copies what the repository contains, links as the files that they stand for.
