@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +34,32 @@ pub(crate) enum Condition {
     Released,
 }
 
+/// How a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step of it.
+///
+/// As wide as what stands beside it in a guard: one that is narrower makes each move of a guard slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum ShareKind {
+    Plain = 1,
+    /// Taken by hand in the first body under the hold; how many of these there are is bounded.
+    Nested = 1 << 32,
+}
+
+impl ShareKind {
+    const fn one(self) -> u64 {
+        self as u64
+    }
+
+    /// How many of this kind there are in `shares`.
+    const fn count(self, shares: u64) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "one half of it is meant")]
+        match self {
+            Self::Plain => shares as u32,
+            Self::Nested => (shares >> 32) as u32,
+        }
+    }
+}
+
 /// A lock that was granted. Shared by the guards of its owner, the views of it, and the keeper.
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
@@ -56,8 +82,8 @@ pub(crate) struct Hold {
     at_risk: AtomicBool,
     /// Somebody else asked for the lock.
     release_requested: AtomicBool,
-    /// How many guards share the hold; the last one releases the lock.
-    shares: AtomicU32,
+    /// How many guards share the hold, by kind; the last one releases the lock.
+    shares: AtomicU64,
     pub(super) listing: RegistryEntry,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
@@ -100,7 +126,7 @@ impl Hold {
             renew_at: AtomicU64::new(renew_at.as_nanos()),
             at_risk: AtomicBool::new(false),
             release_requested: AtomicBool::new(false),
-            shares: AtomicU32::new(1),
+            shares: AtomicU64::new(ShareKind::Plain.one()),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
@@ -309,10 +335,22 @@ impl Hold {
         }
     }
 
-    /// One more guard shares the hold, unless it was released already.
-    pub(super) fn share(&self) -> bool {
-        let more = |guards: u32| if guards == 0 { None } else { guards.checked_add(1) };
-        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
+    pub(super) fn share(&self, kind: ShareKind) -> Option<u32> {
+        let more = |shares: u64| if shares == 0 { None } else { shares.checked_add(kind.one()) };
+        let before = self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(kind.count(before + kind.one()))
+    }
+
+    /// Makes a plain share a nested one. Returns how many there are of these.
+    pub(super) fn nest(&self) -> u32 {
+        let step = ShareKind::Nested.one() - ShareKind::Plain.one();
+        ShareKind::Nested.count(self.shares.fetch_add(step, Ordering::AcqRel) + step)
+    }
+
+    /// Whether there is one plain share and no other.
+    pub(super) fn has_one_share(&self) -> bool {
+        self.shares.load(Ordering::Acquire) == ShareKind::Plain.one()
     }
 
     /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
@@ -322,8 +360,8 @@ impl Hold {
     }
 
     /// One guard less. Whether it was the last one, who has to release the lock.
-    pub(super) fn unshare(&self) -> bool {
-        self.shares.fetch_sub(1, Ordering::AcqRel) == 1
+    pub(super) fn unshare(&self, kind: ShareKind) -> bool {
+        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) == kind.one()
     }
 
     /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a

@@ -17,7 +17,7 @@ use tokio::task::futures::TaskLocalFuture;
 
 use crate::engine::Engine;
 use crate::engine::cleanup::give_up;
-use crate::engine::hold::{Condition, Hold};
+use crate::engine::hold::{Condition, Hold, ShareKind};
 use crate::engine::registry::HoldRegistry;
 use crate::engine::share::Share;
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -33,7 +33,7 @@ tokio::task_local! {
 #[derive(Clone)]
 pub(crate) struct Scope(Arc<ScopeNode>);
 
-struct ScopeNode {
+pub(crate) struct ScopeNode {
     parent: Option<Scope>,
     kind: ScopeKind,
     /// The guards that were taken by hand here, by the engine's address and the key.
@@ -43,13 +43,38 @@ struct ScopeNode {
 }
 
 enum ScopeKind {
-    /// A body under a lock, or several, with how deep it is nested in bodies under the same; under none where it runs
-    /// unlocked on purpose.
-    Body(Held, u32),
+    Body(Body),
     /// An owner of guards of these locks, opened by hand. Being weak, it keeps no more than the address.
     Owner(Weak<Engine>),
     /// A task that was taken along.
     Task,
+}
+
+/// A body that runs.
+struct Body {
+    /// A lock, or several; none where it runs unlocked on purpose.
+    held: Held,
+    /// How deep it is nested in bodies under the same.
+    depth: u32,
+    /// It was the first to enter its only hold, and no owner is around it: the hold itself counts the guards that are
+    /// taken by hand in it, which costs nothing.
+    counted_by_hold: bool,
+}
+
+impl Body {
+    fn is_under(&self, hold: &Arc<Hold>) -> bool {
+        self.held.holds().iter().any(|own| Arc::ptr_eq(own, hold))
+    }
+}
+
+/// A hold that the calling code can enter again.
+struct Entered {
+    hold: Arc<Hold>,
+    condition: Condition,
+    /// How deep the calling code is nested in it.
+    depth: u32,
+    /// Whether the hold itself counts the guards that are taken by hand here.
+    counted_by_hold: bool,
 }
 
 /// The guards of one hold that were taken by hand in one node.
@@ -68,8 +93,11 @@ impl Scope {
         let around = current();
         let depths =
             around.iter().flat_map(|around| held.holds().iter().filter_map(|hold| around.depth_of(hold)));
-        let depth = depths.max().unwrap_or_default();
-        Self::child(around, ScopeKind::Body(held, depth + 1))
+        let depth = depths.max().unwrap_or_default() + 1;
+        let is_owner = |node: &Arc<ScopeNode>| matches!(node.kind, ScopeKind::Owner(_));
+        let has_owner = around.iter().flat_map(Self::nodes).any(is_owner);
+        let counted_by_hold = !has_owner && matches!(held.holds(), [only] if only.has_one_share());
+        Self::child(around, ScopeKind::Body(Body { held, depth, counted_by_hold }))
     }
 
     pub(crate) fn of_owner(engine: &Arc<Engine>) -> Self {
@@ -98,7 +126,7 @@ impl Scope {
     /// Calls `visit` for every hold from the inside out, until it returns something.
     fn find<T>(&self, mut visit: impl FnMut(&Arc<Hold>) -> Option<T>) -> Option<T> {
         self.nodes().find_map(|node| match &node.kind {
-            ScopeKind::Body(held, _) => held.holds().iter().rev().find_map(&mut visit),
+            ScopeKind::Body(body) => body.held.holds().iter().rev().find_map(&mut visit),
             ScopeKind::Owner(_) | ScopeKind::Task => {
                 let holds: Vec<_> =
                     node.by_hand().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
@@ -107,11 +135,13 @@ impl Scope {
         })
     }
 
-    /// The hold of `key` that can be entered again, and how deep the calling code is nested in it. One that was lost is
-    /// released: a session, or what is left of a lease, may still keep it, and the caller would wait for himself.
-    fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<(Arc<Hold>, Condition, u32)> {
-        let enterable = |hold: &Arc<Hold>, depth| match hold.condition() {
-            condition @ (Condition::Held | Condition::Suspect) => Some((Arc::clone(hold), condition, depth)),
+    /// The hold of `key` that can be entered again. One that was lost is released: a session, or what is left of a
+    /// lease, may still keep it, and the caller would wait for itself.
+    fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<Entered> {
+        let enterable = |hold: &Arc<Hold>, depth, counted_by_hold| match hold.condition() {
+            condition @ (Condition::Held | Condition::Suspect) => {
+                Some(Entered { hold: Arc::clone(hold), condition, depth, counted_by_hold })
+            }
             Condition::Lost if hold.listing.is_listed() => {
                 give_up(hold);
                 None
@@ -119,9 +149,11 @@ impl Scope {
             Condition::Lost | Condition::Released => None,
         };
         self.nodes().find_map(|node| match &node.kind {
-            ScopeKind::Body(held, depth) => {
+            ScopeKind::Body(body) => {
                 let same = |hold: &&Arc<Hold>| Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
-                held.holds().iter().filter(same).find_map(|hold| enterable(hold, *depth))
+                let counted_by_hold = body.counted_by_hold && Arc::ptr_eq(node, &self.0);
+                let mut holds = body.held.holds().iter().filter(same);
+                holds.find_map(|hold| enterable(hold, body.depth, counted_by_hold))
             }
             ScopeKind::Owner(_) | ScopeKind::Task => {
                 let (hold, guards) = {
@@ -129,7 +161,7 @@ impl Scope {
                     let by_hand = by_hand.get(&(address(engine), key.clone()))?;
                     (by_hand.hold.upgrade()?, by_hand.guards)
                 };
-                enterable(&hold, guards)
+                enterable(&hold, guards, false)
             }
         })
     }
@@ -137,9 +169,7 @@ impl Scope {
     /// How deep the calling code is nested in bodies under this hold.
     fn depth_of(&self, hold: &Arc<Hold>) -> Option<u32> {
         self.nodes().find_map(|node| match &node.kind {
-            ScopeKind::Body(held, depth) if held.holds().iter().any(|own| Arc::ptr_eq(own, hold)) => {
-                Some(*depth)
-            }
+            ScopeKind::Body(body) if body.is_under(hold) => Some(body.depth),
             _ => None,
         })
     }
@@ -214,9 +244,7 @@ impl ScopeNode {
 }
 
 /// A guard's entry among those that were taken by hand; dropping it takes it out.
-pub(crate) struct Noted(NotedAt);
-
-enum NotedAt {
+pub(crate) enum Noted {
     /// With an owner, who finds it.
     Found(Weak<ScopeNode>, Arc<Hold>),
     /// Among those of a hold, by its address, that a body has.
@@ -225,13 +253,13 @@ enum NotedAt {
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        match &self.0 {
-            NotedAt::Found(node, hold) => {
+        match self {
+            Self::Found(node, hold) => {
                 if let Some(node) = node.upgrade() {
                     node.forget(hold);
                 }
             }
-            NotedAt::Counted(node, hold) => node.uncount(*hold),
+            Self::Counted(node, hold) => node.uncount(*hold),
         }
     }
 }
@@ -257,10 +285,16 @@ fn too_deep(hold: &Hold, depth: u32) -> Error {
     hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
 }
 
-/// A further share of `key` when the calling scope holds it already.
-pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Result<Option<Share>, Error> {
+/// A further share of `key` when the calling scope holds it already. `by_hand` tells that it is not for a body, so that
+/// it counts among the guards that are nested in one.
+pub(crate) fn reenter(
+    engine: &Arc<Engine>,
+    key: &Key,
+    options: &Options,
+    by_hand: bool,
+) -> Result<Option<Share>, Error> {
     let found = SCOPE.try_with(|scope| scope.find_entered(engine, key));
-    let Ok(Some((hold, condition, depth))) = found else { return Ok(None) };
+    let Ok(Some(Entered { hold, condition, depth, counted_by_hold })) = found else { return Ok(None) };
     if !options.reentrant {
         let why = "the caller holds it already and this acquire is not reentrant; it would wait for itself";
         return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
@@ -271,7 +305,12 @@ pub(crate) fn reenter(engine: &Arc<Engine>, key: &Key, options: &Options) -> Res
     if depth >= options.max_depth {
         return Err(too_deep(&hold, depth));
     }
-    let Some(share) = Share::of(&hold) else { return Ok(None) };
+    let kind = if by_hand && counted_by_hold { ShareKind::Nested } else { ShareKind::Plain };
+    let Some((share, guards)) = Share::of(hold, kind) else { return Ok(None) };
+    let hold = share.hold();
+    if share.is_nested() && guards > options.max_depth {
+        return Err(too_deep(hold, guards - 1));
+    }
     if hold.keeps_other_options(options) {
         engine.telemetry.nested_options_ignored(hold.subject(), hold.lease, options.lease);
     }
@@ -314,24 +353,30 @@ pub(super) async fn refused(engine: &Engine) -> Failure {
     }
 }
 
-/// Notes a guard that was taken by hand, so that the owner may enter its lock again, if one was opened by hand.
+/// Notes that a guard with this share was taken by hand, so that the owner may enter its lock again, if one was opened
+/// by hand, and that it counts where a body is under the lock.
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
-pub(crate) fn note(hold: &Arc<Hold>, max_depth: u32) -> Result<Option<Noted>, Error> {
+pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted>>, Error> {
     let noted = SCOPE.try_with(|scope| {
+        let hold = share.hold();
         if let Some(owner) = scope.owner_of(&hold.engine) {
             let guards = owner.note(hold);
-            return Some((NotedAt::Found(Arc::downgrade(owner), Arc::clone(hold)), guards));
+            return Some((Some(Noted::Found(Arc::downgrade(owner), Arc::clone(hold))), guards));
         }
         // A further guard of what a body holds: only its depth counts.
         scope.depth_of(hold)?;
+        if matches!(&scope.0.kind, ScopeKind::Body(body) if body.counted_by_hold && body.is_under(hold)) {
+            return Some((None, share.nest()));
+        }
         let address = Arc::as_ptr(hold).addr();
         let guards = scope.0.count(address);
-        Some((NotedAt::Counted(Arc::clone(&scope.0), address), guards))
+        Some((Some(Noted::Counted(Arc::clone(&scope.0), address)), guards))
     });
-    let Ok(Some((place, guards))) = noted else { return Ok(None) };
-    let noted = Noted(place);
-    if guards > max_depth { Err(too_deep(hold, guards - 1)) } else { Ok(Some(noted)) }
+    let Ok(Some((noted, guards))) = noted else { return Ok(None) };
+    // Boxed, since few guards have one: it would double what each acquire moves.
+    let noted = noted.map(Box::new);
+    if guards > max_depth { Err(too_deep(share.hold(), guards - 1)) } else { Ok(noted) }
 }
 
 /// Returns the view of the innermost body that runs under a lock here; `None` outside any.
@@ -339,7 +384,7 @@ pub(crate) fn note(hold: &Arc<Hold>, max_depth: u32) -> Result<Option<Noted>, Er
 pub fn current_hold() -> Option<Held> {
     let innermost = |scope: &Scope| {
         scope.nodes().find_map(|node| match &node.kind {
-            ScopeKind::Body(held, _) => Some(held.clone()),
+            ScopeKind::Body(body) => Some(body.held.clone()),
             _ => None,
         })
     };
@@ -375,7 +420,7 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
     };
     let mut shares = Vec::new();
     scope.find::<()>(|hold| {
-        shares.extend(Share::of(hold));
+        shares.extend(Share::of(Arc::clone(hold), ShareKind::Plain).map(|(share, _)| share));
         None
     });
     Sharing { future: ScopedFuture::Along { future: scope.of_task().enter(future) }, shares }

@@ -3,24 +3,42 @@
 use std::sync::Arc;
 
 use crate::engine::cleanup::give_up;
-use crate::engine::hold::Hold;
+use crate::engine::hold::{Hold, ShareKind};
 
 /// A share of a hold. Dropping the last one has the keeper release the lock.
-pub(crate) struct Share(Option<Arc<Hold>>);
+pub(crate) struct Share {
+    hold: Option<Arc<Hold>>,
+    kind: ShareKind,
+}
 
 impl Share {
     /// The share of the owner to whom a lock was granted.
     pub(super) const fn first(hold: Arc<Hold>) -> Self {
-        Self(Some(hold))
+        Self { hold: Some(hold), kind: ShareKind::Plain }
     }
 
-    /// One more share, unless the lock was released already.
-    pub(super) fn of(hold: &Arc<Hold>) -> Option<Self> {
-        hold.share().then(|| Self(Some(Arc::clone(hold))))
+    /// One more share, unless the lock was released already, and how many there are of this kind.
+    #[inline]
+    pub(super) fn of(hold: Arc<Hold>, kind: ShareKind) -> Option<(Self, u32)> {
+        let shares = hold.share(kind)?;
+        Some((Self { hold: Some(hold), kind }, shares))
     }
 
+    /// Whether the hold counts this among the guards that were taken by hand.
+    #[inline]
+    pub(crate) fn is_nested(&self) -> bool {
+        self.kind == ShareKind::Nested
+    }
+
+    /// Has the hold count this among the guards that were taken by hand. Returns how many these are.
+    pub(super) fn nest(&mut self) -> u32 {
+        self.kind = ShareKind::Nested;
+        self.hold().nest()
+    }
+
+    #[inline]
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        match &self.0 {
+        match &self.hold {
             Some(hold) => hold,
             None => unreachable!("a share has its hold until it ends"),
         }
@@ -28,9 +46,10 @@ impl Share {
 
     /// Ends the share. Returns the hold if this was the last share, so that the caller has to release the lock, and
     /// otherwise as an error.
+    #[inline]
     pub(crate) fn end(mut self) -> Result<Arc<Hold>, Arc<Hold>> {
-        match self.0.take() {
-            Some(hold) if hold.unshare() => Ok(hold),
+        match self.hold.take() {
+            Some(hold) if hold.unshare(self.kind) => Ok(hold),
             Some(hold) => Err(hold),
             None => unreachable!("a share ends once"),
         }
@@ -39,8 +58,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if let Some(hold) = self.0.take()
-            && hold.unshare()
+        if let Some(hold) = self.hold.take()
+            && hold.unshare(self.kind)
         {
             if hold.engine.is_in_child() {
                 // The lock is the parent's, and so are the locks in memory, which may be taken for good here.

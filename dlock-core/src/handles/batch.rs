@@ -145,7 +145,7 @@ impl Batch {
         let wanted = self.wanted(wait)?;
         let mut taken = Vec::with_capacity(wanted.len());
         for one in &wanted {
-            taken.push(scope::reenter(&one.engine, &one.key, &one.options)?);
+            taken.push(scope::reenter(&one.engine, &one.key, &one.options, false)?);
         }
         match take(&wanted, &mut taken, started).await {
             Ok(()) => {

@@ -42,7 +42,7 @@ use crate::telemetry::{Spanned, Telemetry};
 pub struct Guard {
     share: Share,
     /// Where it is noted that it was taken by hand.
-    noted: Option<Noted>,
+    noted: Option<Box<Noted>>,
 }
 
 impl Guard {
@@ -52,7 +52,10 @@ impl Guard {
 
     /// Notes that it was taken by hand, for as long as it is there.
     pub(super) fn note(&mut self, max_depth: u32) -> Result<()> {
-        self.noted = scope::note(self.hold(), max_depth)?;
+        if self.share.is_nested() {
+            return Ok(());
+        }
+        self.noted = scope::note(&mut self.share, max_depth)?;
         Ok(())
     }
 

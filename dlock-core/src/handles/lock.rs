@@ -88,7 +88,10 @@ impl Lock {
     /// Cancel-safe: when dropped at any await, whatever the attempt left on the server is withdrawn in the
     /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
     pub async fn acquire(&self) -> Result<Guard> {
-        let mut guard = self.acquire_unnoted().await?;
+        let mut guard = match self.reenter(true)? {
+            Some(guard) => guard,
+            None => self.acquire_anew().await?,
+        };
         guard.note(self.options.max_depth)?;
         Ok(guard)
     }
@@ -113,11 +116,25 @@ impl Lock {
     /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
     /// its own.
     pub(super) async fn acquire_unnoted(&self) -> Result<Guard> {
-        let key = self.checked(&self.options)?;
-        if let Some(share) = scope::reenter(&self.engine, key, &self.options)? {
-            self.engine.telemetry.reentered(self.site);
-            return Ok(Guard::new(share));
+        match self.reenter(false)? {
+            Some(guard) => Ok(guard),
+            None => self.acquire_anew().await,
         }
+    }
+
+    /// A further guard, if the calling scope holds the lock already.
+    fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
+        let key = self.checked(&self.options)?;
+        let share = scope::reenter(&self.engine, key, &self.options, by_hand)?;
+        if share.is_some() {
+            self.engine.telemetry.reentered(self.site);
+        }
+        Ok(share.map(Guard::new))
+    }
+
+    /// Takes a lock that the calling scope does not hold.
+    async fn acquire_anew(&self) -> Result<Guard> {
+        let key = self.checked(&self.options)?;
         acquire(self.spec(key, self.options), None).await.map(Guard::new)
     }
 

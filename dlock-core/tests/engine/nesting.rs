@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::{Ended, ErrorKind, Lock, Locks, Memory, in_current_scope};
+use dlock_core::{Batch, Ended, ErrorKind, Guard, Lock, Locks, Memory, in_current_scope};
 use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
@@ -104,6 +104,50 @@ async fn guards_by_hand_in_a_body_have_a_limit_which_their_release_restores() {
     .await
     .unwrap();
     assert_eq!(memory.held(), 0);
+}
+
+/// However they are taken, and also after the body that took the lock has given the count to a task.
+#[tokio::test]
+async fn all_guards_of_one_body_have_one_limit_and_those_of_two_bodies_have_two() {
+    let (memory, locks) = locks();
+    let lock = locks.lock("k").with_max_depth(3);
+    let batch = Batch::of([lock.clone()]);
+    let fill = || async {
+        let guards =
+            (lock.acquire().await.unwrap(), batch.acquire().await.unwrap(), lock.acquire().await.unwrap());
+        assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Deadlock);
+        assert_eq!(batch.acquire().await.unwrap_err().kind(), ErrorKind::Deadlock);
+        guards
+    };
+    let outlives = lock
+        .run(async {
+            let first = fill().await;
+            drop(fill_in_a_task(&lock).await);
+            lock.run(async { drop(fill().await) }).await.unwrap();
+            drop(first);
+            fill().await
+        })
+        .await
+        .unwrap();
+    assert_eq!(memory.held(), 1, "guards that are left keep the lock");
+    outlives.0.release().await.unwrap();
+    outlives.2.release().await.unwrap();
+    assert_eq!(memory.held(), 1);
+    outlives.1.release().await.unwrap();
+    assert_eq!(memory.held(), 0);
+}
+
+async fn fill_in_a_task(lock: &Lock) -> Vec<Guard> {
+    let lock = lock.clone();
+    let task = async move {
+        let mut guards = Vec::new();
+        for _ in 0..3 {
+            guards.push(lock.acquire().await.unwrap());
+        }
+        assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Deadlock);
+        guards
+    };
+    tokio::spawn(in_current_scope(task)).await.unwrap()
 }
 
 #[tokio::test]
