@@ -1,8 +1,10 @@
 //! What locks do in a child made by `fork`. One program without a test runner, since only the thread that forks lives
 //! on in the child.
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
+use dlock_core::backend::Backoff;
 use dlock_core::{ErrorKind, Locks, Memory};
 use fork::{Fork, WEXITSTATUS, WIFEXITED};
 use tokio::runtime::{Builder, Runtime};
@@ -45,7 +47,37 @@ async fn child(old: Locks, guards: [dlock_core::Guard; 2]) {
     assert_eq!(memory.held(), 0);
 }
 
+fn pauses() -> String {
+    let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_secs(1));
+    format!("{:?}", [(); 8].map(|()| backoff.next_pause()))
+}
+
+fn pauses_of_a_child() -> String {
+    let (mut from_child, mut to_parent) = std::io::pipe().expect("a pipe");
+    match fork::fork().expect("a child") {
+        Fork::Child => std::process::exit(i32::from(write!(to_parent, "{}", pauses()).is_err())),
+        Fork::Parent(child) => {
+            drop(to_parent);
+            let mut told = String::new();
+            from_child.read_to_string(&mut told).expect("text");
+            let status = fork::waitpid(child).expect("it ends");
+            assert!(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child failed: {status}");
+            told
+        }
+    }
+}
+
+/// The workers of a server that forks before it serves would otherwise ask all at once, again and again.
+fn the_children_of_one_parent_do_not_pause_for_the_same_times() {
+    // If the thread had a source, its children would have copies of it from now on.
+    let before = pauses();
+    let mut all = [before, pauses_of_a_child(), pauses_of_a_child(), pauses()];
+    all.sort();
+    assert!(all.windows(2).all(|two| two[0] != two[1]), "{all:#?}");
+}
+
 fn main() {
+    the_children_of_one_parent_do_not_pause_for_the_same_times();
     let memory = Memory::new();
     let locks = Locks::builder(memory.clone()).with_lease(Duration::from_millis(300)).build().expect("locks");
     let parents = runtime();

@@ -41,7 +41,6 @@ pub struct Outcome {
 /// Carries out the run of a seed.
 #[must_use]
 pub fn run(seed: u64, with_story: bool) -> Outcome {
-    fastrand::seed(seed);
     SEED.set(seed);
     crate::exec::reset();
     DONE.set(false);
@@ -98,6 +97,7 @@ async fn direct(plan: Plan) {
                 .with_lease(Duration::from_millis(plan.lease))
                 .with_request_timeout(Duration::from_millis(plan.request_timeout))
                 .with_rechecks(plan.rechecks)
+                .with_seed(rng.u64(..))
                 .with_keeper_on(Arc::new(KeeperOf(process)));
             match builder.build() {
                 Ok(locks) => engines.push((process, engine, locks)),

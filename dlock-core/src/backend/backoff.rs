@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::backend::Entropy;
+
 /// Exponential back-off with full jitter: each pause is random between a little above zero and a limit that doubles.
 ///
 /// Full jitter spreads the waiters of many processes best (Brooker, *Exponential Backoff And Jitter*, 2015).
@@ -9,13 +11,23 @@ use std::time::Duration;
 pub struct Backoff {
     limit: Duration,
     to: Duration,
+    /// Made for the first pause, if none was given.
+    entropy: Option<Entropy>,
 }
 
 impl Backoff {
     /// Creates a back-off whose first pause is at most `from`, and which never exceeds `to`.
     #[must_use]
     pub fn new(from: Duration, to: Duration) -> Self {
-        Self { limit: from.min(to), to }
+        Self { limit: from.min(to), to, entropy: None }
+    }
+
+    /// Draws what is random in the pauses from there, such as [`ClaimRequest::entropy`](super::ClaimRequest::entropy).
+    /// Default: a source of its own.
+    #[must_use]
+    pub fn with_entropy(mut self, entropy: &Entropy) -> Self {
+        self.entropy = Some(entropy.clone());
+        self
     }
 
     /// After failures of the backend.
@@ -30,7 +42,8 @@ impl Backoff {
 
     /// Returns the next pause.
     pub fn next_pause(&mut self) -> Duration {
-        self.pause(fastrand::f64())
+        let fraction = self.entropy.get_or_insert_with(Entropy::new).fraction();
+        self.pause(fraction)
     }
 
     /// Returns what the next pause can be at the most.

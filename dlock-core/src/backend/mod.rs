@@ -38,6 +38,7 @@ mod answers;
 mod backoff;
 mod capabilities;
 pub(crate) mod dynamic;
+mod entropy;
 mod lock_id;
 pub mod notify;
 pub(crate) mod request_clock;
@@ -50,6 +51,7 @@ use std::time::{Duration, SystemTime};
 pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::capabilities::Capabilities;
+pub use self::entropy::Entropy;
 pub use self::lock_id::LockId;
 pub use self::request_clock::RequestClock;
 pub use self::signal::Signal;
@@ -245,6 +247,8 @@ pub struct ClaimRequest {
     pub waits: bool,
     /// Who we are, to be stored with the lock.
     pub identity: Arc<Identity>,
+    /// What is random in this claim's pauses and choices is drawn from here, so that a simulation repeats it.
+    pub entropy: Entropy,
     pub(crate) trace: Trace,
     pub(crate) votes: Votes,
 }
@@ -255,12 +259,13 @@ impl ClaimRequest {
         token: Token,
         options: &Options,
         identity: Arc<Identity>,
+        entropy: Entropy,
         votes: Votes,
     ) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks != Some(0), options.waits());
         let trace = Trace::current();
-        Self { key, token, lease, request_timeout, recheck, waits, identity, trace, votes }
+        Self { key, token, lease, request_timeout, recheck, waits, identity, entropy, trace, votes }
     }
 
     /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there

@@ -11,11 +11,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
 
-use crate::backend::Renewed;
 use crate::backend::dynamic::DynBackend;
+use crate::backend::{Entropy, Renewed};
 use crate::engine::Engine;
 use crate::engine::cleanup::give_up;
-use crate::engine::entropy::Entropy;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::{DueWork, HoldRegistry};
 use crate::engine::tasks::{Task, Tasks};

@@ -3,7 +3,6 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod cleanup;
-pub(crate) mod entropy;
 pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod pending;
@@ -23,9 +22,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Backoff, Capabilities, ClaimRequest};
+use crate::backend::{Backoff, Capabilities, ClaimRequest, Entropy};
 use crate::clock::Clock;
-use crate::engine::entropy::Entropy;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::wait_queue::WaitQueue;
@@ -169,6 +167,7 @@ impl Spec {
             engine.entropy.token()?,
             &self.options,
             Arc::clone(&engine.identity),
+            engine.entropy.clone(),
             engine.telemetry.votes(),
         );
         let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));

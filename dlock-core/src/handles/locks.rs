@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dynamic::{DynBackend, Erased};
-use crate::backend::{Backend, Capabilities};
+use crate::backend::{Backend, Capabilities, Entropy};
 use crate::backends::prefix::Prefixed;
 use crate::backends::quorum::{self, LendsBackend, Node};
-use crate::engine::entropy::Entropy;
 use crate::engine::scope::Scope;
 use crate::engine::tasks::{Spawn, Tasks};
 use crate::engine::{Engine, keeper, shutdown};
@@ -375,7 +374,8 @@ impl LocksBuilder {
         };
         let telemetry = Telemetry::new(name, name == quorum::NAME, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
-        let engine = keeper::start(backend, self.label, telemetry, tasks, Entropy::new(self.seed));
+        let entropy = self.seed.map_or_else(Entropy::new, Entropy::seeded);
+        let engine = keeper::start(backend, self.label, telemetry, tasks, entropy);
         Ok(Locks { engine, defaults: self.options })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::Entropy;
 use redis::Value;
 
 use super::connection::WireOptions;
@@ -24,6 +25,8 @@ pub(crate) struct Cluster {
     map: Mutex<Map>,
     /// Held by the one who is asking for the map.
     refreshing: tokio::sync::Mutex<()>,
+    /// Which servers are asked first.
+    entropy: Entropy,
 }
 
 #[derive(Default)]
@@ -51,7 +54,8 @@ type Range = (u16, u16, Endpoint);
 
 impl Cluster {
     pub(crate) fn new(seeds: Vec<Endpoint>, opener: Opener, options: WireOptions) -> Self {
-        Self { seeds, opener, options, map: Mutex::default(), refreshing: tokio::sync::Mutex::default() }
+        let refreshing = tokio::sync::Mutex::default();
+        Self { seeds, opener, options, map: Mutex::default(), refreshing, entropy: Entropy::new() }
     }
 
     fn map(&self) -> MutexGuard<'_, Map> {
@@ -111,7 +115,10 @@ impl Cluster {
             self.refresh(seen).await?;
         }
         let nodes: Vec<Endpoint> = self.map().nodes.keys().cloned().collect();
-        fastrand::choice(nodes).ok_or_else(|| Failure::unavailable("no server of the cluster is known"))
+        match nodes.len() {
+            0 => Err(Failure::unavailable("no server of the cluster is known")),
+            known => Ok(nodes[self.entropy.below(known)].clone()),
+        }
     }
 
     /// All masters that serve slots.
@@ -150,7 +157,7 @@ impl Cluster {
             }
             map.nodes.keys().chain(&self.seeds).cloned().collect()
         };
-        fastrand::shuffle(&mut sources);
+        self.entropy.shuffle(&mut sources);
         let mut last = Failure::unavailable("no server of the cluster is known");
         for source in sources {
             match self.read_from(&source).await {

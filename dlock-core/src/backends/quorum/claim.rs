@@ -15,7 +15,6 @@ use crate::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal,
 use crate::clock::Timestamp;
 use crate::error::Failure;
 use crate::keeper;
-use crate::token::Token;
 
 /// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after
 /// pauses that double.
@@ -53,7 +52,8 @@ impl QuorumClaim {
             sent: shared.clock.now(),
             length: request.lease,
             busy: Default::default(),
-            spread: Backoff::new(Duration::from_millis(2), Duration::from_millis(100)),
+            spread: Backoff::new(Duration::from_millis(2), Duration::from_millis(100))
+                .with_entropy(&request.entropy),
             shared,
             request,
             votes,
@@ -72,7 +72,7 @@ impl QuorumClaim {
     fn prepare(&mut self, place: usize) -> Result<bool, Failure> {
         let vote = &self.votes[place];
         if vote.is_done() {
-            let request = self.shared.node_request(&self.request, Token::random()?);
+            let request = self.shared.node_request(&self.request, self.request.entropy.token()?);
             let fresh = Vote::new(&vote.member, request, &self.council, self.shared.clock.clone());
             self.votes[place] = fresh;
             self.council.seat(&self.votes);
@@ -87,7 +87,7 @@ impl QuorumClaim {
 
     /// Has the vote of a node released in the background.
     fn clean_up(&self, place: usize, limit: Duration) -> Result<(), Failure> {
-        self.shared.withdrawals[place].clean_up(&self.votes[place], limit)
+        self.shared.withdrawals[place].clean_up(&self.votes[place], limit, &self.request.entropy)
     }
 
     /// Asks all nodes until it is clear whether a majority votes for us.

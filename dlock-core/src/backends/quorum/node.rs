@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Attempt, Backend, ClaimRequest};
+use crate::backend::{Attempt, Backend, ClaimRequest, Entropy};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Identity;
 use crate::keeper;
@@ -241,6 +241,7 @@ impl Member {
             recheck: false,
             waits: false,
             identity: Identity::of_this_process(Some("dlock quorum".into())),
+            entropy: Entropy::new(),
             trace: Trace::default(),
             votes: Votes::default(),
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::vote::Vote;
-use crate::backend::Backoff;
+use crate::backend::{Backoff, Entropy};
 use crate::clock::Timestamp;
 use crate::error::Failure;
 use crate::keeper;
@@ -50,14 +50,19 @@ impl Withdrawals {
 
     /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the
     /// lease ended it. Closes the vote first.
-    pub(super) fn clean_up(self: &Arc<Self>, vote: &Arc<Vote>, limit: Duration) -> Result<(), Failure> {
+    pub(super) fn clean_up(
+        self: &Arc<Self>,
+        vote: &Arc<Vote>,
+        limit: Duration,
+        entropy: &Entropy,
+    ) -> Result<(), Failure> {
         let Some(until) = vote.queue(limit) else { return Ok(()) };
         let runtime = keeper::runtime().inspect_err(|_| vote.unqueue())?;
         let too_many = {
             let mut queue = self.queue();
             queue.left.push_back(Left { vote: Arc::clone(vote), until, limit });
             if !std::mem::replace(&mut queue.is_served, true) {
-                runtime.spawn(Arc::clone(self).serve());
+                runtime.spawn(Arc::clone(self).serve(entropy.clone()));
             }
             if queue.left.len() > MOST { queue.left.pop_front() } else { None }
         };
@@ -75,8 +80,9 @@ impl Withdrawals {
         (some > 0).then(|| queue.left.drain(..some).collect())
     }
 
-    async fn serve(self: Arc<Self>) {
-        let pauses = || Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+    async fn serve(self: Arc<Self>, entropy: Entropy) {
+        let pauses =
+            || Backoff::new(Duration::from_millis(20), Duration::from_secs(1)).with_entropy(&entropy);
         let (mut most, mut backoff) = (AT_ONCE, pauses());
         while let Some(some) = self.next(most) {
             let asked = some.len();
