@@ -376,8 +376,13 @@ impl Claim for ZooKeeperClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        (self.entry, self.again) = (None, false);
+        let gone = self.entry.take().is_some_and(|entry| entry.is_gone());
+        self.again = false;
         let withdrawal = match &mut self.node {
+            Some(node) if gone => {
+                node.forget();
+                node.leave().await
+            }
             Some(node) => node.leave().await,
             None => Ok(Withdrawal::ABSENT),
         };

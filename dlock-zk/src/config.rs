@@ -16,7 +16,7 @@ use self::certificates::{Certificates, Tls};
 use self::url::Target;
 use crate::backend::{ZooKeeper, configure};
 use crate::names::Base;
-use crate::session::Refusal;
+use crate::session::{Driven, Refusal, open_driven};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -246,11 +246,11 @@ impl ZooKeeperBuilder {
 }
 
 impl Config {
-    /// Opens a session. Called on the runtime that is to drive it.
-    pub(crate) async fn open(&self) -> std::result::Result<Client, Refusal> {
+    /// Opens a session.
+    pub(crate) async fn open(&self) -> std::result::Result<Driven, Refusal> {
         let silence = self.session_timeout / SILENCE;
-        let mut client = self.open_with(silence).await?;
-        let granted = client.session_timeout();
+        let mut driven = self.open_with(silence).await?;
+        let granted = driven.client.session_timeout();
         if granted < self.tick * 2 {
             return Err(Refusal::Settings(format!(
                 "the servers grant a session timeout of {granted:?}, which is less than two ticks of {:?}: a leader could \
@@ -266,11 +266,11 @@ impl Config {
         }
         if granted / SILENCE > silence {
             // The server insists on a longer session: connections need not be given up as early as was asked for.
-            drop(client);
-            client = self.open_with(granted / SILENCE).await?;
+            drop(driven);
+            driven = self.open_with(granted / SILENCE).await?;
         }
-        self.find_chroot(&client).await?;
-        Ok(client)
+        self.find_chroot(&driven.client).await?;
+        Ok(driven)
     }
 
     async fn find_chroot(&self, client: &Client) -> std::result::Result<(), Refusal> {
@@ -296,12 +296,12 @@ impl Config {
 
     /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick
     /// those again and again.
-    async fn open_with(&self, silence: Duration) -> std::result::Result<Client, zookeeper::Error> {
+    async fn open_with(&self, silence: Duration) -> std::result::Result<Driven, zookeeper::Error> {
         let mut attempts = JoinSet::new();
         let mut begun = 0;
         loop {
             if begun < OPENINGS {
-                attempts.spawn(self.attempt(silence));
+                attempts.spawn(open_driven(self.attempt(silence)));
                 begun += 1;
             }
             let more = begun < OPENINGS;

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::names::{self, Position};
 use crate::queue::{Queue, Turn};
-use crate::session::{Answer, Session, make_directory, read};
+use crate::session::{Answer, Session, make_directory, read, together};
 
 type Created = (Result<(Stat, CreateSequence), Error>, Result<Vec<String>, Error>);
 
@@ -214,8 +214,13 @@ impl QueueNode {
     /// Sends the deletion of the node, ahead of whatever this session sends next.
     pub(crate) fn send_deletion(&mut self) {
         if let (Some(node), None) = (&self.node, &self.deletion) {
-            self.deletion = Some(self.session.requests.delete(&self.session.client, &node.path));
+            self.deletion = Some(self.session.requests.delete(&self.session, &node.path));
         }
+    }
+
+    /// Notes that the servers have nothing of it any more.
+    pub(crate) fn forget(&mut self) {
+        (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
     }
 
     /// Leaves the queue.
@@ -223,7 +228,7 @@ impl QueueNode {
         let mut withdrawal = Withdrawal::ABSENT;
         if self.session.ended().is_some() {
             // The servers take the nodes away.
-            (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
+            self.forget();
             self.turn.left();
             return Ok(withdrawal);
         }
@@ -289,16 +294,17 @@ fn send(
     data: String,
     with_directory: bool,
 ) -> Answer<Created> {
-    let client = session.client.clone();
+    let (client, driver) = (session.client.clone(), Arc::clone(&session.driver));
     let (directory, path) = (Arc::clone(directory), format!("{directory}/{prefix}"));
     let (acl, parent_acl) = (Arc::clone(&config.acl), Arc::clone(&config.parent_acl));
-    Box::pin(async move {
+    together(Box::pin(async move {
         let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
-        // What came of it shows in the answer to the next request.
-        let _made = with_directory.then(|| client.create(&directory, &[], &container));
         let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
-        let created = client.create(&path, data.as_bytes(), &options);
-        let listed = client.list_children(&directory);
+        let (_made, created, listed) = driver.send(|| {
+            // What came of it shows in the answer to the next request.
+            let made = with_directory.then(|| client.create(&directory, &[], &container));
+            (made, client.create(&path, data.as_bytes(), &options), client.list_children(&directory))
+        });
         (created.await, listed.await)
-    })
+    }))
 }

@@ -6,6 +6,7 @@
 
 mod attend;
 mod current;
+mod driver;
 mod proof;
 mod requests;
 
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use zookeeper::{Client, Error, SessionState};
 
 pub(crate) use self::current::{Refusal, Sessions};
+pub(crate) use self::driver::{Driven, Driver, open as open_driven, together};
 use self::proof::ProofNode;
 pub(crate) use self::proof::make_directory;
 pub(crate) use self::requests::Pass;
@@ -44,6 +46,7 @@ pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A session that was opened. It is closed when the last share of it is dropped.
 pub(crate) struct Session {
     pub(crate) client: Client,
+    pub(crate) driver: Arc<Driver>,
     /// What the server calls it.
     pub(crate) id: i64,
     pub(crate) clock: Clock,
@@ -97,12 +100,21 @@ struct KeptLock {
     proof: Timestamp,
     /// The connection was lost since.
     suspect: bool,
+    /// The server said that its node is gone.
+    gone: bool,
 }
 
 /// A lock's entry in its session's book; it is taken out when this is dropped.
 pub(crate) struct Entry {
     session: Arc<Session>,
     number: u64,
+}
+
+impl Entry {
+    /// Whether the servers certainly have nothing of the lock any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.session.kept().locks.get(&self.number).is_some_and(|lock| lock.gone)
+    }
 }
 
 impl Drop for Entry {
@@ -125,7 +137,8 @@ impl Drop for Waiting {
 impl Session {
     /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own
     /// runtime.
-    pub(crate) fn new(client: Client, opened: Timestamp, config: &Config) -> Arc<Self> {
+    pub(crate) fn new(driven: Driven, opened: Timestamp, config: &Config) -> Arc<Self> {
+        let Driven { client, driver } = driven;
         let (attended, over) = oneshot::channel();
         let wake = Arc::new(Notify::new());
         let id = client.session_id().0;
@@ -149,6 +162,7 @@ impl Session {
             wake: Arc::clone(&wake),
             _attended: attended,
             client,
+            driver,
         });
         let states = session.client.state_watcher();
         session.note(session.client.state());
@@ -264,7 +278,7 @@ impl Session {
 
     /// Deletes a node that may be there.
     pub(crate) async fn delete(&self, path: &Arc<str>, until: Instant) -> Result<(), Failure> {
-        match tokio::time::timeout_at(until, self.requests.delete(&self.client, path)).await {
+        match tokio::time::timeout_at(until, self.requests.delete(self, path)).await {
             Ok(Ok(()) | Err(Error::NoNode)) => Ok(()),
             Ok(Err(error)) => Err(of_write(error, path)),
             Err(_) => Err(Failure::unavailable(format!("no answer in time to the deletion of {path:?}"))),
@@ -305,6 +319,7 @@ impl Session {
             seen: now,
             proof,
             suspect: state == Connection::Down,
+            gone: false,
         };
         kept.locks.insert(number, lock);
         let wakes = self.look_by(&mut kept, WATCHED_AFTER);
@@ -385,6 +400,14 @@ impl Session {
         if let Some(signal) = signal {
             signal.release_requested();
         }
+    }
+
+    /// The node of a lock is gone.
+    fn lose_deleted(&self, number: u64) {
+        if let Some(lock) = self.kept().locks.get_mut(&number) {
+            lock.gone = true;
+        }
+        self.lose(number, "somebody deleted its node");
     }
 
     fn lose(&self, number: u64, cause: &'static str) {

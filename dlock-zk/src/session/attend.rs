@@ -127,7 +127,7 @@ impl Session {
                 Ok(stat) if stat.is_some_and(|stat| stat.czxid == lock.czxid) => {
                     self.prove(sent, losses, Some(number));
                 }
-                Ok(_) => self.lose(number, DELETED),
+                Ok(_) => self.lose_deleted(number),
                 Err(_) => return,
             }
         }
@@ -185,8 +185,6 @@ impl Session {
     }
 }
 
-const DELETED: &str = "somebody deleted its node";
-
 /// Follows the node of a lock, until it or the session is gone.
 async fn watch(session: Weak<Session>, number: u64, lock: KeptLock) {
     loop {
@@ -199,7 +197,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock) {
             Ok((Some(stat), watcher)) if stat.czxid == lock.czxid => watcher,
             Ok(_) => {
                 if let Some(session) = session.upgrade() {
-                    session.lose(number, DELETED);
+                    session.lose_deleted(number);
                 }
                 return;
             }
@@ -216,7 +214,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock) {
         let event = watcher.changed().await;
         let Some(session) = session.upgrade() else { return };
         match event.event_type {
-            EventType::NodeDeleted => return session.lose(number, DELETED),
+            EventType::NodeDeleted => return session.lose_deleted(number),
             EventType::NodeDataChanged => {
                 let asked = session.client.get_data(&lock.path).await.is_ok_and(|(data, _)| data == REVOKE);
                 if asked {

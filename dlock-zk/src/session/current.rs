@@ -108,7 +108,7 @@ impl Sessions {
         keeper::runtime()?.spawn(async move {
             let sent = Clock::system().now();
             let opened = sessions.config.open().await;
-            let opened = opened.map(|client| Session::new(client, sent, &sessions.config));
+            let opened = opened.map(|driven| Session::new(driven, sent, &sessions.config));
             let mut slot = sessions.slot();
             if !matches!(*slot, Slot::Closed) {
                 *slot = match &opened {

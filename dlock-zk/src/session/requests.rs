@@ -11,7 +11,7 @@ use dlock_core::keeper;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zookeeper::{Client, Error};
 
-use super::Answer;
+use super::{Answer, Session, together};
 use crate::queue::lock;
 
 /// How many claims may have requests under way, each a creation and a listing or the looks of one who waits.
@@ -33,15 +33,16 @@ impl Requests {
     }
 
     /// Deletes a node, ahead of whatever is not under way yet. Sent at once unless very many are.
-    pub(crate) fn delete(&self, client: &Client, path: &Arc<str>) -> Answer<Result<(), Error>> {
+    pub(crate) fn delete(&self, session: &Session, path: &Arc<str>) -> Answer<Result<(), Error>> {
+        let Session { client, driver, .. } = session;
         match self.deletions.try_enter() {
             Some(pass) => {
-                let deletion = client.delete(path, None);
-                Box::pin(async move {
+                let deletion = driver.send(|| client.delete(path, None));
+                together(Box::pin(async move {
                     let deleted = deletion.await;
                     drop(pass);
                     deleted
-                })
+                }))
             }
             None => {
                 let (client, path, gate) = (client.clone(), Arc::clone(path), Arc::clone(&self.deletions));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock_core::ErrorKind;
 use dlock_rig::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
 
-use crate::support::{error_of, fence, locks, places, soon, until, wait_for};
+use crate::support::{LONG, Proxied, error_of, fence, locks, places, soon, until, wait_for};
 
 /// Long enough that a quarter of it is not the machine's noise.
 const SESSION: Duration = Duration::from_secs(20);
@@ -94,4 +94,18 @@ async fn a_waiter_takes_over_from_a_holder_whose_node_was_deleted_with_a_higher_
     drop(guard.release().await);
     next.check().unwrap();
     next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_whose_node_is_known_to_be_gone_is_released_without_a_request() {
+    let on = Proxied::start();
+    let locks = on.locks(LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    until("the watch", || on.server.admin().watches() > 0).await;
+    let place = places(on.server.admin(), "room").remove(0);
+    on.server.admin().delete(&format!("/dlock/room/{place}"));
+    soon("the loss", guard.lost()).await;
+    // As when the connection of a session that has ended is closed after its nodes have gone.
+    on.proxy.black_hole();
+    error_of(soon("the answer", guard.release()).await, ErrorKind::NotHeld);
 }

@@ -48,6 +48,34 @@ fn a_runtime_that_is_blocked_for_three_sessions_keeps_its_locks() {
 }
 
 #[test]
+fn a_release_is_carried_out_although_its_runtime_is_blocked_from_then_on() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (runtime, _locks, guard) = on_a_runtime(&server, LONG);
+    let mut release = Box::pin(guard.release());
+    {
+        let _runtime = runtime.enter();
+        // As by a task that computes for long after another has sent something.
+        assert!(
+            release.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_pending()
+        );
+    }
+    let blocked = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    blocked.block_on(async {
+        let locks = locks(&server, LONG).await;
+        let guard = locks.lock("hall").acquire().await.unwrap();
+        let mut release = Box::pin(guard.release());
+        let polled = std::future::poll_fn(|context| std::task::Poll::Ready(release.as_mut().poll(context)));
+        assert!(polled.await.is_pending());
+        while !places(server.admin(), "hall").is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        release.await.unwrap();
+    });
+    wait_until("the release", || places(server.admin(), "room").is_empty());
+    runtime.block_on(release).unwrap();
+}
+
+#[test]
 fn a_client_serves_one_runtime_after_the_other() {
     let server = ZooKeeperServer::start().unwrap();
     let (first, locks, guard) = on_a_runtime(&server, LONG);

@@ -1,0 +1,290 @@
+//! What drives a session: a thread of its own, and for their own requests those who send them.
+//!
+//! The client library has tasks for whoever spawns them, and a reactor for whoever waits for input in it. A thread that
+//! does both spares every answer a wake-up from one thread to another. What is sent needs that thread neither: the
+//! sender's runtime writes it as soon as its ready tasks have run, all in one go. The thread makes up for a runtime that
+//! is held up meanwhile.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use async_io::Timer;
+use dlock_core::backend::tell;
+use spawns_core::{Spawn, Task};
+use tokio::runtime::{self, Handle};
+use tokio::sync::oneshot;
+use zookeeper::{Client, Error};
+
+use super::Answer;
+use crate::queue::lock;
+
+/// While there is something to do, the thread looks this often whether a runtime is held up.
+const LOOK: Duration = Duration::from_millis(10);
+
+thread_local! {
+    /// Who sends on this thread polls the session afterwards.
+    static SENDING: Cell<bool> = const { Cell::new(false) };
+    /// Whom this thread wakes when it has polled the session.
+    static ANSWERED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+}
+
+type Tasks = Vec<Pin<Box<dyn Future<Output = ()> + Send>>>;
+
+/// The tasks of a session.
+pub(crate) struct Driver {
+    tasks: Mutex<Tasks>,
+    spawned: Mutex<Tasks>,
+    /// Whoever polls them has to do it again.
+    again: AtomicBool,
+    wakes: Arc<Wakes>,
+    /// The same, for the tasks.
+    waker: Waker,
+    /// The thread looks again within [`LOOK`].
+    looks: AtomicBool,
+    /// The runtime that is about to poll the session.
+    sender: Mutex<Option<runtime::Id>>,
+}
+
+/// Wakes the thread when the session is woken, unless whoever wakes it is about to poll it.
+#[derive(Default)]
+struct Wakes {
+    thread: OnceLock<Waker>,
+}
+
+impl Wakes {
+    fn thread(&self) {
+        // Without one it has not polled yet.
+        if let Some(thread) = self.thread.get() {
+            thread.wake_by_ref();
+        }
+    }
+}
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !SENDING.get() {
+            self.thread();
+        }
+    }
+}
+
+/// Wakes who waits for an answer: not before the session was polled to its end, which whoever is woken may want to poll
+/// too.
+struct Answered(Waker);
+
+impl Wake for Answered {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let later = ANSWERED.with_borrow_mut(|answered| {
+            let answered = answered.as_mut();
+            answered.map(|answered| answered.push(self.0.clone())).is_some()
+        });
+        if !later {
+            self.0.wake_by_ref();
+        }
+    }
+}
+
+/// An answer whose waiters are woken when all have come that came together.
+pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
+    let mut waker: Option<(Waker, Waker)> = None;
+    Box::pin(std::future::poll_fn(move |context| {
+        let (_, ours) = match &mut waker {
+            Some(waker) if waker.0.will_wake(context.waker()) => waker,
+            waker => {
+                let theirs = context.waker().clone();
+                waker.insert((theirs.clone(), Waker::from(Arc::new(Answered(theirs)))))
+            }
+        };
+        answer.as_mut().poll(&mut Context::from_waker(ours))
+    }))
+}
+
+impl Spawn for Driver {
+    fn spawn(&self, task: Task) {
+        lock(&self.spawned).push(Box::into_pin(task.future));
+    }
+}
+
+impl Driver {
+    fn new() -> Arc<Self> {
+        let wakes = Arc::<Wakes>::default();
+        Arc::new(Self {
+            tasks: Mutex::default(),
+            spawned: Mutex::default(),
+            again: AtomicBool::new(false),
+            waker: Waker::from(Arc::clone(&wakes)),
+            wakes,
+            looks: AtomicBool::new(false),
+            sender: Mutex::default(),
+        })
+    }
+
+    /// Sends what `requests` asks of the client, and nothing else does, without waking the session's thread.
+    pub(crate) fn send<T>(self: &Arc<Self>, requests: impl FnOnce() -> T) -> T {
+        struct Reset;
+        impl Drop for Reset {
+            fn drop(&mut self) {
+                SENDING.set(false);
+            }
+        }
+        let answers = {
+            SENDING.set(true);
+            let _reset = Reset;
+            requests()
+        };
+        match Handle::try_current() {
+            // It is not certain that this runtime runs.
+            Ok(_) if tokio::task::try_id().is_none() => self.poll_for_thread(),
+            // Nobody would notice if this runtime was held up.
+            Ok(_) if !self.looks.load(Ordering::SeqCst) => self.poll_for_thread(),
+            Ok(runtime) => self.poll_on(&runtime),
+            Err(_) => self.wakes.thread(),
+        }
+        answers
+    }
+
+    /// Has the session polled by this runtime, after what else is ready there.
+    fn poll_on(self: &Arc<Self>, runtime: &Handle) {
+        let mut sender = lock(&self.sender);
+        match &*sender {
+            Some(id) if *id == runtime.id() => {}
+            Some(_) => self.wakes.thread(),
+            None => {
+                *sender = Some(runtime.id());
+                drop(sender);
+                let turn = Turn(Arc::clone(self));
+                runtime.spawn(async move { drop(turn) });
+            }
+        }
+    }
+
+    /// Polls the session, and lets its thread end when that has.
+    fn poll_for_thread(&self) {
+        if self.poll() {
+            self.wakes.thread();
+        }
+    }
+
+    /// Polls the session, or has it polled again by whoever does so already. Whether it has ended.
+    fn poll(&self) -> bool {
+        loop {
+            let Some(mut tasks) = self.try_lock() else {
+                self.again.store(true, Ordering::SeqCst);
+                // Who had the lock may have looked before that.
+                if self.try_lock().is_none() {
+                    return false;
+                }
+                continue;
+            };
+            self.again.store(false, Ordering::SeqCst);
+            ANSWERED.set(Some(Vec::new()));
+            let ended = self.poll_tasks(&mut tasks);
+            drop(tasks);
+            for waiter in ANSWERED.take().into_iter().flatten() {
+                tell(|| waiter.wake());
+            }
+            if !self.again.load(Ordering::SeqCst) {
+                return ended;
+            }
+        }
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Tasks>> {
+        match self.tasks.try_lock() {
+            Ok(tasks) => Some(tasks),
+            Err(TryLockError::Poisoned(tasks)) => Some(tasks.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Polls every task; whether all have ended. One that panics takes the others along: the session is of no use any
+    /// more.
+    fn poll_tasks(&self, tasks: &mut Tasks) -> bool {
+        tasks.append(&mut lock(&self.spawned));
+        let mut context = Context::from_waker(&self.waker);
+        let polled = || tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
+        if catch_unwind(AssertUnwindSafe(polled)).is_err() {
+            tasks.clear();
+        }
+        tasks.is_empty()
+    }
+
+    /// Polls the session whenever it is woken, until it has ended.
+    async fn run(&self) {
+        let mut timer = Timer::never();
+        std::future::poll_fn(|thread| {
+            self.wakes.thread.get_or_init(|| thread.waker().clone());
+            let looked = Pin::new(&mut timer).poll(thread).is_ready();
+            // Who sends what this poll misses sees this.
+            self.looks.store(!looked, Ordering::SeqCst);
+            if looked {
+                timer = Timer::never();
+            } else if !timer.will_fire() {
+                timer.set_after(LOOK);
+                // Has it wake this thread.
+                let _ = Pin::new(&mut timer).poll(thread);
+            }
+            if self.poll() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+/// The turn of a runtime to poll a session. One that ends before lets the session be polled as well.
+struct Turn(Arc<Driver>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *lock(&self.0.sender) = None;
+        self.0.poll_for_thread();
+    }
+}
+
+/// A client, and what drives it.
+#[derive(Clone)]
+pub(crate) struct Driven {
+    pub(crate) client: Client,
+    pub(crate) driver: Arc<Driver>,
+}
+
+/// Opens a session on a thread of its own, which drives it until it has ended.
+///
+/// # Cancel safety
+///
+/// Cancel-safe: a session that nobody waits for is closed, or not opened.
+pub(crate) async fn open(
+    connect: impl Future<Output = Result<Client, Error>> + Send + 'static,
+) -> Result<Driven, Error> {
+    let (mut tell, opened) = oneshot::channel();
+    let drive = move || {
+        let driver = Driver::new();
+        let _spawns_here = spawns_core::enter(&*driver);
+        async_io::block_on(async {
+            let opened = tokio::select! {
+                opened = connect => opened,
+                () = tell.closed() => return,
+            };
+            // One that nobody takes is closed by being dropped.
+            drop(tell.send(opened.map(|client| Driven { client, driver: Arc::clone(&driver) })));
+            driver.run().await;
+        });
+    };
+    let failed = |what: String| Err(Error::UnexpectedError(what));
+    match std::thread::Builder::new().name("dlock-zk".to_owned()).spawn(drive) {
+        Ok(_) => opened.await.unwrap_or_else(|_| failed("the session's thread has ended".to_owned())),
+        Err(error) => failed(format!("no thread for the session could be started: {error}")),
+    }
+}
