@@ -3,7 +3,7 @@
 //! A server is stopped by the process id it was started with, also when the test panics, and also when the whole test
 //! process is killed. A program that is missing is an error that names the command to install it, never a skipped test.
 //!
-//! [`Process`] and [`Ports`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
+//! [`Process`], [`Ports`] and [`Running`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
 
 mod account;
 mod clock;
@@ -13,6 +13,7 @@ mod ports;
 pub mod postgres;
 mod process;
 pub mod redis;
+mod running;
 mod tls;
 pub mod zookeeper;
 
@@ -20,4 +21,5 @@ pub use clock::SteppedClock;
 pub use error::ServerError;
 pub use ports::Ports;
 pub use process::{Process, Program};
+pub use running::Running;
 pub use tls::Certificates;

@@ -11,16 +11,14 @@
 //! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
-use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use super::account::{self, Account};
-use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
+use super::running::{Running, is_running};
+use super::{Ports, Process, Program, ServerError, SteppedClock, tls};
 
 const PACKAGE: &str = "mariadb-server";
 const CLIENT: Program = Program { name: "mariadb", package: "mariadb-client" };
@@ -61,17 +59,13 @@ pub struct MysqlOptions {
 
 /// One MariaDB server. Dropping it ends it at once.
 pub struct MysqlServer {
-    process: Process,
-    port: u16,
+    running: Running,
     options: MysqlOptions,
     account: Account,
-    clock: Option<SteppedClock>,
-    certificates: Option<Certificates>,
-    directory: TempDir,
 }
 
 impl MysqlOptions {
-    /// Reads a wall clock that the test can step, see [`MysqlServer::clock`].
+    /// Reads a wall clock that the test can step, see [`Running::clock`].
     #[must_use]
     pub fn stepped_clock(mut self) -> Self {
         self.stepped_clock = true;
@@ -106,10 +100,9 @@ impl MysqlOptions {
         let clock =
             if self.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
         let certificates = if self.tls { Some(account.certificates(directory.path())?) } else { None };
-        let port = Ports::free();
-        let process = self.spawn(&account, port, directory.path(), clock.as_ref())?;
-        let mut server =
-            MysqlServer { process, port, options: self, account, clock, certificates, directory };
+        let spawn = |port, directory: &Path, clock: Option<&_>| self.spawn(&account, port, directory, clock);
+        let running = Running::start(directory, Ports::free(), clock, certificates, spawn)?;
+        let mut server = MysqlServer { running, options: self, account };
         server.wait_until_ready(START)?;
         Ok(server)
     }
@@ -169,15 +162,10 @@ impl MysqlServer {
     ///
     /// When it ends, or does not answer within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
-        let port = self.port;
-        self.process
+        let port = self.port();
+        self.running
+            .process
             .wait_until_ready(limit, || client(port, "SELECT 1").map(drop).map_err(|error| error.to_string()))
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// `mysql://` of the administrator.
@@ -198,7 +186,7 @@ impl MysqlServer {
         let authority = self.certificates().authority().display();
         format!(
             "mysql://{ADMIN}@localhost:{}/{DATABASE}?ssl-mode=verify_identity&ssl-ca={authority}",
-            self.port
+            self.port()
         )
     }
 
@@ -211,33 +199,7 @@ impl MysqlServer {
     /// The path of its unix socket.
     #[must_use]
     pub fn unix_socket(&self) -> PathBuf {
-        self.directory.path().join("mysql.sock")
-    }
-
-    /// What the server proves itself with, with [`MysqlOptions::tls`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn certificates(&self) -> &Certificates {
-        self.certificates.as_ref().expect("started with `tls`")
-    }
-
-    /// The clock that the server reads, with [`MysqlOptions::stepped_clock`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn clock(&self) -> &SteppedClock {
-        self.clock.as_ref().expect("started with `stepped_clock`")
-    }
-
-    /// What it has logged so far.
-    #[must_use]
-    pub fn output(&self) -> String {
-        self.process.output()
+        self.directory().join("mysql.sock")
     }
 
     /// Runs statements as the administrator; their rows, a line each, columns divided by tabs.
@@ -256,7 +218,7 @@ impl MysqlServer {
     ///
     /// When one fails.
     pub fn try_query(&self, statements: &str) -> Result<String, ServerError> {
-        client(self.port, statements)
+        client(self.port(), statements)
     }
 
     /// Ends all connections but the administrator's own, and says how many.
@@ -271,48 +233,19 @@ impl MysqlServer {
         self.query(others).lines().filter(|id| self.try_query(&format!("KILL {id}")).is_ok()).count()
     }
 
-    /// Freezes it: connections stay open, and nothing is answered until [`resume`](Self::resume).
-    pub fn pause(&self) {
-        self.process.pause();
-    }
-
-    /// Thaws it. What was sent to it meanwhile is carried out now.
-    pub fn resume(&self) {
-        self.process.resume();
-    }
-
-    /// Whether it runs, and is not frozen.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.process.is_running()
-    }
-
-    /// Kills it as a crash would.
-    pub fn kill(&mut self) {
-        self.process.kill();
-    }
-
     /// Kills it and starts it again on the same port, with what it has on disk, and waits until it answers.
     ///
     /// # Errors
     ///
     /// When it does not start.
     pub fn restart(&mut self) -> Result<(), ServerError> {
-        self.kill();
-        self.process =
-            self.options.spawn(&self.account, self.port, self.directory.path(), self.clock.as_ref())?;
+        let Self { running, options, account } = self;
+        running.start_again(|port, directory, clock| options.spawn(account, port, directory, clock))?;
         self.wait_until_ready(START)
     }
 }
 
-impl fmt::Debug for MysqlServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MysqlServer")
-            .field("port", &self.port)
-            .field("pid", &self.process.pid())
-            .finish_non_exhaustive()
-    }
-}
+is_running!(MysqlServer);
 
 /// MySQL's server, if it is to be tested.
 fn mysqld() -> Option<&'static str> {

@@ -10,8 +10,7 @@
 //! # Ok::<(), dlock_rig::servers::ServerError>(())
 //! ```
 
-use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::account::{self, Account};
+use super::running::{Running, is_running};
 use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
 
 const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
@@ -49,17 +49,13 @@ pub struct PostgresOptions {
 
 /// One PostgreSQL server. Dropping it ends it at once.
 pub struct PostgresServer {
-    process: Process,
-    port: u16,
+    running: Running,
     options: PostgresOptions,
     account: Account,
-    clock: Option<SteppedClock>,
-    certificates: Option<Certificates>,
-    directory: TempDir,
 }
 
 impl PostgresOptions {
-    /// Reads a wall clock that the test can step, see [`PostgresServer::clock`].
+    /// Reads a wall clock that the test can step, see [`Running::clock`].
     #[must_use]
     pub fn stepped_clock(mut self) -> Self {
         self.stepped_clock = true;
@@ -92,12 +88,7 @@ impl PostgresOptions {
         let clock =
             if self.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
         let certificates = if self.tls { Some(account.certificates(directory.path())?) } else { None };
-        let port = Ports::free();
-        let process = self.spawn(&account, port, directory.path(), clock.as_ref())?;
-        let mut server =
-            PostgresServer { process, port, options: self, account, clock, certificates, directory };
-        server.wait_until_ready(START)?;
-        Ok(server)
+        PostgresServer::start_in(directory, self, account, clock, certificates)
     }
 
     fn spawn(
@@ -154,7 +145,8 @@ impl PostgresServer {
     /// When it ends, or does not answer within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
         let url = self.url();
-        self.process
+        self.running
+            .process
             .wait_until_ready(limit, || psql(&url, "SELECT 1").map(drop).map_err(|error| error.to_string()))
     }
 
@@ -169,13 +161,22 @@ impl PostgresServer {
         let (data, url) = (directory.path().join("data").display().to_string(), self.url());
         let copy = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D", &*data, "-d", &*url];
         account.run(program("pg_basebackup")?, copy)?;
-        let (port, options) = (
-            Ports::free(),
-            PostgresOptions { settings: self.options.settings.clone(), ..PostgresOptions::default() },
-        );
-        let process = options.spawn(&account, port, directory.path(), None)?;
-        let (clock, certificates) = (None, None);
-        let mut server = Self { process, port, options, account, clock, certificates, directory };
+        let options =
+            PostgresOptions { settings: self.options.settings.clone(), ..PostgresOptions::default() };
+        Self::start_in(directory, options, account, None, None)
+    }
+
+    fn start_in(
+        directory: TempDir,
+        options: PostgresOptions,
+        account: Account,
+        clock: Option<SteppedClock>,
+        certificates: Option<Certificates>,
+    ) -> Result<Self, ServerError> {
+        let spawn =
+            |port, directory: &Path, clock: Option<&_>| options.spawn(&account, port, directory, clock);
+        let running = Running::start(directory, Ports::free(), clock, certificates, spawn)?;
+        let mut server = Self { running, options, account };
         server.wait_until_ready(START)?;
         Ok(server)
     }
@@ -187,12 +188,6 @@ impl PostgresServer {
     /// When it does not become one.
     pub fn promote(&self) {
         assert_eq!(self.query("SELECT pg_promote(true, 30)"), "t", "it was promoted");
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// `postgres://` of the administrator.
@@ -215,7 +210,7 @@ impl PostgresServer {
         let authority = self.certificates().authority().display();
         format!(
             "postgres://{ADMIN}@localhost:{}/{ADMIN}?sslmode=verify-full&sslrootcert={authority}",
-            self.port
+            self.port()
         )
     }
 
@@ -228,33 +223,7 @@ impl PostgresServer {
     /// The directory of its unix socket.
     #[must_use]
     pub fn unix_socket_directory(&self) -> PathBuf {
-        self.directory.path().to_owned()
-    }
-
-    /// What the server proves itself with, with [`PostgresOptions::tls`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn certificates(&self) -> &Certificates {
-        self.certificates.as_ref().expect("started with `tls`")
-    }
-
-    /// The clock that the server reads, with [`PostgresOptions::stepped_clock`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn clock(&self) -> &SteppedClock {
-        self.clock.as_ref().expect("started with `stepped_clock`")
-    }
-
-    /// What it has logged so far.
-    #[must_use]
-    pub fn output(&self) -> String {
-        self.process.output()
+        self.directory().to_owned()
     }
 
     /// Runs statements as the administrator; the rows of the last one, a line each, columns divided by `|`.
@@ -291,14 +260,14 @@ impl PostgresServer {
     /// [`resume`](Self::resume).
     pub fn pause(&self) {
         // First the one that would start new ones.
-        self.process.pause();
+        self.running.pause();
         self.signal_children(Signal::STOP);
     }
 
     /// Thaws it. What was sent to it meanwhile is carried out now.
     pub fn resume(&self) {
         self.signal_children(Signal::CONT);
-        self.process.resume();
+        self.running.resume();
     }
 
     fn signal_children(&self, signal: Signal) {
@@ -309,21 +278,15 @@ impl PostgresServer {
     }
 
     fn children(&self) -> Vec<Pid> {
-        let pid = self.process.pid();
+        let pid = self.running.process.pid();
         let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
-    }
-
-    /// Whether it runs, and is not frozen.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.process.is_running()
     }
 
     /// Kills it with all its processes, as a crash would.
     pub fn kill(&mut self) {
         let children = self.children();
-        self.process.kill();
+        self.running.kill();
         for pid in children {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -338,8 +301,8 @@ impl PostgresServer {
         self.kill();
         let mut tries = 100;
         loop {
-            self.process =
-                self.options.spawn(&self.account, self.port, self.directory.path(), self.clock.as_ref())?;
+            let Self { running, options, account } = self;
+            running.start_again(|port, directory, clock| options.spawn(account, port, directory, clock))?;
             match self.wait_until_ready(START) {
                 // The last of its processes needs a moment to end.
                 Err(error) if tries > 0 && error.to_string().contains("in use") => {
@@ -354,23 +317,16 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        if self.process.is_running() {
+        if self.running.process.is_running() {
             // In an orderly way, since a crash leaves a piece of shared memory behind.
-            self.process.quit(Duration::from_secs(5));
+            self.running.process.quit(Duration::from_secs(5));
         } else {
             self.kill();
         }
     }
 }
 
-impl fmt::Debug for PostgresServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresServer")
-            .field("port", &self.port)
-            .field("pid", &self.process.pid())
-            .finish_non_exhaustive()
-    }
-}
+is_running!(PostgresServer);
 
 /// A program of the server, which Debian keeps out of `PATH`.
 fn program(name: &'static str) -> Result<Program, ServerError> {

@@ -16,14 +16,13 @@ mod pair;
 mod sentinel;
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
-use tempfile::TempDir;
 
+use super::running::{Running, is_running};
 use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock};
 
 pub use cluster::RedisCluster;
@@ -41,13 +40,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// One Redis server.
 pub struct RedisServer {
-    process: Process,
-    port: u16,
+    running: Running,
     tls_port: Option<u16>,
     options: RedisOptions,
-    clock: Option<SteppedClock>,
-    certificates: Option<Certificates>,
-    directory: TempDir,
 }
 
 impl RedisServer {
@@ -89,8 +84,10 @@ impl RedisServer {
         let port = options.port.unwrap_or_else(Ports::free);
         let tls_port = options.tls.then(Ports::free);
         options.write_users(directory.path())?;
-        let process = spawn(&options, port, tls_port, directory.path(), clock.as_ref())?;
-        let mut server = Self { process, port, tls_port, options, clock, certificates, directory };
+        let spawn =
+            |port, directory: &Path, clock: Option<&_>| spawn(&options, port, tls_port, directory, clock);
+        let running = Running::start(directory, port, clock, certificates, spawn)?;
+        let mut server = Self { running, tls_port, options };
         server.wait_until_ready(START)?;
         Ok(server)
     }
@@ -102,7 +99,7 @@ impl RedisServer {
     /// When it ends, or does not answer within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
         let client = self.client();
-        self.process.wait_until_ready(limit, || {
+        self.running.process.wait_until_ready(limit, || {
             let ping = || -> RedisResult<String> {
                 let mut connection = client.get_connection_with_timeout(ANSWER)?;
                 connection.set_read_timeout(Some(ANSWER))?;
@@ -110,18 +107,6 @@ impl RedisServer {
             };
             ping().map(drop).map_err(|error| error.to_string())
         })
-    }
-
-    /// Where it listens, without TLS.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// Where it listens, without TLS.
-    #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
     }
 
     /// `redis://` with the password, if it has one.
@@ -155,57 +140,10 @@ impl RedisServer {
         format!("rediss://localhost:{}", self.tls_port.expect("started with `tls`"))
     }
 
-    /// What the server proves itself with, with [`RedisOptions::tls`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn certificates(&self) -> &Certificates {
-        self.certificates.as_ref().expect("started with `tls`")
-    }
-
     /// The path of its unix socket.
     #[must_use]
     pub fn unix_socket(&self) -> PathBuf {
-        self.directory.path().join(options::UNIX_SOCKET)
-    }
-
-    /// The clock that the server reads, with [`RedisOptions::stepped_clock`].
-    ///
-    /// # Panics
-    ///
-    /// Without that option.
-    #[must_use]
-    pub fn clock(&self) -> &SteppedClock {
-        self.clock.as_ref().expect("started with `stepped_clock`")
-    }
-
-    /// What it has logged so far.
-    #[must_use]
-    pub fn output(&self) -> String {
-        self.process.output()
-    }
-
-    /// Freezes it: its connections stay open, and nothing is answered until [`resume`](Self::resume).
-    pub fn pause(&self) {
-        self.process.pause();
-    }
-
-    /// Thaws it. What was sent to it meanwhile is carried out now.
-    pub fn resume(&self) {
-        self.process.resume();
-    }
-
-    /// Whether it runs, and is not frozen.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.process.is_running()
-    }
-
-    /// Kills it as a crash would.
-    pub fn kill(&mut self) {
-        self.process.kill();
+        self.directory().join(options::UNIX_SOCKET)
     }
 
     /// Kills it and starts it again on the same port, with what it has on disk, and waits until it answers.
@@ -224,10 +162,8 @@ impl RedisServer {
     ///
     /// When it does not start.
     pub fn restart_at_once(&mut self) -> Result<(), ServerError> {
-        self.process.kill();
-        self.process =
-            spawn(&self.options, self.port, self.tls_port, self.directory.path(), self.clock.as_ref())?;
-        Ok(())
+        let Self { running, options, tls_port } = self;
+        running.start_again(|port, directory, clock| spawn(options, port, *tls_port, directory, clock))
     }
 
     fn client(&self) -> Client {
@@ -235,7 +171,7 @@ impl RedisServer {
         if let Some(password) = &self.options.password {
             settings = settings.set_password(password);
         }
-        let address = ("127.0.0.1", self.port).into_connection_info().expect("an address");
+        let address = ("127.0.0.1", self.port()).into_connection_info().expect("an address");
         Client::open(address.set_redis_settings(settings)).expect("an address")
     }
 
@@ -247,7 +183,7 @@ impl RedisServer {
     #[must_use]
     pub fn admin(&self) -> Connection {
         self.try_admin()
-            .unwrap_or_else(|error| panic!("redis-server at {}: {error}\n{}", self.port, self.output()))
+            .unwrap_or_else(|error| panic!("redis-server at {}: {error}\n{}", self.port(), self.output()))
     }
 
     fn try_admin(&self) -> RedisResult<Connection> {
@@ -373,14 +309,7 @@ impl RedisServer {
     }
 }
 
-impl fmt::Debug for RedisServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisServer")
-            .field("port", &self.port)
-            .field("pid", &self.process.pid())
-            .finish_non_exhaustive()
-    }
-}
+is_running!(RedisServer);
 
 fn spawn(
     options: &RedisOptions,

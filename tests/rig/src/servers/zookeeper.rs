@@ -15,13 +15,11 @@ mod ensemble;
 mod options;
 mod session;
 
-use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use super::Certificates;
+use super::running::{Running, is_running};
 use super::{Ports, Process, Program, ServerError};
 
 pub use admin::{Administrator, Node, NodeKind};
@@ -38,11 +36,9 @@ const EARLY_ANSWER: Duration = Duration::from_millis(250);
 
 /// One ZooKeeper server.
 pub struct ZooKeeperServer {
-    process: Process,
-    port: u16,
+    running: Running,
+    tls_port: Option<u16>,
     options: ZooKeeperOptions,
-    secured: Option<(u16, Certificates)>,
-    directory: TempDir,
 }
 
 impl ZooKeeperServer {
@@ -81,15 +77,16 @@ impl ZooKeeperServer {
         let directory =
             tempfile::tempdir().map_err(|error| ServerError::because("a directory for ZooKeeper", &error))?;
         let port = options.port.unwrap_or_else(Ports::free);
-        let (options, secured) = if options.tls {
+        let (options, tls_port, certificates) = if options.tls {
             let (port, certificates) = (Ports::free(), Certificates::in_directory(directory.path())?);
-            (options.secured(port, directory.path())?, Some((port, certificates)))
+            (options.secured(port, directory.path())?, Some(port), Some(certificates))
         } else {
-            (options, None)
+            (options, None, None)
         };
         options.write(port, directory.path())?;
-        let process = spawn(&options, &directory)?;
-        Ok(Self { process, port, options, secured, directory })
+        let spawn = |_, directory: &Path, _: Option<&_>| spawn(&options, directory);
+        let running = Running::start(directory, port, None, certificates, spawn)?;
+        Ok(Self { running, tls_port, options })
     }
 
     /// Waits until the server serves; in an ensemble, until it follows or leads.
@@ -99,7 +96,7 @@ impl ZooKeeperServer {
     /// When it ends, or does not serve within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
         let admin = Administrator::of(self.address());
-        self.process.wait_until_ready(limit, || {
+        self.running.process.wait_until_ready(limit, || {
             let word = |word| admin.word_within(EARLY_ANSWER, word).map_err(|error| error.to_string());
             let state = word("srvr")?;
             if !state.contains("Mode:") {
@@ -107,12 +104,6 @@ impl ZooKeeperServer {
             }
             admin.try_children("/").map(drop).map_err(|error| error.to_string())
         })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// `zk://` of its address.
@@ -128,19 +119,7 @@ impl ZooKeeperServer {
     /// When the server was started without it.
     #[must_use]
     pub fn tls_url(&self) -> String {
-        let (port, _) = self.secured.as_ref().expect("started with `tls`");
-        format!("zk+tls://localhost:{port}")
-    }
-
-    /// What the server proves itself with, with [`ZooKeeperOptions::tls`].
-    ///
-    /// # Panics
-    ///
-    /// When the server was started without it.
-    #[must_use]
-    pub fn certificates(&self) -> &Certificates {
-        let (_, certificates) = self.secured.as_ref().expect("started with `tls`");
-        certificates
+        format!("zk+tls://localhost:{}", self.tls_port.expect("started with `tls`"))
     }
 
     /// Its administrator.
@@ -151,35 +130,8 @@ impl ZooKeeperServer {
     #[must_use]
     #[track_caller]
     pub fn admin(&self) -> Administrator {
-        assert!(self.is_running(), "ZooKeeper at {} is frozen, or was killed", self.port);
+        assert!(self.is_running(), "ZooKeeper at {} is frozen, or was killed", self.port());
         Administrator::of(self.address())
-    }
-
-    /// What it has logged so far.
-    #[must_use]
-    pub fn output(&self) -> String {
-        self.process.output()
-    }
-
-    /// Freezes it: its connections stay open, and nothing is answered until [`resume`](Self::resume).
-    pub fn pause(&self) {
-        self.process.pause();
-    }
-
-    /// Thaws it. What was sent to it meanwhile is carried out now.
-    pub fn resume(&self) {
-        self.process.resume();
-    }
-
-    /// Whether it runs, and is not frozen.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.process.is_running()
-    }
-
-    /// Kills it as a crash would.
-    pub fn kill(&mut self) {
-        self.process.kill();
     }
 
     /// Kills it and starts it again on the same port, with the nodes and sessions that it had, and waits until it
@@ -199,24 +151,16 @@ impl ZooKeeperServer {
     ///
     /// When it does not start.
     pub fn restart_at_once(&mut self) -> Result<(), ServerError> {
-        self.process.kill();
-        self.process = spawn(&self.options, &self.directory)?;
-        Ok(())
+        let Self { running, options, .. } = self;
+        running.start_again(|_, directory, _| spawn(options, directory))
     }
 }
 
-impl fmt::Debug for ZooKeeperServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZooKeeperServer")
-            .field("port", &self.port)
-            .field("pid", &self.process.pid())
-            .finish_non_exhaustive()
-    }
-}
+is_running!(ZooKeeperServer);
 
-fn spawn(options: &ZooKeeperOptions, directory: &TempDir) -> Result<Process, ServerError> {
+fn spawn(options: &ZooKeeperOptions, directory: &Path) -> Result<Process, ServerError> {
     const NO_ENV: [(&str, &str); 0] = [];
-    Process::start(JAVA, options.arguments(directory.path())?, NO_ENV, directory.path())
+    Process::start(JAVA, options.arguments(directory)?, NO_ENV, directory)
 }
 
 #[cfg(test)]

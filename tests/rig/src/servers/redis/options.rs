@@ -68,7 +68,7 @@ impl RedisOptions {
         self.argument("replicaof", &format!("{} {}", master.ip(), master.port()))
     }
 
-    /// Reads a wall clock that the test can step, see [`RedisServer::clock`].
+    /// Reads a wall clock that the test can step, see [`Running::clock`](crate::servers::Running::clock).
     #[must_use]
     pub fn stepped_clock(mut self) -> Self {
         self.stepped_clock = true;

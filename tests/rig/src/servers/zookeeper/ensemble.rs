@@ -147,7 +147,7 @@ impl ZooKeeperEnsemble {
     /// Where the members listen.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.servers.iter().map(ZooKeeperServer::address).collect()
+        self.servers.iter().map(|server| server.address()).collect()
     }
 
     /// `zk://` of all members.
@@ -203,7 +203,7 @@ impl ZooKeeperEnsemble {
                 return Ok(leader);
             }
             if Instant::now() > end {
-                let said: Vec<_> = self.servers.iter().map(ZooKeeperServer::output).collect();
+                let said: Vec<_> = self.servers.iter().map(|server| server.output()).collect();
                 return Err(ServerError::new(format!("nobody leads after {START:?}\n{}", said.join("\n"))));
             }
             std::thread::sleep(Duration::from_millis(5));
