@@ -99,6 +99,16 @@ struct SqlPage;
 #[doc = include_str!("../docs/composition.md")]
 struct CompositionPage;
 
+/// And those of the pages for whoever chooses, comes from another library, or has an error.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/which-backend.md")]
+#[doc = include_str!("../docs/troubleshooting.md")]
+struct QuestionPages;
+
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../docs/coming-from.md")]
+struct ComingFromPage;
+
 /// And those of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]
 #[doc = include_str!("../docs/backends/zookeeper.md")]
