@@ -23,6 +23,7 @@ use crate::table::TableName;
 /// | table | `dlock` | each table has its own locks |
 /// | max connections | 8 | how many connections attempts may use at a time; renewals, releases and waiting have one each besides |
 /// | connect timeout | 2 s | how long one connection may take to open |
+/// | fences | yes | whether sessions and locked rows have fences, which cost a write for each lock |
 /// | password | the driver's | a function that is asked for it at each connect |
 /// | notifications (PostgreSQL) | yes | whether waiters are told of releases (`LISTEN`); else they ask every 10 to 250 ms |
 #[must_use = "connect() uses the options"]
@@ -61,6 +62,7 @@ impl<S: Server> ServerOptions<S> {
     /// | `table` | where it is not `dlock`; `schema.table` is possible |
     /// | `migrate` | `true`: [`connect`](Self::connect) makes the table where it is missing |
     /// | `max_connections` | as [`with_max_connections`](Self::with_max_connections) |
+    /// | `fences` | `false`: as [`with_fences`](Self::with_fences) |
     ///
     /// | of PostgreSQL | |
     /// |---|---|
@@ -117,6 +119,15 @@ impl<S: Server> ServerOptions<S> {
     /// How many connections attempts may use at a time. Default 8; 1 to 1000. With a pool its own limit counts.
     pub const fn with_max_connections(mut self, count: u32) -> Self {
         self.settings.max_connections = count;
+        self
+    }
+
+    /// Whether grants have fences. Default yes; without, for locks by sessions and by locked rows only, an acquire writes nothing.
+    /// What is given up: the resource cannot tell a holder who was overtaken, whose connection ended without his knowledge, from
+    /// the one after him; nobody is told who holds a lock; and on MariaDB and MySQL, and for names on PostgreSQL,
+    /// [`Locks::holders`](dlock_core::Locks::holders) does not list it. Use it for all who lock in a table, or for none.
+    pub const fn with_fences(mut self, on: bool) -> Self {
+        self.settings.fences = on;
         self
     }
 
@@ -233,9 +244,14 @@ impl<S: Server> ServerOptions<S> {
     /// Cancel-safe.
     pub async fn connect(self) -> Result<LeaseRows<S>> {
         let connecting = async {
+            if !self.settings.fences {
+                return Err(Failure::invalid_config(
+                    "lease rows have fences; fences=false is for locks by sessions and locked rows",
+                ));
+            }
             let opened = self.open().await?;
             let pool = opened.pool.clone();
-            let connections = opened.connections(pool)?;
+            let connections = opened.connections(pool, true)?;
             connections.verify().await?;
             Ok(LeaseRows(Rows::start(connections)?))
         };
@@ -248,9 +264,13 @@ impl<S: Server> ServerOptions<S> {
 }
 
 impl<S: Server> Opened<S> {
-    /// The connections of a backend, of which attempts use those of `pool` where there is one.
-    pub(crate) fn connections(self, pool: Option<Pool<S::Database>>) -> Result<Arc<Connections<S>>, Failure> {
-        let connections = Connections::start(self.server, self.connector, pool, &self.settings)?;
+    /// The connections of a backend, of which attempts use those of `pool` where there is one, or else of their own runtime.
+    pub(crate) fn connections(
+        self,
+        pool: Option<Pool<S::Database>>,
+        has_home: bool,
+    ) -> Result<Arc<Connections<S>>, Failure> {
+        let connections = Connections::start(self.server, self.connector, pool, has_home, &self.settings)?;
         connections.put_back(self.connection);
         Ok(connections)
     }

@@ -9,8 +9,10 @@
 pub(crate) mod claim;
 mod connections;
 mod driven;
+mod lane;
 mod progress;
 mod steps;
+mod together;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use dlock_core::{Failure, Holder, Key};
 
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
-pub(crate) use driven::gone;
+pub(crate) use driven::{gone, sleep_until};
 pub(crate) use steps::Step;
 
 use crate::failure::{closed, unchanged};

@@ -22,7 +22,7 @@ pub(crate) type DriverOptions<S> = <Conn<S> as Connection>::Options;
 pub(crate) type Answer<T> = Result<T, sqlx::Error>;
 
 /// What an attempt is made with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ask {
     pub(crate) key: Key,
     pub(crate) token: Token,
@@ -33,8 +33,8 @@ pub struct Ask {
 /// What an attempt came to.
 #[derive(Debug)]
 pub enum Taken {
-    /// With this fence.
-    Granted(Fence),
+    /// With this fence, if grants are counted.
+    Granted(Option<Fence>),
     /// Somebody else has it, if it is known who.
     Busy(Option<Box<Holder>>),
 }
@@ -84,6 +84,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     const QUOTE: char;
     /// How many leases one statement renews.
     const RENEWED_AT_ONCE: usize;
+    /// How many locks one statement takes or releases at the most.
+    const TOGETHER: usize;
     /// How often waiters ask who are told of nothing.
     const POLLING: (Duration, Duration);
 
@@ -100,6 +102,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Makes a connection of our own what the statements rely on. Leaves no prepared statement, and nothing behind on a proxy.
     fn settle(on: &mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send;
+    /// Has the server know the statement that releases before it is needed, where statements are prepared.
+    fn prepare<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send + 'c;
     /// Whether a connection is still good for writing.
     fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = Answer<bool>> + Send;
     /// Refuses a connection of a pool on which a statement would not be a transaction by itself.
@@ -135,6 +139,20 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         key: &'c Key,
         token: &'c Token,
     ) -> impl Future<Output = Answer<Option<bool>>> + Send + 'c;
+    /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be asked for by
+    /// itself.
+    fn take_all<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        asks: &'c [Ask],
+    ) -> impl Future<Output = Answer<Vec<Option<Taken>>>> + Send + 'c;
+    /// Releases locks with different keys: whether the lease of each was still running, or nothing where that has to be asked for
+    /// by itself.
+    fn release_all<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+        held: &'c [(Key, Token)],
+    ) -> impl Future<Output = Answer<Vec<Option<bool>>>> + Send + 'c;
     /// Extends what is still ours, and says which of these it is; nothing when all of them are.
     fn renew<'c>(
         &'c self,

@@ -5,6 +5,7 @@
 
 mod actor;
 mod administration;
+mod driving;
 mod handles;
 mod hold_signal;
 mod name;
@@ -69,6 +70,8 @@ pub trait SessionServer: Server {
 
     /// The table among all that a name may be of.
     fn place(&self) -> String;
+    /// Whether grants are counted.
+    fn counts(&self) -> bool;
     /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
     fn keep_alive(on: &mut Conn<Self>, silence: Duration) -> impl Future<Output = Answer<()>> + Send;
     /// The session. Leaves no prepared statement.
@@ -150,7 +153,7 @@ impl<M: Strategy> Sessions<M> {
     async fn start(opened: Opened<M::Server>) -> Result<Self, Failure> {
         let (server, connector, settings) =
             (Arc::clone(&opened.server), Arc::clone(&opened.connector), opened.settings.clone());
-        let others = opened.connections(None)?;
+        let others = opened.connections(None, false)?;
         // Two connections that are open have two sessions. Nothing is prepared until that is known.
         others.ask(WhoAmI, QUESTION).await?;
         let queue = Queue::new(Arc::clone(&server), Arc::clone(&others));
@@ -175,7 +178,8 @@ impl<M: Strategy> Backend for Sessions<M> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let basic = Capabilities::basic().with_fencing().with_session().with_administration();
+        let basic = Capabilities::basic().with_session().with_administration();
+        let basic = if self.others.server().counts() { basic.with_fencing() } else { basic };
         basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
     }
 
@@ -226,7 +230,7 @@ pub struct SessionClaim<M: Strategy> {
     request: ClaimRequest,
     signal: Arc<HoldSignal>,
     /// Where something of ours may be.
-    handle: Option<ConnectionHandle>,
+    handle: Option<ConnectionHandle<M>>,
     waiting: Waiting<M>,
 }
 
@@ -244,7 +248,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         if let Ok(Taken::Granted(fence)) = taken {
             self.waiting.leave();
             let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
-            return Ok(Attempt::Granted(Grant::new(term).with_fence(fence)));
+            return Ok(Attempt::Granted(fence.into_iter().fold(Grant::new(term), Grant::with_fence)));
         }
         // Nothing of ours is there, and no order of ours is on its way.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));

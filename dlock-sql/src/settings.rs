@@ -19,6 +19,8 @@ pub struct Settings {
     pub(crate) notified: bool,
     /// Whether statements are sent whole, where the server can be told so.
     pub(crate) simple: bool,
+    /// Whether grants of sessions and locked rows are counted.
+    pub(crate) fences: bool,
 }
 
 impl Default for Settings {
@@ -30,6 +32,7 @@ impl Default for Settings {
             makes: false,
             notified: true,
             simple: false,
+            fences: true,
         }
     }
 }
@@ -71,6 +74,7 @@ impl Settings {
                 };
                 self.notified = !self.simple;
             }
+            "fences" => self.fences = value.parse().map_err(|_| wrong("true or false"))?,
             "migrate" => self.makes = value.parse().map_err(|_| wrong("true or false"))?,
             _ => return Ok(false),
         }

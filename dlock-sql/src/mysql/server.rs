@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlRow};
 use sqlx::query::Query;
-use sqlx::{MySql, MySqlConnection, Row};
+use sqlx::{Executor, MySql, MySqlConnection, Row};
 
 use super::failure::{UNCOMMITTED, classify, number};
 use super::statements::{Statements, schema};
@@ -28,9 +28,15 @@ const MISSING: u16 = 1146;
 pub struct MysqlServer {
     table: TableName,
     statements: Statements,
+    /// Whether grants of sessions and locked rows are counted.
+    fences: bool,
 }
 
 impl MysqlServer {
+    pub(super) const fn fences(&self) -> bool {
+        self.fences
+    }
+
     /// What the row of a key says.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> Answer<Standing> {
         let rows = all(on, sqlx::query(self.statements.look.clone()).bind(token).bind(bytes(key))).await?;
@@ -104,6 +110,8 @@ impl Server for MysqlServer {
     const QUOTE: char = '`';
     const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
     const RENEWED_AT_ONCE: usize = 256;
+    // A statement that changes many rows cannot say which.
+    const TOGETHER: usize = 1;
 
     fn own(options: &MySqlConnectOptions) -> MySqlConnectOptions {
         let own = options.clone().pipes_as_concat(false).no_engine_substitution(false);
@@ -119,8 +127,8 @@ impl Server for MysqlServer {
         format!("mysql://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
     }
 
-    fn on_table(table: &TableName, _: &Arc<Connector<Self>>, _: &Settings) -> Self {
-        Self { table: table.clone(), statements: Statements::of(table) }
+    fn on_table(table: &TableName, _: &Arc<Connector<Self>>, settings: &Settings) -> Self {
+        Self { table: table.clone(), statements: Statements::of(table), fences: settings.fences }
     }
 
     fn table(&self) -> &TableName {
@@ -132,6 +140,10 @@ impl Server for MysqlServer {
         let settle = "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES', SESSION sql_select_limit = DEFAULT, \
                       SESSION sql_safe_updates = 0, SESSION completion_type = 0";
         sqlx::raw_sql(settle).execute(on).await.map(drop)
+    }
+
+    async fn prepare(&self, on: &mut MySqlConnection) -> Answer<()> {
+        on.prepare(self.statements.release.clone()).await.map(drop)
     }
 
     async fn is_fit(on: &mut MySqlConnection) -> Answer<bool> {
@@ -191,13 +203,13 @@ impl Server for MysqlServer {
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
                     other => {
                         if let Some(fence) = other? {
-                            return Ok(Taken::Granted(fence));
+                            return Ok(Taken::Granted(Some(fence)));
                         }
                     }
                 },
                 Some(Standing::Free) | None => {
                     if let Some(fence) = self.update(on, ask).await? {
-                        return Ok(Taken::Granted(fence));
+                        return Ok(Taken::Granted(Some(fence)));
                     }
                 }
             }
@@ -213,6 +225,26 @@ impl Server for MysqlServer {
             .execute(on)
             .await?;
         Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
+    }
+
+    async fn take_all(&self, on: &mut MySqlConnection, asks: &[Ask]) -> Answer<Vec<Option<Taken>>> {
+        let mut taken = Vec::new();
+        for ask in asks {
+            taken.push(Some(self.take(on, ask, false).await?));
+        }
+        Ok(taken)
+    }
+
+    async fn release_all(
+        &self,
+        on: &mut MySqlConnection,
+        held: &[(Key, Token)],
+    ) -> Answer<Vec<Option<bool>>> {
+        let mut released = Vec::new();
+        for (key, token) in held {
+            released.push(self.release(on, key, token).await?);
+        }
+        Ok(released)
     }
 
     async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {

@@ -213,6 +213,10 @@ impl SessionServer for MysqlServer {
         place(self.table())
     }
 
+    fn counts(&self) -> bool {
+        self.fences()
+    }
+
     async fn keep_alive(on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
         // No statement waits while others need a sign of life.
         let settings = format!(
@@ -248,14 +252,28 @@ impl MysqlServer {
         for (row, wanted) in rows.iter().zip(wanted) {
             all.push(match row.try_get::<Option<i64>, _>(3)? {
                 Some(1) if row.try_get::<i64, _>(4)? > 0 => {
-                    Taken::Granted(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs()))
+                    Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs())))
                 }
-                Some(1) => Taken::Granted(self.count_first(on, wanted, session).await?),
+                Some(1) => Taken::Granted(Some(self.count_first(on, wanted, session).await?)),
                 Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
                 None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
             });
         }
         Ok((session, all))
+    }
+
+    /// The same, and counts nothing.
+    async fn take_only(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        let get = |wanted: &Wanted| format!(", CAST(GET_LOCK('{}', 0) AS SIGNED)", name_of(&wanted.name));
+        let get: String =
+            std::iter::once(format!("SELECT {SESSION}")).chain(wanted.iter().map(get)).collect();
+        let row = sqlx::raw_sql(AssertSqlSafe(get)).fetch_one(on).await?;
+        let taken = |place| match row.try_get::<Option<i64>, _>(place)? {
+            Some(1) => Ok(Taken::Granted(None)),
+            Some(_) => Ok(Taken::Busy(None)),
+            None => Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
+        };
+        Ok((row.try_get(0)?, (1..=wanted.len()).map(taken).collect::<Answer<_>>()?))
     }
 
     async fn free_name(on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
@@ -277,7 +295,10 @@ impl Strategy for ByName<MysqlServer> {
         on: &mut MySqlConnection,
         wanted: &[Wanted],
     ) -> TakeResult {
-        let asked = server.take_names(on, wanted).await;
+        let asked = match server.fences() {
+            true => server.take_names(on, wanted).await,
+            false => server.take_only(on, wanted).await,
+        };
         settle_names::<Self>(on, wanted, asked).await
     }
 

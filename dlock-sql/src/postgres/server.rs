@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock_core::backend::notify::{Channels, Listener};
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, SqlStr};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
 use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
 use super::listen::Listening;
@@ -27,11 +27,17 @@ pub struct PostgresServer {
     releases: Option<Channels>,
     /// Values are part of the statements, so that each is one message and prepares nothing.
     simple: bool,
+    /// Whether grants of sessions and locked rows are counted.
+    fences: bool,
 }
 
 impl PostgresServer {
     pub(super) fn statements(&self) -> &Statements {
         &self.statements
+    }
+
+    pub(super) const fn fences(&self) -> bool {
+        self.fences
     }
 
     /// The rows of a statement that was run to its end.
@@ -76,6 +82,18 @@ fn holder(row: &PgRow, from: usize) -> Answer<Holder> {
     Ok(holder)
 }
 
+/// What the rows say of each of so many requests, whose place in their list is the first column.
+fn placed<T>(rows: &[PgRow], count: usize, read: impl Fn(&PgRow) -> Answer<T>) -> Answer<Vec<Option<T>>> {
+    let mut all: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
+    for row in rows {
+        let place = usize::try_from(row.try_get::<i64, _>(0)? - 1).unwrap_or(usize::MAX);
+        if let Some(of) = all.get_mut(place) {
+            *of = Some(read(row)?);
+        }
+    }
+    Ok(all)
+}
+
 fn bytes(key: &Key) -> &[u8] {
     key.as_str().as_bytes()
 }
@@ -103,6 +121,7 @@ impl Server for PostgresServer {
     const QUOTE: char = '"';
     const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
     const RENEWED_AT_ONCE: usize = 1_000;
+    const TOGETHER: usize = 64;
 
     fn own(options: &PgConnectOptions) -> PgConnectOptions {
         // A proxy that pools connections refuses parameters it does not know.
@@ -121,7 +140,8 @@ impl Server for PostgresServer {
 
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
         let releases = settings.notified.then(|| Channels::new(Listening(Arc::clone(connector))));
-        Self { table: table.clone(), statements: Statements::of(table), releases, simple: settings.simple }
+        let Settings { simple, fences, .. } = *settings;
+        Self { table: table.clone(), statements: Statements::of(table), releases, simple, fences }
     }
 
     fn table(&self) -> &TableName {
@@ -130,6 +150,13 @@ impl Server for PostgresServer {
 
     async fn settle(on: &mut PgConnection) -> Answer<()> {
         if Self::is_fit(on).await? { Ok(()) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
+    }
+
+    async fn prepare(&self, on: &mut PgConnection) -> Answer<()> {
+        if self.simple {
+            return Ok(());
+        }
+        on.prepare(self.statements.release.clone()).await.map(drop)
     }
 
     async fn is_fit(on: &mut PgConnection) -> Answer<bool> {
@@ -190,7 +217,7 @@ impl Server for PostgresServer {
         let rows = self.all(on, &self.statements.take, &values).await?;
         let Some(row) = rows.first() else { return Ok(Taken::Busy(None)) };
         if row.try_get::<Option<i64>, _>(1)?.is_none() {
-            return Ok(Taken::Granted(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs())));
+            return Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs()))));
         }
         Ok(Taken::Busy(Some(Box::new(holder(row, 0)?))))
     }
@@ -199,6 +226,39 @@ impl Server for PostgresServer {
         let channel = self.channel(key);
         let values = [Value::Bytes(bytes(key)), Value::Bytes(token.as_bytes()), Value::Text(&channel)];
         self.all(on, &self.statements.release, &values).await?.first().map(|row| row.try_get(0)).transpose()
+    }
+
+    async fn take_all(&self, on: &mut PgConnection, asks: &[Ask]) -> Answer<Vec<Option<Taken>>> {
+        if let [one] = asks {
+            return Ok(vec![Some(self.take(on, one, false).await?)]);
+        }
+        let values = [
+            Value::ManyBytes(asks.iter().map(|ask| bytes(&ask.key)).collect()),
+            Value::ManyBytes(asks.iter().map(|ask| ask.token.as_bytes().as_slice()).collect()),
+            Value::Numbers(asks.iter().map(|ask| micros(ask.lease)).collect()),
+            Value::Texts(asks.iter().map(|ask| &*ask.holder).collect()),
+        ];
+        let rows = self.all(on, &self.statements.take_all, &values).await?;
+        placed(&rows, asks.len(), |row| {
+            if row.try_get::<Option<i64>, _>(2)?.is_none() {
+                return Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()))));
+            }
+            Ok(Taken::Busy(Some(Box::new(holder(row, 1)?))))
+        })
+    }
+
+    async fn release_all(&self, on: &mut PgConnection, held: &[(Key, Token)]) -> Answer<Vec<Option<bool>>> {
+        if let [(key, token)] = held {
+            return Ok(vec![self.release(on, key, token).await?]);
+        }
+        let channels: Vec<String> = held.iter().map(|(key, _)| self.channel(key)).collect();
+        let values = [
+            Value::ManyBytes(held.iter().map(|(key, _)| bytes(key)).collect()),
+            Value::ManyBytes(held.iter().map(|(_, token)| token.as_bytes().as_slice()).collect()),
+            Value::Texts(channels.iter().map(|channel| &**channel).collect()),
+        ];
+        let rows = self.all(on, &self.statements.release_all, &values).await?;
+        placed(&rows, held.len(), |row| row.try_get(1))
     }
 
     async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {

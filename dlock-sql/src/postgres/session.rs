@@ -127,7 +127,7 @@ fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
 /// With the fence, or somebody has it.
 fn taken(row: &PgRow) -> Answer<Taken> {
     Ok(match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
-        (None, Some(fence)) => Taken::Granted(fence),
+        (None, Some(fence)) => Taken::Granted(Some(fence)),
         _ => Taken::Busy(Some(Box::new(holder(row)?))),
     })
 }
@@ -150,6 +150,10 @@ impl SessionServer for PostgresServer {
 
     fn place(&self) -> String {
         place(self.table())
+    }
+
+    fn counts(&self) -> bool {
+        self.fences()
     }
 
     async fn keep_alive(on: &mut PgConnection, silence: Duration) -> Answer<()> {
@@ -226,6 +230,26 @@ impl PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
     }
 
+    /// Takes them, and counts nothing.
+    async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+        let rows = if let [one] = wanted {
+            let take = sqlx::query("SELECT pg_backend_pid()::bigint, pg_try_advisory_lock($1)");
+            take.bind(number(&one.name)).fetch_all(on).await?
+        } else {
+            let take =
+                "SELECT pg_backend_pid()::bigint, got FROM (SELECT place, pg_try_advisory_lock(number) AS got
+                FROM unnest($1::bigint[]) WITH ORDINALITY AS listed (number, place)) AS asked ORDER BY place";
+            let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
+            sqlx::query(take).bind(numbers).fetch_all(on).await?
+        };
+        let taken = |row: &PgRow| match row.try_get(1)? {
+            true => Ok(Taken::Granted(None)),
+            false => Ok(Taken::Busy(None)),
+        };
+        let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+        Ok((session, rows.iter().map(taken).collect::<Answer<_>>()?))
+    }
+
     async fn free_name(on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
         let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
         let row = free.fetch_one(on).await?;
@@ -246,6 +270,7 @@ impl Strategy for ByName<PostgresServer> {
         wanted: &[Wanted],
     ) -> TakeResult {
         let asked = match wanted {
+            _ if !server.fences() => PostgresServer::take_only(on, wanted).await,
             [one] => server.take_one(on, one).await,
             many => server.take_many(on, many).await,
         };

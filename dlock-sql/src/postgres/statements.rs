@@ -16,6 +16,10 @@ pub(super) struct Statements {
     pub(super) take: SqlStr,
     /// key, token, channel: whether the lease was still running.
     pub(super) release: SqlStr,
+    /// keys, tokens, leases in us, holders: the place in the lists with what `take` says, for those of which that is known.
+    pub(super) take_all: SqlStr,
+    /// keys, tokens, channels: the place in the lists and whether the lease was still running, for those that it has released.
+    pub(super) release_all: SqlStr,
     /// keys, tokens, leases in us: the places in the lists of what is ours.
     pub(super) renew: SqlStr,
     /// key: fence, remaining us, holder.
@@ -82,6 +86,50 @@ impl Statements {
                     RETURNING expires > clock_timestamp() AS running, awaited
                 )
                 SELECT running, {tell}($3::text, '') END FROM freed"#
+            )),
+            // No row that somebody else has locked is waited for: all others would wait with it.
+            take_all: sql(format!(
+                r#"WITH asked AS MATERIALIZED (
+                    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::text[]) WITH ORDINALITY
+                        AS asked (key, token, lease, holder, place)
+                ), free AS MATERIALIZED (
+                    SELECT asked.* FROM asked JOIN {table} AS held USING (key)
+                    WHERE held.token IS NULL OR held.token = asked.token OR held.expires <= clock_timestamp()
+                    FOR UPDATE OF held SKIP LOCKED
+                ), updated AS (
+                    UPDATE {table} AS held SET
+                        fence = CASE WHEN held.token = free.token AND held.expires > clock_timestamp() THEN held.fence
+                            ELSE greatest(held.fence + 1, {NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) END,
+                        token = free.token, expires = clock_timestamp() + free.lease * interval '1 microsecond',
+                        holder = free.holder, awaited = held.awaited AND held.token IS NOT NULL
+                    FROM free WHERE held.key = free.key
+                        AND (held.token IS NULL OR held.token = free.token OR held.expires <= clock_timestamp())
+                    RETURNING free.place, held.fence
+                ), inserted AS (
+                    INSERT INTO {table} (key, token, fence, expires, holder)
+                    SELECT key, token, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')),
+                        clock_timestamp() + lease * interval '1 microsecond', holder
+                    FROM asked WHERE NOT EXISTS (SELECT FROM {table} AS held WHERE held.key = asked.key)
+                    ORDER BY key ON CONFLICT DO NOTHING
+                    RETURNING key, fence
+                )
+                SELECT place, fence, NULL::bigint, NULL::text FROM updated
+                UNION ALL
+                SELECT place, fence, NULL, NULL FROM inserted JOIN asked USING (key)
+                UNION ALL
+                SELECT place, fence, {LEFT}, held.holder FROM asked JOIN {table} AS held USING (key)
+                WHERE held.token <> asked.token AND expires > clock_timestamp()"#
+            )),
+            release_all: sql(format!(
+                r#"WITH ours AS MATERIALIZED (
+                    SELECT asked.* FROM unnest($1::bytea[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                        AS asked (key, token, channel, place)
+                    JOIN {table} AS held USING (key) WHERE held.token = asked.token FOR UPDATE OF held SKIP LOCKED
+                ), freed AS (
+                    UPDATE {table} AS held SET token = NULL FROM ours WHERE held.key = ours.key AND held.token = ours.token
+                    RETURNING place, expires > clock_timestamp() AS running, awaited, channel
+                )
+                SELECT place, running, {tell}(channel, '') END FROM freed"#
             )),
             renew: sql(format!(
                 r#"WITH listed AS (

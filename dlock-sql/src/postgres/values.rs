@@ -13,6 +13,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     ManyBytes(Vec<&'a [u8]>),
     Numbers(Vec<i64>),
+    Texts(Vec<&'a str>),
 }
 
 impl<'a> Value<'a> {
@@ -26,19 +27,22 @@ impl<'a> Value<'a> {
             Self::Text(text) => query.bind(*text),
             Self::ManyBytes(all) => query.bind(all),
             Self::Numbers(numbers) => query.bind(numbers),
+            Self::Texts(texts) => query.bind(texts),
         }
     }
 
     /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but digits.
     fn literal(&self) -> String {
         let bytes = |bytes: &[u8]| format!("decode('{}', 'hex')", hex(bytes));
+        let text = |text: &str| format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()));
         let list = |all: Vec<String>, kind| format!("ARRAY[{}]::{kind}[]", all.join(", "));
         match self {
             Self::Bytes(of) => bytes(of),
             Self::Number(number) => format!("({number})"),
-            Self::Text(text) => format!("convert_from({}, 'UTF8')", bytes(text.as_bytes())),
+            Self::Text(of) => text(of),
             Self::ManyBytes(all) => list(all.iter().map(|of| bytes(of)).collect(), "bytea"),
             Self::Numbers(numbers) => list(numbers.iter().map(i64::to_string).collect(), "bigint"),
+            Self::Texts(texts) => list(texts.iter().map(|of| text(of)).collect(), "text"),
         }
     }
 }

@@ -50,10 +50,21 @@ impl<S: Server> RowClaim<S> {
         Limits::of(self.request.request_timeout, self.request.lease)
     }
 
+    /// One attempt more that is not answered.
+    fn sent(&mut self) -> Arc<Progress> {
+        self.unanswered.retain(|earlier| !earlier.is_over());
+        let progress = Arc::new(Progress::new());
+        self.unanswered.push(Arc::clone(&progress));
+        progress
+    }
+
     async fn release(&self) -> Result<Withdrawal, Failure> {
-        let step = Release(self.request.key.clone(), self.request.token);
-        let released =
-            self.rows.connections.within(Kind::Release, step, self.request.request_timeout).await?;
+        let ClaimRequest { key, token, request_timeout: limit, .. } = &self.request;
+        let connections = &self.rows.connections;
+        let released = match connections.release_together(key, token, *limit).await? {
+            None => connections.within(Kind::Release, Release(key.clone(), *token), *limit).await?,
+            released => released,
+        };
         Ok(if released == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
 }
@@ -72,20 +83,18 @@ impl<S: Server> Claim for RowClaim<S> {
         let ClaimRequest { key, token, lease, .. } = &self.request;
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder: self.request.describe() };
         let contended = self.contended && self.unanswered.is_empty();
-        let progress = Arc::new(Progress::new());
-        let told = self.rows.connections.begin(
-            Kind::Ordinary,
-            Take(ask, contended),
-            self.limits(),
-            Arc::clone(&progress),
-        )?;
-        self.unanswered.push(progress);
-        let answer = told.await;
+        let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
+        let together = connections.take_together(&ask, limits, &self.sent()).await;
+        let answer = match together.transpose() {
+            Some(answer) => answer,
+            None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, self.sent()).await,
+        };
         self.unanswered.retain(|earlier| !earlier.is_over());
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (true, None);
-                Ok(Attempt::Granted(Grant::new(Term::Lease(self.request.lease)).with_fence(fence)))
+                let grant = Grant::new(Term::Lease(self.request.lease));
+                Ok(Attempt::Granted(fence.into_iter().fold(grant, Grant::with_fence)))
             }
             Taken::Busy(holder) => {
                 self.contended = true;

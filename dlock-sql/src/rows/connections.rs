@@ -1,10 +1,10 @@
 //! The connections of one backend, and what is done on them.
 //!
-//! They are opened when they are needed and belong to dlock's own thread. An attempt or a question is driven by the caller for
-//! as long as he waits, and then by that thread; releases and renewals by that thread alone, since they must not wait for a
-//! runtime that is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the caller.
-//! With a pool of the user, attempts go over its connections, and what must not wait for one (renewals, releases) over our
-//! own.
+//! They are opened when they are needed, and belong to the runtime that asks or to dlock's own thread. An attempt or a
+//! question is driven by the caller for as long as he waits, and then by that thread; so is a release that can be written to
+//! the wire at once. Other releases, and renewals, are driven by that thread alone, since they must not wait for a runtime that
+//! is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the caller. With a pool of the
+//! user, attempts go over its connections, and what must not wait for one (renewals, releases) over our own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,22 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use dlock_core::backend::Backoff;
-use dlock_core::{ErrorKind, Failure, keeper};
+use dlock_core::{ErrorKind, Failure, Key, Token, keeper};
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::driven::{Caller, Driven, gone, unless_late};
+use super::driven::{Caller, Driven, gone, sleep_until, unless_late, until};
+use super::lane::{FRESH, Idle, Lane};
 use super::progress::Progress;
 use super::steps::{Mark, Step};
 use crate::connector::{Connector, end};
 use crate::failure::{closed, unchanged};
-use crate::server::{Conn, Fault, Server};
+use crate::server::{Ask, Conn, Fault, Server, Taken};
 use crate::settings::Settings;
 
-/// A connection that was idle for this long is tested before it is used.
-const FRESH: Duration = Duration::from_secs(5);
 /// A connection that was idle for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 /// The pauses before a statement is tried again that got into the way of another.
@@ -45,7 +44,7 @@ pub(crate) enum Kind {
 }
 
 /// How long a request may take.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// To get a connection.
     pub(crate) patience: Duration,
@@ -60,6 +59,12 @@ impl Limits {
         // So that a server that is away is seen to be away, and not taken for one that may have got the request.
         Self { patience: answer * 3 / 4, answer, last: last.max(answer) }
     }
+
+    /// Those of whoever waits the longest.
+    pub(super) fn longest(self, other: Self) -> Self {
+        let (answer, last) = (self.answer.max(other.answer), self.last.max(other.last));
+        Self { patience: self.patience.max(other.patience), answer, last }
+    }
 }
 
 pub struct Connections<S: Server> {
@@ -67,27 +72,40 @@ pub struct Connections<S: Server> {
     connector: Arc<Connector<S>>,
     /// Of the user, for attempts and questions.
     pool: Option<Pool<S::Database>>,
-    ordinary: Arc<Semaphore>,
+    /// Those of dlock's own thread.
+    own: Arc<Lane<S>>,
+    /// Those of the runtime that locks here, if it is to have any.
+    home: Mutex<Option<Arc<Lane<S>>>>,
+    has_home: bool,
+    limit: usize,
     /// One turn in the line for the pool's connections is waited for although its caller had to go.
     turn: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     renewal: Arc<Semaphore>,
-    idle: Mutex<Vec<Idle<S>>>,
     /// How often a connection was found broken: those that were idle at that time are not trusted.
     breaks: AtomicU64,
     closed: AtomicBool,
 }
 
-struct Idle<S: Server> {
-    connection: Conn<S>,
-    since: Instant,
-    breaks: u64,
+/// A connection, and whose it is.
+pub(super) enum Lent<S: Server> {
+    Own(Conn<S>, Arc<Lane<S>>),
+    Pooled(Box<PoolConnection<S::Database>>),
 }
 
-/// A connection, and whose it is.
-enum Lent<S: Server> {
-    Own(Conn<S>),
-    Pooled(Box<PoolConnection<S::Database>>),
+/// No connection was free for so long.
+pub(super) fn busy(patience: Duration) -> Failure {
+    Failure::unavailable(format!(
+        "all connections of this process for locks were busy for {patience:?}; allow more of them"
+    ))
+}
+
+/// Where a request gets its connection from.
+enum Origin<S: Server> {
+    Lane(Arc<Lane<S>>),
+    /// From there already.
+    Taken(Arc<Lane<S>>, Conn<S>, OwnedSemaphorePermit),
+    Pool(Pool<S::Database>),
 }
 
 impl<S: Server> Connections<S> {
@@ -95,21 +113,25 @@ impl<S: Server> Connections<S> {
         server: Arc<S>,
         connector: Arc<Connector<S>>,
         pool: Option<Pool<S::Database>>,
+        has_home: bool,
         settings: &Settings,
     ) -> Result<Arc<Self>, Failure> {
+        let (runtime, limit) = (keeper::runtime()?, settings.connections());
         let connections = Arc::new(Self {
             server,
             connector,
             pool,
-            ordinary: Arc::new(Semaphore::new(settings.connections())),
+            own: Lane::new(runtime.clone(), limit),
+            home: Mutex::default(),
+            has_home,
+            limit,
             turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
-            idle: Mutex::default(),
             breaks: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
-        keeper::runtime()?.spawn(close_idle(Arc::downgrade(&connections)));
+        runtime.spawn(close_idle(Arc::downgrade(&connections)));
         Ok(connections)
     }
 
@@ -122,8 +144,87 @@ impl<S: Server> Connections<S> {
         format!("{}/{}", S::address(&self.connector.driver), self.server.table())
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle<S>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn home(&self) -> MutexGuard<'_, Option<Arc<Lane<S>>>> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connections of the calling runtime, if it is at home here or nobody else is.
+    fn lane_of(&self, current: &Handle) -> Option<Arc<Lane<S>>> {
+        if !self.has_home || current.id() == self.own.runtime.id() {
+            return None;
+        }
+        let mut home = self.home();
+        match &*home {
+            Some(home) if home.runtime.id() == current.id() => Some(Arc::clone(home)),
+            Some(other) if !other.is_at_rest() => None,
+            _ => Some(Arc::clone(home.insert(Lane::new(current.clone(), self.limit)))),
+        }
+    }
+
+    /// The same, without making this runtime a home.
+    fn home_of(&self, current: &Handle) -> Option<Arc<Lane<S>>> {
+        self.home().clone().filter(|home| home.runtime.id() == current.id())
+    }
+
+    /// Where a request gets its connection from, and whether its caller drives it.
+    fn origin(&self, kind: Kind) -> (Origin<S>, bool) {
+        let own = || Origin::Lane(Arc::clone(&self.own));
+        let current = Handle::try_current().ok();
+        match (kind, &self.pool, current) {
+            (Kind::Ordinary, Some(pool), Some(_)) => (Origin::Pool(pool.clone()), true),
+            (Kind::Ordinary, None, Some(current)) => {
+                (self.lane_of(&current).map_or_else(own, Origin::Lane), true)
+            }
+            // Written to the wire at once, it is on its way whatever becomes of the runtime.
+            (Kind::Release, None, Some(current)) => {
+                let home = self.home_of(&current);
+                let taken = home.and_then(|home| home.try_take(self.breaks()).map(|(c, p)| (home, c, p)));
+                match taken {
+                    Some((home, connection, permit)) => (Origin::Taken(home, connection, permit), true),
+                    None => (own(), false),
+                }
+            }
+            _ => (own(), kind == Kind::Ordinary),
+        }
+    }
+
+    /// Takes a lock together with others, while no connection is free; nothing when it has to be asked for by itself.
+    pub(super) async fn take_together(
+        self: &Arc<Self>,
+        ask: &Ask,
+        limits: Limits,
+        progress: &Arc<Progress>,
+    ) -> Result<Option<Taken>, Failure> {
+        let Origin::Lane(lane) = self.origin(Kind::Ordinary).0 else { return Ok(None) };
+        if lane.permits.available_permits() > 0 {
+            return Ok(None);
+        }
+        self.together(lane, ask.clone(), limits, progress).await
+    }
+
+    /// Releases a lock together with others, unless it can be sent at once; nothing when it has to be released by itself.
+    pub(super) async fn release_together(
+        self: &Arc<Self>,
+        key: &Key,
+        token: &Token,
+        limit: Duration,
+    ) -> Result<Option<bool>, Failure> {
+        let lane = &self.own;
+        if S::TOGETHER == 1 || self.pool.is_some() || self.is_ready_here() {
+            return Ok(None);
+        }
+        let (limits, progress) = (Limits::of(limit, limit), Arc::new(Progress::new()));
+        self.together(Arc::clone(lane), (key.clone(), *token), limits, &progress).await
+    }
+
+    /// Whether the calling runtime has a connection that can be written to at once.
+    fn is_ready_here(&self) -> bool {
+        let home = Handle::try_current().ok().and_then(|current| self.home_of(&current));
+        home.is_some_and(|home| home.is_ready(self.breaks()))
+    }
+
+    fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Acquire)
     }
 
     /// Has a step done, whatever becomes of the caller.
@@ -133,18 +234,18 @@ impl<S: Server> Connections<S> {
         step: P,
         limits: Limits,
         progress: Arc<Progress>,
-    ) -> Result<Driven<P::Reply>, Failure> {
-        let caller = Caller::new(kind == Kind::Ordinary);
+    ) -> Driven<P::Reply> {
+        let (origin, drives) = self.origin(kind);
+        let caller = Caller::new(drives);
+        // The pool's connections may belong to the caller's runtime.
+        let runtime = match &origin {
+            Origin::Pool(_) => Handle::current(),
+            Origin::Lane(_) | Origin::Taken(..) => self.own.runtime.clone(),
+        };
         let connections = Arc::clone(self);
-        let pool = self.pool.clone().filter(|_| kind == Kind::Ordinary).zip(Handle::try_current().ok());
         let request =
             Request { connections, kind, step, limits, progress: Pending(progress), caller: caller.clone() };
-        // The pool's connections may belong to the caller's runtime.
-        let (pool, runtime) = match pool {
-            Some((pool, runtime)) => (Some(pool), runtime),
-            None => (None, keeper::runtime()?.clone()),
-        };
-        Ok(Driven::new(request.carry_out(pool), runtime, caller))
+        Driven::new(request.carry_out(origin), runtime, limits.patience + limits.last, caller)
     }
 
     /// The answer to a step within `limit`.
@@ -154,11 +255,22 @@ impl<S: Server> Connections<S> {
         step: P,
         limit: Duration,
     ) -> Result<P::Reply, Failure> {
-        let told = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()))?;
+        let told = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()));
         match tokio::time::timeout(limit, told).await {
             Ok(answer) => answer,
             Err(_) => Err(Failure::unknown(format!("no answer within {limit:?}"))),
         }
+    }
+
+    /// The same, wherever it is polled.
+    pub(crate) async fn anywhere<P: Step<S>>(
+        self: &Arc<Self>,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        let told = self.begin(Kind::Ordinary, step, Limits::of(limit, limit), Arc::new(Progress::new()));
+        let answer = until(Instant::now() + limit, told).await;
+        answer.unwrap_or_else(|| Err(Failure::unknown(format!("no answer within {limit:?}"))))
     }
 
     /// The answer to a question or order that is no lock's.
@@ -177,68 +289,96 @@ impl<S: Server> Connections<S> {
     }
 
     /// The right to use one more connection.
-    async fn permit(&self, kind: Kind, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
+    async fn permit(
+        &self,
+        kind: Kind,
+        lane: &Lane<S>,
+        end: Instant,
+    ) -> Result<OwnedSemaphorePermit, Failure> {
+        let begun = Instant::now();
         let line = match kind {
-            Kind::Ordinary => &self.ordinary,
+            Kind::Ordinary => &lane.permits,
             Kind::Renewal => &self.renewal,
             Kind::Release if self.pool.is_some() => &self.reserve,
-            Kind::Release => match Arc::clone(&self.ordinary).try_acquire_owned() {
+            Kind::Release => match Arc::clone(&lane.permits).try_acquire_owned() {
                 Ok(permit) => return Ok(permit),
                 Err(_) => &self.reserve,
             },
         };
-        match tokio::time::timeout(patience, Arc::clone(line).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(closed()),
-            Err(_) => Err(Failure::unavailable(format!(
-                "all connections of this process for locks were busy for {patience:?}; allow more of them"
-            ))),
+        match until(end, Arc::clone(line).acquire_owned()).await {
+            Some(Ok(permit)) => Ok(permit),
+            Some(Err(_)) => Err(closed()),
+            None => Err(busy(end.saturating_duration_since(begun))),
         }
     }
 
-    /// A connection that works, as far as can be told.
+    /// A connection of dlock's own thread that works, as far as can be told.
     pub(crate) async fn connection(
         self: &Arc<Self>,
-        permit: Option<OwnedSemaphorePermit>,
+        permit: OwnedSemaphorePermit,
         patience: Duration,
-    ) -> Result<(Conn<S>, Option<OwnedSemaphorePermit>), Failure> {
-        let end = Instant::now() + patience;
-        while let Some(mut idle) = self.pop() {
-            let trusted = idle.breaks == self.breaks.load(Ordering::Acquire);
+    ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
+        self.connection_of(&self.own, permit, Instant::now() + patience).await
+    }
+
+    async fn connection_of(
+        self: &Arc<Self>,
+        lane: &Arc<Lane<S>>,
+        permit: OwnedSemaphorePermit,
+        end: Instant,
+    ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
+        while let Some(mut idle) = lane.pop() {
+            let trusted = idle.breaks == self.breaks();
             if trusted && idle.since.elapsed() < FRESH {
                 return Ok((idle.connection, permit));
             }
-            let limit = end.saturating_duration_since(Instant::now()).min(self.connector.limit) / 2;
+            let now = Instant::now();
+            let limit = end.saturating_duration_since(now).min(self.connector.limit) / 2;
             // One to a server that can only be read since would fail for ever.
-            if matches!(tokio::time::timeout(limit, S::is_fit(&mut idle.connection)).await, Ok(Ok(true))) {
+            if matches!(until(now + limit, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
                 return Ok((idle.connection, permit));
             }
         }
         // Opening goes on when it takes longer than this caller can wait: the next one finds the connection.
         let (done, opened) = oneshot::channel();
-        let connections = Arc::clone(self);
-        tokio::spawn(async move {
-            let opened = connections.connector.open().await;
+        let (connections, lane, begun) = (Arc::clone(self), Arc::clone(lane), Instant::now());
+        lane.runtime.clone().spawn(async move {
+            let opened = connections.open(&lane).await;
             if let Err(Ok((connection, _permit))) = done.send(opened.map(|connection| (connection, permit))) {
-                connections.put_back(connection);
+                connections.keep(&lane, connection);
             }
         });
-        match tokio::time::timeout(end.saturating_duration_since(Instant::now()), opened).await {
-            Ok(opened) => opened.unwrap_or_else(|_| Err(unchanged(gone()))),
-            Err(_) => Err(Failure::unavailable(format!(
-                "no connection within {patience:?}; it is still being opened"
+        match until(end, opened).await {
+            Some(opened) => opened.unwrap_or_else(|_| Err(unchanged(gone()))),
+            None => Err(Failure::unavailable(format!(
+                "no connection within {:?}; it is still being opened",
+                end.saturating_duration_since(begun)
             ))),
         }
     }
 
-    fn pop(&self) -> Option<Idle<S>> {
-        self.idle().pop()
+    async fn open(&self, lane: &Arc<Lane<S>>) -> Result<Conn<S>, Failure> {
+        let mut connection = self.connector.open().await?;
+        if !Arc::ptr_eq(lane, &self.own) {
+            // A release is then one message, which is written by the first poll.
+            let prepared =
+                tokio::time::timeout(self.connector.limit, self.server.prepare(&mut connection)).await;
+            match prepared {
+                Ok(prepared) => prepared.map_err(|error| unchanged(self.server.fault(error).failure))?,
+                Err(_) => return Err(Failure::unavailable("a new connection does not answer")),
+            }
+        }
+        Ok(connection)
     }
 
+    /// Keeps a connection of dlock's own thread for the next who needs one.
     pub(crate) fn put_back(&self, connection: Conn<S>) {
+        self.keep(&self.own, connection);
+    }
+
+    fn keep(&self, lane: &Lane<S>, connection: Conn<S>) {
         if !self.closed.load(Ordering::Acquire) {
-            let breaks = self.breaks.load(Ordering::Acquire);
-            self.idle().push(Idle { connection, since: Instant::now(), breaks });
+            lane.put(connection, self.breaks());
         }
     }
 
@@ -246,15 +386,15 @@ impl<S: Server> Connections<S> {
     async fn lend(
         self: &Arc<Self>,
         kind: Kind,
-        pool: Option<&Pool<S::Database>>,
+        origin: Origin<S>,
         patience: Duration,
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
-        let Some(pool) = pool else {
-            let begun = Instant::now();
-            let permit = self.permit(kind, patience).await?;
-            let left = patience.saturating_sub(begun.elapsed());
-            let (connection, permit) = self.connection(Some(permit), left).await?;
-            return Ok((Lent::Own(connection), permit));
+        let pool = match origin {
+            Origin::Taken(lane, connection, permit) => {
+                return Ok((Lent::Own(connection, lane), Some(permit)));
+            }
+            Origin::Lane(lane) => return self.lend_from(kind, lane, patience).await,
+            Origin::Pool(pool) => pool,
         };
         let mut turn = Box::pin(pool.acquire());
         match tokio::time::timeout(patience, &mut turn).await {
@@ -276,13 +416,25 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    fn done_with(&self, lent: Lent<S>, broken: bool) {
+    pub(super) async fn lend_from(
+        self: &Arc<Self>,
+        kind: Kind,
+        lane: Arc<Lane<S>>,
+        patience: Duration,
+    ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
+        let end = Instant::now() + patience;
+        let permit = self.permit(kind, &lane, end).await?;
+        let (connection, permit) = self.connection_of(&lane, permit, end).await?;
+        Ok((Lent::Own(connection, lane), Some(permit)))
+    }
+
+    pub(super) fn done_with(&self, lent: Lent<S>, broken: bool) {
         match lent {
-            Lent::Own(connection) if broken => {
+            Lent::Own(connection, _) if broken => {
                 self.breaks.fetch_add(1, Ordering::AcqRel);
                 drop(connection);
             }
-            Lent::Own(connection) => self.put_back(connection),
+            Lent::Own(connection, lane) => self.keep(&lane, connection),
             Lent::Pooled(mut connection) if broken => connection.close_on_drop(),
             Lent::Pooled(connection) => drop(connection),
         }
@@ -294,11 +446,20 @@ impl<S: Server> Connections<S> {
         let connections = Arc::clone(self);
         let Ok(keeper) = keeper::runtime() else { return };
         let closing = keeper.spawn(async move {
-            while let Some(idle) = connections.pop() {
-                end(idle.connection).await;
+            for lane in connections.lanes() {
+                while let Some(idle) = lane.pop() {
+                    end(idle.connection).await;
+                }
             }
         });
         let _ = closing.await;
+    }
+}
+
+impl<S: Server> Connections<S> {
+    fn lanes(&self) -> impl Iterator<Item = Arc<Lane<S>>> + use<S> {
+        let home = self.home().clone();
+        home.into_iter().chain([Arc::clone(&self.own)])
     }
 }
 
@@ -307,10 +468,11 @@ async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
     loop {
         tokio::time::sleep(IDLE / 4).await;
         let Some(connections) = connections.upgrade() else { return };
-        let old: Vec<Idle<S>> =
-            connections.idle().extract_if(.., |idle| idle.since.elapsed() >= IDLE).collect();
-        for idle in old {
-            end(idle.connection).await;
+        for lane in connections.lanes() {
+            let old: Vec<Idle<S>> = lane.idle().extract_if(.., |idle| idle.since.elapsed() >= IDLE).collect();
+            for idle in old {
+                end(idle.connection).await;
+            }
         }
     }
 }
@@ -334,13 +496,13 @@ struct Request<S: Server, P: Step<S>> {
 }
 
 impl<S: Server, P: Step<S>> Request<S, P> {
-    async fn carry_out(self, pool: Option<Pool<S::Database>>) -> Result<P::Reply, Failure> {
+    async fn carry_out(self, origin: Origin<S>) -> Result<P::Reply, Failure> {
         let Self { connections, kind, step, limits, progress, caller } = self;
         let result = async {
             if connections.closed.load(Ordering::Acquire) {
                 return Err(closed());
             }
-            let (mut lent, permit) = connections.lend(kind, pool.as_ref(), limits.patience).await?;
+            let (mut lent, permit) = connections.lend(kind, origin, limits.patience).await?;
             if !progress.0.send() {
                 connections.done_with(lent, false);
                 return Err(Failure::unavailable("nobody wants it any more"));
@@ -361,7 +523,7 @@ impl<S: Server, P: Step<S>> Request<S, P> {
 
 impl<S: Server> Connections<S> {
     /// Performs the step, again if it got into the way of another.
-    async fn perform<P: Step<S>>(
+    pub(super) async fn perform<P: Step<S>>(
         &self,
         step: &P,
         lent: &mut Lent<S>,
@@ -373,7 +535,7 @@ impl<S: Server> Connections<S> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         loop {
             let (on, is_pooled): (&mut Conn<S>, bool) = match lent {
-                Lent::Own(connection) => (connection, false),
+                Lent::Own(connection, _) => (connection, false),
                 Lent::Pooled(connection) => (connection, true),
             };
             let answer = {
@@ -389,8 +551,7 @@ impl<S: Server> Connections<S> {
                     None => {
                         // Others may need the turn; this one stays for what comes of it.
                         drop(permit.take());
-                        let left = limits.last.saturating_sub(begun.elapsed());
-                        tokio::time::timeout(left, performing).await.ok()
+                        until(begun + limits.last, performing).await
                     }
                 }
             };
@@ -405,7 +566,7 @@ impl<S: Server> Connections<S> {
             if !fault.again || !caller.waits() || begun.elapsed() >= limits.answer / 2 {
                 return Err(fault);
             }
-            tokio::time::sleep(backoff.next_pause()).await;
+            sleep_until(Instant::now() + backoff.next_pause()).await;
         }
     }
 }
@@ -414,7 +575,7 @@ impl<S: Server> fmt::Debug for Connections<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections")
             .field("server", &self.server)
-            .field("idle", &self.idle().len())
+            .field("idle", &self.own.idle().len())
             .finish_non_exhaustive()
     }
 }

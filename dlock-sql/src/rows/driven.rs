@@ -5,10 +5,11 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use dlock_core::Failure;
+use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 /// Who made a request.
 #[derive(Clone)]
@@ -31,11 +32,12 @@ impl Caller {
 
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// The answer to a request. One that the caller drives is part of a runtime that is not his: this spares the way there and back.
-/// When he goes away, the runtime goes on with it.
+/// The answer to a request. One that the caller drives is part of his task: this spares the way to another and back. When he goes
+/// away, `runtime` goes on with it, for `limit` at the most.
 pub(crate) struct Driven<T: Send + 'static> {
     request: Option<Boxed<T>>,
     runtime: Handle,
+    limit: Duration,
     caller: Caller,
 }
 
@@ -43,6 +45,7 @@ impl<T: Send + 'static> Driven<T> {
     pub(super) fn new(
         request: impl Future<Output = Result<T, Failure>> + Send + 'static,
         runtime: Handle,
+        limit: Duration,
         caller: Caller,
     ) -> Self {
         let request: Boxed<T> = if caller.drives {
@@ -51,7 +54,7 @@ impl<T: Send + 'static> Driven<T> {
             let task = runtime.spawn(request);
             Box::pin(async { task.await.unwrap_or_else(|_| Err(gone())) })
         };
-        Self { request: Some(request), runtime, caller }
+        Self { request: Some(request), runtime, limit, caller }
     }
 }
 
@@ -61,7 +64,6 @@ impl<T: Send + 'static> Future for Driven<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let Some(request) = &mut this.request else { return Poll::Ready(Err(gone())) };
-        let _entered = this.runtime.enter();
         let answer = ready!(request.as_mut().poll(context));
         this.request = None;
         Poll::Ready(answer)
@@ -73,10 +75,38 @@ impl<T: Send + 'static> Drop for Driven<T> {
         if let Some(request) = self.request.take() {
             self.caller.waits.store(false, Ordering::Release);
             if self.caller.drives {
-                drop(self.runtime.spawn(request));
+                let limit = self.limit;
+                // The runtime of its connection may not be driven any more, and then answers nothing. The timer is not its own.
+                drop(self.runtime.spawn(async move { tokio::time::timeout(limit, request).await }));
             }
         }
     }
+}
+
+/// A timer of dlock's own thread: that of the caller's runtime may stand still, or be gone, while the request goes on elsewhere.
+fn timer(end: Instant) -> Sleep {
+    let _entered = keeper::runtime().ok().map(Handle::enter);
+    tokio::time::sleep_until(end)
+}
+
+/// Waits until then, whatever runtime this is polled on.
+pub(crate) async fn sleep_until(end: Instant) {
+    timer(end).await;
+}
+
+/// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at once.
+pub(super) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Output> {
+    let (mut future, mut late) = (pin!(future), pin!(None));
+    poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(output));
+        }
+        if late.is_none() {
+            late.set(Some(timer(end)));
+        }
+        late.as_mut().as_pin_mut().map_or(Poll::Pending, |late| late.poll(context).map(|()| None))
+    })
+    .await
 }
 
 /// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks at the time:
@@ -95,7 +125,7 @@ pub(super) async fn unless_late<F: Future + Send>(
             return Poll::Pending;
         }
         if late.is_none() {
-            late.set(Some(tokio::time::sleep_until(end)));
+            late.set(Some(timer(end)));
         }
         match late.as_mut().as_pin_mut() {
             Some(late) => late.poll(context).map(|()| None),

@@ -1,8 +1,10 @@
 //! How far a request has come, for those who have to know whether it may still be carried out.
 
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// How far it has come.
@@ -22,44 +24,60 @@ enum Stage {
 
 /// How far one request has come.
 #[derive(Debug)]
-pub(crate) struct Progress(watch::Sender<Stage>);
+pub(crate) struct Progress {
+    stage: Mutex<Stage>,
+    ended: Notify,
+}
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(Stage::Waiting))
+        Self { stage: Mutex::new(Stage::Waiting), ended: Notify::new() }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// It is about to be sent; whether it still may.
     pub(crate) fn send(&self) -> bool {
-        self.step(|stage| match stage {
-            Stage::Waiting | Stage::Sent(_) => Some(Stage::Sent(Instant::now())),
-            _ => None,
-        })
+        let mut stage = self.stage();
+        let may = matches!(*stage, Stage::Waiting | Stage::Sent(_));
+        if may {
+            *stage = Stage::Sent(Instant::now());
+        }
+        may
     }
 
     /// It was answered.
     pub(crate) fn settle(&self) {
-        self.step(|_| Some(Stage::Settled));
+        *self.stage() = Stage::Settled;
+        self.ended.notify_waiters();
     }
 
     /// Nothing more will be heard of it.
     pub(crate) fn lose(&self) {
-        self.step(|stage| match stage {
-            Stage::Sent(at) => Some(Stage::Lost(at)),
-            Stage::Waiting => Some(Stage::Settled),
-            _ => None,
-        });
+        let mut stage = self.stage();
+        *stage = match *stage {
+            Stage::Sent(at) => Stage::Lost(at),
+            Stage::Waiting => Stage::Settled,
+            other => other,
+        };
+        drop(stage);
+        self.ended.notify_waiters();
     }
 
     /// Whether it certainly does nothing any more: it was answered, or not sent, and then never will be.
     pub(crate) fn is_over(&self) -> bool {
-        self.step(|stage| (stage == Stage::Waiting).then_some(Stage::Cancelled));
-        matches!(*self.0.borrow(), Stage::Cancelled | Stage::Settled)
+        let mut stage = self.stage();
+        if *stage == Stage::Waiting {
+            *stage = Stage::Cancelled;
+        }
+        matches!(*stage, Stage::Cancelled | Stage::Settled)
     }
 
     /// Whether it was sent at least this long ago.
     pub(crate) fn is_older_than(&self, age: Duration) -> bool {
-        match *self.0.borrow() {
+        match *self.stage() {
             Stage::Sent(at) | Stage::Lost(at) => at.elapsed() >= age,
             _ => true,
         }
@@ -67,19 +85,12 @@ impl Progress {
 
     /// Resolves once it was answered, or nothing more will be heard of it.
     pub(crate) async fn ended(&self) {
-        let mut seen = self.0.subscribe();
-        // The sender is ours, so it is there.
-        let _ = seen.wait_for(|stage| !matches!(stage, Stage::Sent(_) | Stage::Waiting)).await;
-    }
-
-    fn step(&self, next: impl FnOnce(Stage) -> Option<Stage>) -> bool {
-        self.0.send_if_modified(|stage| match next(*stage) {
-            Some(next) => {
-                *stage = next;
-                true
-            }
-            None => false,
-        })
+        let mut ended = pin!(self.ended.notified());
+        // From here on no end is missed.
+        ended.as_mut().enable();
+        if matches!(*self.stage(), Stage::Sent(_) | Stage::Waiting) {
+            ended.await;
+        }
     }
 }
 

@@ -37,6 +37,8 @@ steps! {
     Mark() -> Option<String> = mark(), false;
     Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true;
     Release(key: Key, token: Token) -> Option<bool> = release(key, token), false;
+    TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true;
+    ReleaseAll(held: Vec<(Key, Token)>) -> Vec<Option<bool>> = release_all(held), false;
     Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases), false;
     Read(key: Key) -> Option<Holder> = read(key), false;
     List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false;

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, Withdrawal};
-use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
+use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
 use super::strategy::{Strategy, TakeError};
 use super::{Name, SESSION_IDLE_TIMEOUT, SessionServer, Wanted};
 use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
-use crate::rows::Connections;
+use crate::rows::{Connections, gone, sleep_until};
 use crate::server::{Conn, Fault, Server, Taken};
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
@@ -32,7 +32,9 @@ const CONNECT_ERROR_TTL: Duration = Duration::from_millis(100);
 const TRIES: u32 = 3;
 
 /// How many orders are carried out together.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
+/// How long the task that drives a connection sleeps at the most.
+pub(super) const PAUSE: Duration = HEARTBEAT;
 
 /// What the connection is asked to do.
 pub(super) enum Command {
@@ -68,7 +70,7 @@ type Busy = HashMap<Id, Option<Box<Holder>>>;
 struct Held {
     key: Key,
     token: Token,
-    fence: Fence,
+    fence: Option<Fence>,
     /// Who holds it, in words.
     holder: String,
     lease: Duration,
@@ -81,7 +83,7 @@ struct Held {
 impl Held {
     fn holder(&self) -> Holder {
         let mut holder = Holder::parse(&self.holder);
-        holder.fence = Some(self.fence);
+        holder.fence = self.fence;
         holder
     }
 }
@@ -144,23 +146,24 @@ impl<M: Strategy> ConnectionActor<M> {
         Self { context, place, session, held, shortest, proven: now, used: now, doubted, failed: None }
     }
 
-    /// Carries out orders until nobody can give one any more.
-    pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
-        let mut orders = Vec::new();
-        loop {
-            let due = if self.held.is_empty() { self.used + IDLE } else { self.proven + self.heartbeat() };
-            tokio::select! {
-                biased;
-                () = sleep_until(due), if self.session.is_some() => match self.held.is_empty() {
-                    true => self.close().await,
-                    // A failure has told all holds already.
-                    false => drop(self.perform(&Statement::Ping).await),
-                },
-                some = inbox.recv_many(&mut orders, AT_ONCE) => match some {
-                    0 => return self.close().await,
-                    _ => self.carry_out(&mut orders).await,
-                },
-            }
+    pub(super) const fn is_open(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// When the connection needs a sign of life, or has been idle for too long.
+    pub(super) fn due(&self) -> Instant {
+        if self.held.is_empty() { self.used + IDLE } else { self.proven + self.heartbeat() }
+    }
+
+    /// Does what is due.
+    pub(super) async fn look_after(&mut self) {
+        if !self.is_open() || self.due() > Instant::now() {
+            return;
+        }
+        match self.held.is_empty() {
+            true => self.close().await,
+            // A failure has told all holds already.
+            false => drop(self.perform(&Statement::Ping).await),
         }
     }
 
@@ -170,7 +173,7 @@ impl<M: Strategy> ConnectionActor<M> {
 
     /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what gives back can
     /// go first, and an order to take that nobody waits for is none: nothing of it is on the server.
-    async fn carry_out(&mut self, orders: &mut Vec<Command>) {
+    pub(super) async fn carry_out(&mut self, orders: &mut Vec<Command>) {
         self.used = Instant::now();
         let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for order in orders.drain(..) {
@@ -226,9 +229,9 @@ impl<M: Strategy> ConnectionActor<M> {
         {
             return Err(copy(failure));
         }
-        let Context { server, connector, .. } = &self.context;
+        let Context { server, connector, .. } = self.context.clone();
         let limit = connector.limit;
-        let opening = async {
+        let opening = async move {
             let mut connection = connector.open().await?;
             let settled = async {
                 M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT).await?;
@@ -237,9 +240,12 @@ impl<M: Strategy> ConnectionActor<M> {
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
             Ok(Session { connection, id })
         };
-        let opened = match timeout(limit * 2, opening).await {
-            Ok(opened) => opened,
-            Err(_) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+        // On dlock's own thread, whoever drives this.
+        let opening = keeper::runtime()?.spawn(async move { timeout(limit * 2, opening).await });
+        let opened = match opening.await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(_)) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+            Err(_) => Err(unchanged(gone())),
         };
         let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;
         let id = session.id;
@@ -302,7 +308,7 @@ impl<M: Strategy> ConnectionActor<M> {
         request: &ClaimRequest,
         signal: &Arc<HoldSignal>,
         holder: String,
-        fence: Fence,
+        fence: Option<Fence>,
         taken: Instant,
     ) {
         signal.open();
@@ -495,11 +501,11 @@ impl<M: Strategy> ConnectionActor<M> {
         }
     }
 
-    async fn close(&mut self) {
+    pub(super) async fn close(&mut self) {
         let session = self.session.take();
         self.give_up("this backend was closed");
         if let Some(session) = session {
-            let _ = timeout(RESPONSE_TIMEOUT.0, sqlx::Connection::close(session.connection)).await;
+            crate::connector::end(session.connection).await;
         }
     }
 }

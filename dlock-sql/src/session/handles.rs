@@ -1,6 +1,8 @@
 //! Which claim uses which connection.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,27 +12,53 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Strategy;
 use super::actor::{Command, ConnectionActor, Context, Reply};
+use super::driving::Driver;
 use crate::failure::closed;
 use crate::settings::Settings;
 
+/// A connection, and where commands for it are handed in that somebody else is to carry out.
+struct Shared<M: Strategy> {
+    driver: Arc<Driver<M>>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl<M: Strategy> Clone for Shared<M> {
+    fn clone(&self) -> Self {
+        Self { driver: Arc::clone(&self.driver), commands: self.commands.clone() }
+    }
+}
+
 /// The use of a connection: of one for all, or of one for a single lock.
-pub(super) struct ConnectionHandle {
-    orders: mpsc::UnboundedSender<Command>,
+pub(super) struct ConnectionHandle<M: Strategy> {
+    shared: Shared<M>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl ConnectionHandle {
-    /// Has an order carried out, whatever becomes of the caller.
-    pub(super) async fn call<T>(&self, order: impl FnOnce(Reply<T>) -> Command) -> Result<T, Failure> {
-        let (answer, told) = oneshot::channel();
-        self.orders.send(order(answer)).map_err(|_| closed())?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+impl<M: Strategy> ConnectionHandle<M> {
+    /// Has a command carried out, whatever becomes of the caller.
+    pub(super) async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Failure> {
+        let (answer, mut told) = oneshot::channel();
+        let mut driven = match self.shared.driver.begin(command(answer)) {
+            Ok(driven) => Some(driven),
+            Err(command) => {
+                self.shared.commands.send(command).map_err(|_| closed())?;
+                None
+            }
+        };
+        poll_fn(|context| {
+            if let Some(driven) = &mut driven {
+                driven.poll(context);
+            }
+            Pin::new(&mut told).poll(context)
+        })
+        .await
+        .unwrap_or_else(|_| Err(closed()))
     }
 
     /// The same, for those who do not wait.
-    pub(super) fn send(&self, order: Command) {
+    pub(super) fn send(&self, command: Command) {
         // When the actor is gone, so is what was on it.
-        let _ = self.orders.send(order);
+        let _ = self.shared.commands.send(command);
     }
 }
 
@@ -38,7 +66,7 @@ impl ConnectionHandle {
 pub(super) struct ConnectionHandles<M: Strategy> {
     context: Context<M>,
     /// Those that keep nothing now.
-    free: Mutex<Vec<mpsc::UnboundedSender<Command>>>,
+    free: Mutex<Vec<Shared<M>>>,
     permits: Arc<Semaphore>,
     limit: u32,
     closed: AtomicBool,
@@ -55,7 +83,7 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<mpsc::UnboundedSender<Command>>> {
+    fn free(&self) -> MutexGuard<'_, Vec<Shared<M>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,21 +96,23 @@ impl<M: Strategy> ConnectionHandles<M> {
     /// # Cancel safety
     ///
     /// Cancel-safe.
-    pub(super) async fn handle(&self, patience: Duration) -> Result<ConnectionHandle, Failure> {
+    pub(super) async fn handle(&self, patience: Duration) -> Result<ConnectionHandle<M>, Failure> {
         let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
         let mut free = self.free();
-        let orders = match if M::SHARED { free.last().cloned() } else { free.pop() } {
-            Some(orders) => orders,
+        let shared = match if M::SHARED { free.last().cloned() } else { free.pop() } {
+            Some(shared) => shared,
             None => {
-                let (orders, inbox) = mpsc::unbounded_channel();
-                keeper::runtime()?.spawn(ConnectionActor::new(self.context.clone()).run(inbox));
+                let (commands, inbox) = mpsc::unbounded_channel();
+                let driver = Driver::new(ConnectionActor::new(self.context.clone()));
+                keeper::runtime()?.spawn(Arc::clone(&driver).run(inbox));
+                let shared = Shared { driver, commands };
                 if M::SHARED {
-                    free.push(orders.clone());
+                    free.push(shared.clone());
                 }
-                orders
+                shared
             }
         };
-        Ok(ConnectionHandle { orders, permit })
+        Ok(ConnectionHandle { shared, permit })
     }
 
     async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
@@ -97,9 +127,9 @@ impl<M: Strategy> ConnectionHandles<M> {
     }
 
     /// The claim has nothing there any more, and no order on the way.
-    pub(super) fn put_back(&self, handle: ConnectionHandle) {
+    pub(super) fn put_back(&self, handle: ConnectionHandle<M>) {
         if !M::SHARED && self.check().is_ok() {
-            self.free().push(handle.orders);
+            self.free().push(handle.shared);
         }
         drop(handle.permit);
     }
@@ -109,9 +139,9 @@ impl<M: Strategy> ConnectionHandles<M> {
         self.closed.store(true, Ordering::Release);
         self.permits.close();
         let free = std::mem::take(&mut *self.free());
-        for orders in free {
+        for shared in free {
             let (answer, told) = oneshot::channel();
-            if orders.send(Command::Close(answer)).is_ok() {
+            if shared.commands.send(Command::Close(answer)).is_ok() {
                 let _ = told.await;
             }
         }

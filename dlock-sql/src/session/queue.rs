@@ -174,7 +174,7 @@ impl<M: Strategy> Visit<M> {
     async fn carry_out(mut self, permit: OwnedSemaphorePermit) {
         let others = Arc::clone(&self.queue.others);
         // Without a connection the place is gone, and its claim asks.
-        let Ok((mut connection, permit)) = others.connection(Some(permit), QUESTION).await else { return };
+        let Ok((mut connection, permit)) = others.connection(permit, QUESTION).await else { return };
         match self.stand(&mut connection).await {
             Ok(()) => others.put_back(connection),
             Err(_) => end(connection).await,

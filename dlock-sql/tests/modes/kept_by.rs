@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_core::{Backend, ErrorKind, Locks, Wait};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlRowLocks, MysqlSessions, PostgresRowLocks, PostgresSessions};
@@ -277,4 +277,42 @@ async fn a_proxy_that_pools_transactions_is_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
         assert!(error.to_string().contains("different sessions"), "{error}");
     }
+}
+
+/// Two processes on this URL, whose grants are not counted.
+async fn without_fences<B: Backend>(all: [B; 2], counted: impl Fn() -> String) {
+    let [ours, theirs] = all.map(|backend| Locks::builder(backend).with_wait(Wait::No).build().unwrap());
+    for _ in 0..2 {
+        let guards = [ours.lock("a").acquire().await.unwrap(), ours.lock("b").acquire().await.unwrap()];
+        assert!(guards.iter().all(|guard| guard.fence().is_none() && guard.check().is_ok()));
+        for key in ["a", "b"] {
+            assert_eq!(theirs.lock(key).acquire().await.unwrap_err().kind(), ErrorKind::Busy);
+        }
+        assert!(theirs.inspect("a").await.unwrap().is_some(), "somebody has it");
+        let lock = theirs.lock("a").with_wait(Duration::from_secs(20));
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert_eq!(counted(), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_connections_without_fences_exclude_each_other_and_write_nothing() {
+    let (server, mysql) = (PostgresServer::start().unwrap(), MysqlServer::start().unwrap());
+    let url = format!("{}{MIGRATE}&fences=false", server.url());
+    let counted = || server.query("SELECT count(*) FROM dlock WHERE key >= decode('ff', 'hex')");
+    let open = || PostgresSessions::connect(&url);
+    without_fences([open().await.unwrap(), open().await.unwrap()], counted).await;
+    let open = || PostgresRowLocks::connect(&url);
+    without_fences([open().await.unwrap(), open().await.unwrap()], counted).await;
+    assert_eq!(dlock_sql::Postgres::connect(&url).await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    let url = format!("{}?migrate=true&fences=false", mysql.url());
+    let counted = || mysql.query("SELECT count(*) FROM dlock WHERE `key` >= X'FF'");
+    let open = || MysqlSessions::connect(&url);
+    without_fences([open().await.unwrap(), open().await.unwrap()], counted).await;
+    let open = || MysqlRowLocks::connect(&url);
+    without_fences([open().await.unwrap(), open().await.unwrap()], counted).await;
 }

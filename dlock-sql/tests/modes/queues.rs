@@ -87,6 +87,37 @@ on_each_kind! {
             got(waiter).await.release().await.unwrap();
         }
     }
+
+    /// What is under way then goes on without that runtime, and so do the signs of life.
+    async fn a_runtime_that_is_blocked_in_the_middle_of_a_request_loses_no_lock<K: Kind>() {
+        let server = K::start(&[]);
+        let lease = Duration::from_secs(3);
+        let (ours, theirs) = (locks::<K>(&server, lease).await, locks::<K>(&server, lease).await);
+        let kept = take(&ours, "kept").await;
+        let blocked = ours.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                take(&blocked, "warm").await.release().await.unwrap();
+                let one = tokio::spawn({
+                    let lock = blocked.lock("other");
+                    async move { lock.acquire().await.map(drop) }
+                });
+                tokio::task::yield_now().await;
+                // More than a lease: the connection would have been given up.
+                std::thread::sleep(lease + lease / 3);
+                one.abort();
+            });
+        });
+        while !thread.is_finished() {
+            kept.check().expect("its connection shows signs of life");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        thread.join().unwrap();
+        kept.release().await.unwrap();
+        until("nothing is left", || K::held(&server) == 0).await;
+        take(&theirs, "other").await.release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,4 +13,5 @@ mod rows;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
+mod together;
 mod waiting;

@@ -48,7 +48,7 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(vec![
         Row::spread("release with NOTIFY, heard, acquire: bare statements, p50", Spread::of(told), "ms"),
         Row::spread("hand-over between two clients on PostgreSQL, p50: dlock", Spread::of(handed), "ms"),
-        Row::spread("    dlock / bare statements", ratio, "x").at_most(ratio.median, 1.5, "x"),
+        Row::spread("    dlock / bare statements", ratio, "x").at_most(ratio.median, 1.2, "x"),
     ])
 }
 

@@ -16,17 +16,21 @@ use crate::clients::{Client, dlock};
 use crate::sessions::{MysqlRow, MysqlSession, PostgresAdvisory, PostgresRow, PostgresSession};
 use crate::statements;
 
-const TASKS: [usize; 2] = [1, 8];
-/// As many connections as tasks, or all on one, as dlock's sessions are.
-const EACH: usize = TASKS[1];
+const TASKS: &[usize] = &[1, 8];
+/// More than there are connections: what waits for one goes out together.
+const MANY: &[usize] = &[32];
+/// As many connections as dlock has by default, or all on one, as dlock's sessions are.
+const EACH: usize = 8;
 const ONE: usize = 1;
-/// What dlock has to achieve of what the same statements do through the bare driver.
-const PART: f64 = 0.9;
+/// What dlock has to achieve of what the same statements do through the bare driver: of one statement and of several.
+const PART: f64 = 0.95;
+const PART_OF_ROWS: f64 = 0.9;
 
 /// One of dlock's modes, and the clients it has to stand beside, with what it has to achieve in relation to each.
-struct Contest {
-    ours: Client,
-    others: Vec<(Client, f64)>,
+struct Contest<'a> {
+    ours: &'a Client,
+    others: Vec<(&'a Client, f64)>,
+    tasks: &'static [usize],
 }
 
 pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
@@ -42,25 +46,30 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
         let rows = dlock(PostgresRowLocks::connect(url).await?)?;
         let of_rows = statements::of_postgres(&server, &rows).await?;
         let bare = BarePostgres { connections: Pg::connect(url, EACH).await?, statements: of_leases };
-        let lease = Contest {
-            ours: Client::new("dlock, lease rows on PostgreSQL", leases),
-            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
-        };
-        let bare = PostgresSession { connections: Pg::connect(url, ONE).await?, statements: of_sessions };
+        let plain = PostgresOptions::from_url(url)?.with_fences(false);
+        let plain = dlock(PostgresSessions::with_options(plain).await?)?;
+        let plain = Client::new("dlock, session locks without fences on PostgreSQL", plain);
+        let (leases, bare) = (
+            Client::new("dlock, lease rows on PostgreSQL", leases),
+            Client::new("the same statements, sqlx", bare),
+        );
+        let sessions = Client::new("dlock, session locks on PostgreSQL", sessions);
+        let bare_session =
+            PostgresSession { connections: Pg::connect(url, ONE).await?, statements: of_sessions };
+        let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
         let advisory = PostgresAdvisory::new(Pg::connect(url, ONE).await?);
-        let session = Contest {
-            ours: Client::new("dlock, session locks on PostgreSQL", sessions),
-            others: vec![
-                (Client::new("the same statements on one connection, sqlx", bare), PART),
-                (Client::new("PgAdvisoryLock on one connection (no fence)", advisory), 1.0),
-            ],
-        };
-        let bare = PostgresRow::new(Pg::connect(url, EACH).await?, of_rows.take).await?;
-        let row = Contest {
-            ours: Client::new("dlock, locked rows on PostgreSQL", rows),
-            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
-        };
-        measure(bench, &[lease, session, row]).await
+        let advisory = Client::new("PgAdvisoryLock on one connection", advisory);
+        let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, of_rows.take).await?;
+        let bare_row = Client::new("the same statements, sqlx", bare_row);
+        let rows = Client::new("dlock, locked rows on PostgreSQL", rows);
+        let contests = [
+            Contest { ours: &leases, others: vec![(&bare, PART)], tasks: TASKS },
+            Contest { ours: &leases, others: vec![(&bare, 1.5)], tasks: MANY },
+            Contest { ours: &sessions, others: vec![(&bare_session, PART)], tasks: TASKS },
+            Contest { ours: &plain, others: vec![(&advisory, 1.0)], tasks: TASKS },
+            Contest { ours: &rows, others: vec![(&bare_row, PART_OF_ROWS)], tasks: TASKS },
+        ];
+        measure(bench, &contests).await
     })
 }
 
@@ -72,25 +81,27 @@ pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
         let leases = dlock(Mysql::connect(url).await?)?;
         let of_leases = statements::of_mysql(&server, &leases).await?;
         let bare = BareMysql { connections: My::connect(url, EACH).await?, statements: of_leases };
-        let lease = Contest {
-            ours: Client::new("dlock, lease rows on MariaDB", leases),
-            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
-        };
-        let bare = MysqlSession::new(My::connect(url, ONE).await?).await?;
-        let session = Contest {
-            ours: Client::new("dlock, session locks on MariaDB", dlock(MysqlSessions::connect(url).await?)?),
-            others: vec![(Client::new("the same statements on one connection, sqlx", bare), PART)],
-        };
-        let bare = MysqlRow::new(My::connect(url, EACH).await?).await?;
-        let row = Contest {
-            ours: Client::new("dlock, locked rows on MariaDB", dlock(MysqlRowLocks::connect(url).await?)?),
-            others: vec![(Client::new("the same statements, sqlx", bare), PART)],
-        };
-        measure(bench, &[lease, session, row]).await
+        let (leases, bare) = (
+            Client::new("dlock, lease rows on MariaDB", leases),
+            Client::new("the same statements, sqlx", bare),
+        );
+        let sessions =
+            Client::new("dlock, session locks on MariaDB", dlock(MysqlSessions::connect(url).await?)?);
+        let bare_session = MysqlSession::new(My::connect(url, ONE).await?).await?;
+        let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
+        let rows = Client::new("dlock, locked rows on MariaDB", dlock(MysqlRowLocks::connect(url).await?)?);
+        let bare_row = MysqlRow::new(My::connect(url, EACH).await?).await?;
+        let bare_row = Client::new("the same statements, sqlx", bare_row);
+        let contests = [
+            Contest { ours: &leases, others: vec![(&bare, PART_OF_ROWS)], tasks: TASKS },
+            Contest { ours: &sessions, others: vec![(&bare_session, PART_OF_ROWS)], tasks: TASKS },
+            Contest { ours: &rows, others: vec![(&bare_row, PART_OF_ROWS)], tasks: TASKS },
+        ];
+        measure(bench, &contests).await
     })
 }
 
-async fn measure(bench: &Bench, contests: &[Contest]) -> Result<Vec<Row>> {
+async fn measure(bench: &Bench, contests: &[Contest<'_>]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for contest in contests {
         eprintln!("  {} ...", contest.ours.name);
@@ -99,15 +110,15 @@ async fn measure(bench: &Bench, contests: &[Contest]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-impl Contest {
+impl Contest<'_> {
     async fn measure(&self, rounds: usize, slice: Duration) -> Result<Vec<Row>> {
         let clients: Vec<&Client> =
-            std::iter::once(&self.ours).chain(self.others.iter().map(|(client, _)| client)).collect();
+            std::iter::once(self.ours).chain(self.others.iter().map(|(client, _)| *client)).collect();
         // paces[tasks][client][round]
-        let mut paces = vec![vec![Vec::new(); clients.len()]; TASKS.len()];
+        let mut paces = vec![vec![Vec::new(); clients.len()]; self.tasks.len()];
         // The first round warms up and is not counted.
         for round in 0..=rounds {
-            for (&tasks, paces) in TASKS.iter().zip(&mut paces) {
+            for (&tasks, paces) in self.tasks.iter().zip(&mut paces) {
                 for turn in 0..clients.len() {
                     // Each round begins with another one.
                     let which = (turn + round) % clients.len();
@@ -119,10 +130,10 @@ impl Contest {
             }
         }
         let mut rows = Vec::new();
-        for (&tasks, paces) in TASKS.iter().zip(&paces) {
+        for (&tasks, paces) in self.tasks.iter().zip(&paces) {
             let (ours, others) = paces.split_first().context("no figures")?;
             let what = |client: &Client| format!("pairs a second, {tasks} at a time: {}", client.name);
-            rows.push(pace_row(&what(&self.ours), ours));
+            rows.push(pace_row(&what(self.ours), ours));
             for ((client, part), theirs) in self.others.iter().zip(others) {
                 rows.push(pace_row(&what(client), theirs));
                 let ratio = Spread::of(ours.iter().zip(theirs).map(|(a, b)| a.rate / b.rate).collect());

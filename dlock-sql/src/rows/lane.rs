@@ -1,0 +1,86 @@
+//! The connections that one runtime drives.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_core::{Key, Token};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::together::Line;
+use crate::server::{Ask, Conn, Server, Taken};
+
+/// A connection that was idle for this long is tested before it is used.
+pub(super) const FRESH: Duration = Duration::from_secs(5);
+
+/// The connections that one runtime drives, and the right to use them.
+///
+/// An answer wakes the runtime on which its connection was opened. Where that is the caller's own, it costs no detour
+/// over another thread; so callers of one runtime, the home of these locks, have connections there. What must not wait
+/// for a runtime that is blocked or gone, and callers from elsewhere, use those of dlock's own thread.
+pub(super) struct Lane<S: Server> {
+    pub(super) runtime: Handle,
+    pub(super) permits: Arc<Semaphore>,
+    limit: usize,
+    idle: Mutex<Vec<Idle<S>>>,
+    /// What waits for a connection.
+    pub(super) takes: Line<Ask, Taken>,
+    pub(super) releases: Line<(Key, Token), bool>,
+}
+
+/// A connection that nobody uses at the moment.
+pub(super) struct Idle<S: Server> {
+    pub(super) connection: Conn<S>,
+    pub(super) since: Instant,
+    /// How many connections had been found broken by then.
+    pub(super) breaks: u64,
+}
+
+impl<S: Server> Idle<S> {
+    fn is_ready(&self, breaks: u64) -> bool {
+        self.breaks == breaks && self.since.elapsed() < FRESH
+    }
+}
+
+impl<S: Server> Lane<S> {
+    pub(super) fn new(runtime: Handle, limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            permits: Arc::new(Semaphore::new(limit)),
+            limit,
+            idle: Mutex::default(),
+            takes: Line::default(),
+            releases: Line::default(),
+        })
+    }
+
+    pub(super) fn idle(&self) -> MutexGuard<'_, Vec<Idle<S>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn pop(&self) -> Option<Idle<S>> {
+        self.idle().pop()
+    }
+
+    pub(super) fn put(&self, connection: Conn<S>, breaks: u64) {
+        self.idle().push(Idle { connection, since: Instant::now(), breaks });
+    }
+
+    /// Whether the runtime has asked for nothing for a while. It may be gone, which it does not tell.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.permits.available_permits() == self.limit
+            && self.idle().iter().all(|idle| idle.since.elapsed() >= FRESH)
+    }
+
+    /// A connection that can be written to at once, without a test, if there is one and a permit for it.
+    pub(super) fn try_take(&self, breaks: u64) -> Option<(Conn<S>, OwnedSemaphorePermit)> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        Some((self.idle().pop_if(|idle| idle.is_ready(breaks))?.connection, permit))
+    }
+
+    /// Whether there is one at this moment.
+    pub(super) fn is_ready(&self, breaks: u64) -> bool {
+        self.permits.available_permits() > 0 && self.idle().last().is_some_and(|idle| idle.is_ready(breaks))
+    }
+}

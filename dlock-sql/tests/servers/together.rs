@@ -1,0 +1,225 @@
+//! Requests of one moment that go out together, and the runtimes that drive them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Guard, Locks};
+use dlock_rig::proxy::Proxy;
+use dlock_rig::servers::postgres::PostgresServer;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{Db, is_error, on_both, once, take, until};
+
+/// A runtime that is driven only while somebody waits in it.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs it on another thread.
+async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+/// Takes locks with these keys, all at one moment.
+fn take_all(locks: &Locks, keys: impl Iterator<Item = String>) -> Vec<dlock_core::Result<Guard>> {
+    let locks = locks.clone();
+    runtime().block_on(async move {
+        let asked: Vec<_> = keys
+            .map(|key| {
+                tokio::spawn({
+                    let lock = once(&locks, &key);
+                    async move { lock.acquire().await }
+                })
+            })
+            .collect();
+        let mut all = Vec::new();
+        for one in asked {
+            all.push(one.await.unwrap());
+        }
+        all
+    })
+}
+
+/// Releases them, all at one moment.
+fn release_all(guards: Vec<Guard>) {
+    runtime().block_on(async move {
+        let left: Vec<_> = guards.into_iter().map(|guard| tokio::spawn(guard.release())).collect();
+        for one in left {
+            one.await.unwrap().unwrap();
+        }
+    });
+}
+
+fn executed(proxy: &Proxy) -> u64 {
+    proxy.requests().get("EXECUTE").copied().unwrap_or_default()
+}
+
+async fn through<D: Db>(db: &D) -> (Proxy, Locks) {
+    db.backend().await;
+    let proxy = db.proxy();
+    let backend = D::connect(&db.url_through(proxy.address())).await.unwrap();
+    // What became of a request is never known when the runtime of its connection is gone: its lease ends it.
+    (proxy, Locks::builder(backend).with_lease(Duration::from_secs(3)).build().unwrap())
+}
+
+on_both! {
+    async fn a_thousand_who_ask_for_one_key_at_one_moment_are_answered_by_a_few_statements<D: Db>(db: D) {
+        let guard = take(&db.locks().await, "a").await;
+        let (proxy, theirs) = through(&db).await;
+        let before = executed(&proxy);
+        let all = elsewhere(move || take_all(&theirs, (0..1_000).map(|_| "a".to_owned()))).await;
+        let asked = executed(&proxy) - before;
+        println!("1,000 attempts: {asked} statements");
+        for one in all {
+            is_error(one, ErrorKind::Busy, &[]);
+        }
+        // Some are answered while the others are still being asked for.
+        assert!(asked < 400, "{asked} statements");
+        guard.release().await.unwrap();
+    }
+
+    async fn one_of_many_who_ask_for_a_free_lock_gets_it_and_the_others_know_who<D: Db>(db: D) {
+        let (_proxy, locks) = through(&db).await;
+        for _ in 0..5 {
+            let locks = locks.clone();
+            let all = elsewhere(move || take_all(&locks, (0..200).map(|_| "a".to_owned()))).await;
+            let (granted, busy): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+            let granted: Vec<Guard> = granted.into_iter().map(Result::unwrap).collect();
+            assert_eq!((granted.len(), busy.len()), (1, 199));
+            let fence = granted[0].fence();
+            for one in busy {
+                let error = is_error(one, ErrorKind::Busy, &[]);
+                assert!(error.holder().is_none_or(|holder| holder.fence == fence), "{error:?}");
+            }
+            elsewhere(move || release_all(granted)).await;
+            assert_eq!(db.held(), 0);
+        }
+    }
+
+    async fn an_attempt_in_a_line_that_is_dropped_leaves_nothing_behind<D: Db>(db: D) {
+        let (_proxy, locks) = through(&db).await;
+        let all = locks.clone();
+        elsewhere(move || {
+            let runtime = runtime();
+            runtime.block_on(async {
+                for n in 0..300 {
+                    tokio::spawn({ let lock = once(&all, &format!("k{n}")); async move { lock.acquire().await } });
+                }
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            });
+            // With all that is under way.
+            drop(runtime);
+        })
+        .await;
+        until("everything is withdrawn", || locks.stats().background == 0 && db.held() == 0).await;
+        take(&locks, "k7").await.release().await.unwrap();
+    }
+
+    async fn a_runtime_that_nobody_drives_holds_up_no_other<D: Db>(db: D) {
+        let (_proxy, locks) = through(&db).await;
+        let theirs = locks.clone();
+        let (runtime, guard) = elsewhere(move || {
+            let runtime = runtime();
+            let guard = runtime.block_on(take(&theirs, "held"));
+            // Requests that were sent, whose answers nobody will read here.
+            for n in 0..20 {
+                let lock = once(&theirs, &format!("k{n}"));
+                runtime.spawn(async move { lock.acquire().await.map(drop) });
+            }
+            runtime.block_on(async { tokio::task::yield_now().await });
+            (runtime, guard)
+        })
+        .await;
+        for n in 0..20 {
+            take(&locks, &format!("other{n}")).await.release().await.unwrap();
+        }
+        guard.release().await.unwrap();
+        assert!(locks.inspect("held").await.unwrap().is_none());
+        elsewhere(move || runtime.shutdown_background()).await;
+        until("everything is withdrawn", || locks.stats().background == 0 && db.held() == 0).await;
+    }
+
+    async fn locks_follow_their_user_from_runtime_to_runtime<D: Db>(db: D) {
+        let (_proxy, locks) = through(&db).await;
+        for _ in 0..4 {
+            let theirs = locks.clone();
+            let kept = elsewhere(move || {
+                runtime().block_on(async {
+                    take(&theirs, "a").await.release().await.unwrap();
+                    take(&theirs, "kept").await
+                })
+            })
+            .await;
+            kept.check().unwrap();
+            is_error(once(&locks, "kept").acquire().await, ErrorKind::Busy, &[]);
+            kept.release().await.unwrap();
+        }
+        assert_eq!(db.held(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_that_are_wanted_at_one_moment_are_taken_and_released_in_a_few_statements() {
+    let server = <PostgresServer as Db>::start();
+    server.backend().await;
+    let (proxy, locks) = through(&server).await;
+    for round in 0..2 {
+        let before = executed(&proxy);
+        let theirs = locks.clone();
+        // The second time the rows are there.
+        let all = elsewhere(move || take_all(&theirs, (0..500).map(|n| format!("k{n}")))).await;
+        let guards: Vec<Guard> = all.into_iter().map(Result::unwrap).collect();
+        assert_eq!(server.held(), 500);
+        let taken = executed(&proxy) - before;
+        let fences: BTreeSet<_> = guards.iter().map(Guard::fence).collect();
+        assert!(!fences.contains(&None));
+        for holder in locks.holders().await.unwrap() {
+            assert!(fences.contains(&holder.1.fence), "{holder:?}");
+        }
+        let before = executed(&proxy);
+        elsewhere(move || release_all(guards)).await;
+        let released = executed(&proxy) - before;
+        println!("round {round}: 500 locks by {taken} statements, released by {released}");
+        assert!(taken < 250 && released < 250, "{taken} and {released} statements");
+        assert_eq!(server.held(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_somebody_has_locked_holds_up_nobody_who_asks_for_others() {
+    let server = <PostgresServer as Db>::start();
+    server.backend().await;
+    let (_proxy, locks) = through(&server).await;
+    take(&locks, "stuck").await.release().await.unwrap();
+    let pool = Db::pool(&server, 1);
+    let mut theirs = pool.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM dlock WHERE key = 'stuck' FOR UPDATE").execute(&mut *theirs).await.unwrap();
+    let (locks, stuck) = (Arc::new(locks), 100);
+    let asked = Arc::clone(&locks);
+    let all = elsewhere(move || {
+        let key = |n| if n == stuck { "stuck".to_owned() } else { format!("k{n}") };
+        let locks = Locks::clone(&asked);
+        runtime().block_on(async move {
+            let asked: Vec<_> = (0..300)
+                .map(|n| {
+                    let lock = once(&locks, &key(n)).with_lease(Duration::from_secs(10));
+                    tokio::spawn(async move { lock.acquire().await })
+                })
+                .collect();
+            let mut all = Vec::new();
+            for one in asked {
+                all.push(one.await.unwrap());
+            }
+            all
+        })
+    })
+    .await;
+    for (n, one) in all.into_iter().enumerate() {
+        assert_eq!(one.is_ok(), n != stuck, "{n}: {one:?}");
+    }
+    theirs.rollback().await.unwrap();
+    until("everything is withdrawn", || locks.stats().background == 0 && server.held() == 0).await;
+}
