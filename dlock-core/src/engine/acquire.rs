@@ -213,6 +213,7 @@ impl<'a> Acquire<'a> {
         // With a line before us there is no point in asking: the first in line does.
         if lines && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key)) {
             self.turn_to(place);
+            scope::refuse_own(&self.specs[place])?;
             self.span.wait();
             self.asks_at_once = false;
             let ticket = engine.wait_queue.join(&self.specs[place].key, None);
@@ -257,6 +258,7 @@ impl<'a> Acquire<'a> {
                     if !self.waits {
                         return Err(Failure::new(ErrorKind::Busy, ""));
                     }
+                    scope::refuse_own(&self.specs[place])?;
                     if let Some((_, ticket)) = line.take_if(|(at, _)| *at != place) {
                         // The lock of that line may well be free: the next one is to look.
                         ticket.tell();

@@ -3,6 +3,7 @@
 //! A scope follows the code: what a body calls and awaits is inside it, on whatever thread. Spawned tasks are not,
 //! unless wrapped with [`in_current_scope`]; and two branches of one `join!` that each take a lock are two owners.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
@@ -15,12 +16,14 @@ use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 use tokio::task::futures::TaskLocalFuture;
 
-use crate::engine::Engine;
+use crate::backend::LockId;
 use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold, ShareKind};
 use crate::engine::registry::HoldRegistry;
 use crate::engine::share::Share;
+use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::guarded::guard;
 use crate::handles::held::Held;
 use crate::handles::options::Options;
 use crate::key::Key;
@@ -325,6 +328,30 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
         if held { test(&hold.key) } else { None }
     };
     SCOPE.try_with(|scope| scope.find(find)).ok().flatten()
+}
+
+/// The lock's id; `None` when the backend panics.
+fn id_of(engine: &Engine, key: &Key) -> Option<LockId> {
+    guard(|| engine.backend.lock_id(key)).ok()
+}
+
+/// Refuses to wait for a lock that the calling scope holds by other `Locks`, which cannot be entered again by these. To
+/// be called once it is known that somebody has it: what this costs grows with what the scope holds.
+pub(super) fn refuse_own(wanted: &Spec) -> Result<(), Failure> {
+    let wanted_id = LazyCell::new(|| id_of(&wanted.engine, &wanted.key));
+    let is_same = |hold: &Arc<Hold>| {
+        !Arc::ptr_eq(&hold.engine, &wanted.engine)
+            && matches!(hold.condition(), Condition::Held | Condition::Suspect)
+            && wanted_id.is_some()
+            && id_of(&hold.engine, &hold.key) == *wanted_id
+    };
+    let found = SCOPE.try_with(|scope| scope.find(|hold| is_same(hold).then_some(())));
+    if let Ok(Some(())) = found {
+        let why = "the caller holds it already by other `Locks` of the same store, and would wait for itself; use \
+                   clones of one `Locks`, by which it can be entered again";
+        return Err(Failure::new(ErrorKind::Deadlock, why));
+    }
+    Ok(())
 }
 
 /// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there.

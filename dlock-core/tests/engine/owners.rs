@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, OnLost, current_hold, in_current_scope};
+use dlock_core::{
+    ErrorKind, Locks, ManualClock, Memory, OnLost, Prefixed, Wait, current_hold, in_current_scope,
+};
 
 fn locks() -> (Memory, Locks) {
     let memory = Memory::new();
@@ -282,4 +284,70 @@ async fn every_future_can_be_sent_to_another_thread() {
     let guard = assert_send(lock.acquire()).await.unwrap();
     assert_send(guard.release()).await.unwrap();
     assert_send(locks.shutdown(Duration::from_secs(1))).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_holds_a_lock_by_other_locks_of_the_same_store_is_told_so_and_does_not_wait_for_itself() {
+    let memory = Memory::new();
+    let ours = Locks::new(memory.clone());
+    let plain = Locks::new(memory.clone());
+    let prefixed = Locks::new(Prefixed::new(memory.clone(), "a:").unwrap());
+    let refused = async || {
+        // Each of them has 30 s or more to wait, were it to wait.
+        let single = plain.lock("a:k").with_wait(Wait::Forever).acquire().await.unwrap_err();
+        let by_prefix = prefixed.lock("k").run(async {}).await.unwrap_err();
+        let batch = plain.lock_all(["a:a", "a:k", "a:z"]).acquire().await.unwrap_err();
+        for error in [single, by_prefix, batch] {
+            assert_eq!(error.kind(), ErrorKind::Deadlock, "{error}");
+            assert!(error.to_string().contains("by other `Locks`"), "{error}");
+            assert!(error.key().is_some_and(|key| key.ends_with('k')), "{error}");
+        }
+        assert!(plain.lock("a:k").try_acquire().await.unwrap().is_none(), "it never waits");
+        plain.lock("a:other").run(async {}).await.unwrap();
+        Locks::new(Memory::new()).lock("a:k").run(async {}).await.unwrap();
+    };
+    ours.lock("a:k")
+        .run(async {
+            refused().await;
+            in_current_scope(refused()).await;
+            // Behind others who wait in line for it.
+            let waiter = tokio::spawn({
+                let lock = plain.lock("a:k");
+                async move { lock.acquire().await }
+            });
+            tokio::task::yield_now().await;
+            refused().await;
+            waiter.abort();
+        })
+        .await
+        .unwrap();
+    let batch = ours.lock_all(["a:k", "b"]);
+    batch.run(refused()).await.unwrap();
+    ours.scope(async {
+        let _guard = ours.lock("a:k").acquire().await.unwrap();
+        refused().await;
+    })
+    .await;
+    plain.shutdown(Duration::from_secs(20)).await.unwrap();
+    ours.shutdown(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(memory.held(), 0);
+}
+
+#[tokio::test]
+async fn who_waits_for_somebody_else_waits_though_the_store_is_the_same() {
+    let memory = Memory::new();
+    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
+    let (guard, lock) = (theirs.lock("k").acquire().await.unwrap(), ours.lock("k"));
+    ours.lock("other")
+        .run(async {
+            let (waiting, released) = tokio::join!(lock.acquire(), async {
+                tokio::task::yield_now().await;
+                guard.release().await
+            });
+            released.unwrap();
+            waiting.unwrap().release().await.unwrap();
+        })
+        .await
+        .unwrap();
+    assert_eq!(memory.held(), 0);
 }
