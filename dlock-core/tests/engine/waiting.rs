@@ -84,7 +84,7 @@ async fn a_herd_in_one_process_asks_the_backend_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_hand_over_in_one_process_costs_a_release_and_an_acquire() {
+async fn a_handoff_in_one_process_costs_a_release_and_an_acquire() {
     let backend = Scripted::unpolled([granted(), Answer::Busy, granted(), granted(), granted()]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();

@@ -108,7 +108,7 @@ async fn a_master_that_hands_over_takes_its_locks_along() {
     let (ours, theirs) =
         (locks(&cluster.url(), Duration::from_secs(6)).await, locks(&cluster.url(), LONG).await);
     let guard = ours.lock("room").acquire().await.unwrap();
-    cluster.hand_over(cluster.master_of("dlock:room")).unwrap();
+    cluster.handoff(cluster.master_of("dlock:room")).unwrap();
     let renewals = ours.stats().renewals;
     until("a renewal", || ours.stats().renewals > renewals).await;
     guard.check().unwrap();

@@ -103,7 +103,7 @@ async fn many_locks_are_renewed_in_a_few_requests() {
 }
 
 #[tokio::test]
-async fn a_hand_over_among_two_hundred_waiters_is_at_most_three_requests() {
+async fn a_handoff_among_two_hundred_waiters_is_at_most_three_requests() {
     const WAITERS: u64 = 200;
     let on = Proxied::start();
     let (ours, theirs) = (warm(&on).await, on.locks(LONG).await);
@@ -118,7 +118,7 @@ async fn a_hand_over_among_two_hundred_waiters_is_at_most_three_requests() {
     first.release().await.unwrap();
     soon("everybody's turn", async { while waiters.join_next().await.is_some() {} }).await;
     let sent = wire.sent();
-    assert!(sent.values().sum::<u64>() <= 3 * (WAITERS + 1), "{sent:?} for {WAITERS} hand-overs");
+    assert!(sent.values().sum::<u64>() <= 3 * (WAITERS + 1), "{sent:?} for {WAITERS} handoffs");
     let published = on.server.command_calls().get("publish").copied().unwrap_or(0);
     assert!(published <= WAITERS + 3, "{published} messages");
 }

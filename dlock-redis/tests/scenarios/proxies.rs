@@ -19,7 +19,7 @@ fn wait_for(locks: &Locks) -> JoinHandle<dlock_core::Result<Guard>> {
 }
 
 /// Two clients hand a lock over, each of which listens.
-async fn hand_over(url: &str, heard: impl Fn() -> bool + Send + Sync) {
+async fn handoff(url: &str, heard: impl Fn() -> bool + Send + Sync) {
     let (ours, theirs) = (locks(url, LONG).await, locks(url, LONG).await);
     for _ in 0..5 {
         let guard = ours.lock("room").acquire().await.unwrap();
@@ -34,7 +34,7 @@ async fn hand_over(url: &str, heard: impl Fn() -> bool + Send + Sync) {
 #[tokio::test]
 async fn a_server_without_hello_is_spoken_to_in_resp2() {
     let server = without(&["hello"]).password("hunter2").start().unwrap();
-    hand_over(&format!("{}/3", server.url()), || !server.channels().is_empty()).await;
+    handoff(&format!("{}/3", server.url()), || !server.channels().is_empty()).await;
     let clients: String = server.command(&["CLIENT", "LIST"]);
     assert!(clients.contains("resp=2") && !clients.contains("resp=3"), "{clients}");
 }
@@ -42,15 +42,15 @@ async fn a_server_without_hello_is_spoken_to_in_resp2() {
 #[tokio::test]
 async fn a_user_without_the_right_to_hello_is_let_in() {
     let server = RedisServer::options().user("old", "pw", &["~*", "+@all", "-hello", "&*"]).start().unwrap();
-    hand_over(&server.url_as("old", "pw"), || !server.channels().is_empty()).await;
+    handoff(&server.url_as("old", "pw"), || !server.channels().is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_cluster_without_hello_is_spoken_to_in_resp2() {
     let cluster = RedisCluster::start_with(without(&["hello"])).unwrap();
     let heard = || cluster.nodes().iter().any(|node| !node.channels().is_empty());
-    hand_over(&cluster.url(), heard).await;
-    hand_over(&format!("{}?prefix=", cluster.url()), heard).await;
+    handoff(&cluster.url(), heard).await;
+    handoff(&format!("{}?prefix=", cluster.url()), heard).await;
 }
 
 #[tokio::test]

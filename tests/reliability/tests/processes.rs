@@ -51,7 +51,7 @@ async fn acquire(worker: &mut Worker, wait_ms: u64) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn processes_exclude_each_other_and_hand_over_on_release() {
+async fn processes_exclude_each_other_and_handoff_on_release() {
     let store = Store::new();
     let (mut first, mut second) = (store.worker().await, store.worker().await);
     let (fence, _) = acquire(&mut first, 0).await;

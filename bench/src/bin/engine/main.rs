@@ -48,7 +48,7 @@ const BENCHES: &[Bench<Settings>] = &[
     ("memory: many waiters cancelled", scale::cancelled),
     ("memory: many renewals", scale::renewals),
     ("sqlite: acquire and release", sqlite::pair),
-    ("sqlite: hand-over", sqlite::hand_over),
+    ("sqlite: handoff", sqlite::handoff),
 ];
 
 fn main() -> Result<()> {

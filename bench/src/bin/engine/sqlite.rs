@@ -53,7 +53,7 @@ pub(crate) fn pair(settings: &Settings) -> Result<Vec<Line>> {
 }
 
 /// From a release by one handle to the grant to another that has waited for a while, as between processes.
-pub(crate) fn hand_over(settings: &Settings) -> Result<Vec<Line>> {
+pub(crate) fn handoff(settings: &Settings) -> Result<Vec<Line>> {
     let dir = tempfile::tempdir()?;
     let took = measure::runtime()?.block_on(async {
         let (giving, taking) = (dlock::connect(&url(&dir)).await?, dlock::connect(&url(&dir)).await?);
@@ -72,7 +72,7 @@ pub(crate) fn hand_over(settings: &Settings) -> Result<Vec<Line>> {
         }
         anyhow::Ok(took)
     })?;
-    Ok(vec![Line::spread("sqlite: hand-over after a wait of 30 ms", Spread::of(took), "ms")])
+    Ok(vec![Line::spread("sqlite: handoff after a wait of 30 ms", Spread::of(took), "ms")])
 }
 
 /// One connection, and nothing around it.

@@ -87,16 +87,16 @@ async fn herd(bench: &Bench, rival: bool) -> Result<Row> {
     let before = Calls::now(&mut server).await?;
     let other = if rival { Some(command.spawn().context("cannot start the rival")?) } else { None };
     wait_in_line(&locks).await?;
-    let mut hand_overs = WAITERS * TURNS;
+    let mut handoffs = WAITERS * TURNS;
     if let Some(mut other) = other {
         other.wait().await?;
-        hand_overs += WAITERS;
+        handoffs += WAITERS;
     }
     let sent = since(&mut server, &before).await?;
     locks.shutdown(Duration::from_secs(10)).await?;
-    let each = sent.total() as f64 / hand_overs as f64;
+    let each = sent.total() as f64 / handoffs as f64;
     let what = if rival { "and another process" } else { "in one process" };
-    let row = Row::new(format!("commands of a hand-over, {WAITERS} waiters {what}"), each, "");
+    let row = Row::new(format!("commands of a handoff, {WAITERS} waiters {what}"), each, "");
     let row = if rival { row } else { row.at_most(each, 3.0, "") };
     Ok(row.beside(sent.listed()))
 }

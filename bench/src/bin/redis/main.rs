@@ -16,7 +16,7 @@ mod batches;
 mod clients;
 mod contend;
 mod counts;
-mod hand_over;
+mod handoff;
 mod held;
 mod majority;
 mod measure;
@@ -76,7 +76,7 @@ impl Bench {
 
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("pairs", pairs::uncontended),
-    ("hand-over", hand_over::between_processes),
+    ("handoff", handoff::between_processes),
     ("counts", counts::commands),
     ("batches", batches::of_ten),
     ("majority", majority::of_five),

@@ -9,10 +9,10 @@ pub(crate) struct Settings {
     pub(crate) rounds: usize,
     /// How long each client makes pairs in one round. Short: what else runs on the machine then meets neighbours alike.
     pub(crate) slice: Duration,
-    /// Rounds of hand-overs.
-    pub(crate) hand_over_rounds: usize,
-    /// Hand-overs a round and client.
-    pub(crate) hand_overs: u64,
+    /// Rounds of handoffs.
+    pub(crate) handoff_rounds: usize,
+    /// Handoffs a round and client.
+    pub(crate) handoffs: u64,
     /// How long many locks are held.
     pub(crate) hold: Duration,
 }
@@ -20,11 +20,11 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) const fn full() -> Self {
         let (slice, hold) = (Duration::from_millis(60), Duration::from_secs(30));
-        Self { rounds: 61, slice, hand_over_rounds: 5, hand_overs: 200, hold }
+        Self { rounds: 61, slice, handoff_rounds: 5, handoffs: 200, hold }
     }
 
     pub(crate) const fn quick() -> Self {
         let (slice, hold) = (Duration::from_millis(60), Duration::from_secs(12));
-        Self { rounds: 15, slice, hand_over_rounds: 3, hand_overs: 50, hold }
+        Self { rounds: 15, slice, handoff_rounds: 3, handoffs: 50, hold }
     }
 }

@@ -15,7 +15,7 @@
 
 mod bare;
 mod clients;
-mod hand_over;
+mod handoff;
 mod pairs;
 mod sessions;
 mod statements;
@@ -79,7 +79,7 @@ impl Bench {
 
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("postgres-pairs", pairs::postgres),
-    ("postgres-hand-over", hand_over::postgres),
+    ("postgres-handoff", handoff::postgres),
     ("mysql-pairs", pairs::mysql),
 ];
 

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use dlock_bench::measure::runtime;
 use dlock_bench::report::{Row, Spread};
 use dlock_interop::peer::{Peer, Setting};
-use dlock_interop::{hand_overs, percentile, read_all};
+use dlock_interop::{handoffs, percentile, read_all};
 use dlock_testkit::checkers::overlap;
 
 use crate::Bench;
@@ -91,5 +91,5 @@ async fn hand_to_and_fro(bench: &Bench, java: bool, key: &str) -> Result<Vec<Dur
     }
     let events = read_all(histories.path())?;
     ensure!(overlap(&events).overlaps.is_empty(), "two processes had {key} at the same time");
-    Ok(hand_overs(&events, key, |_| true, |_| true))
+    Ok(handoffs(&events, key, |_| true, |_| true))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dlock_interop::peer::times;
-use dlock_interop::{hand_overs, percentile};
+use dlock_interop::{handoffs, percentile};
 use dlock_testkit::checkers::{fence_order, overlap};
 use dlock_testkit::history::{Event, Op};
 use dlock_testkit::now_ns;
@@ -64,12 +64,12 @@ async fn excluded(scene: &Scene, kind: &str, each: usize) -> Result<(Vec<Event>,
     ensure!(fences.inversions.is_empty(), "fences out of order: {:?}", fences.inversions);
     let mut found = format!("{count} critical sections, counter exact, 0 overlaps, fences in order");
     for (to, took) in [
-        ("java", hand_overs(&events, &contended(kind), in_rust, in_java)),
-        ("rust", hand_overs(&events, &contended(kind), in_java, in_rust)),
+        ("java", handoffs(&events, &contended(kind), in_rust, in_java)),
+        ("rust", handoffs(&events, &contended(kind), in_java, in_rust)),
     ] {
         ensure!(!took.is_empty(), "no waiter in {to} ever took over from the other side");
         let (p50, p99) = (percentile(&took, 50), percentile(&took, 99));
-        found += &format!("; {} hand-overs to {to}, p50 {p50:.2?}, p99 {p99:.2?}", took.len());
+        found += &format!("; {} handoffs to {to}, p50 {p50:.2?}, p99 {p99:.2?}", took.len());
     }
     Ok((events, found))
 }

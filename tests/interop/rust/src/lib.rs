@@ -4,11 +4,11 @@
 #![forbid(unsafe_code)]
 
 pub mod collector;
-mod hand_over;
+mod handoff;
 pub mod java;
 pub mod other_clients;
 pub mod peer;
 pub mod service;
 pub mod worker;
 
-pub use hand_over::{hand_overs, percentile, read_all};
+pub use handoff::{handoffs, percentile, read_all};

@@ -198,7 +198,7 @@ impl RedisCluster {
     /// # Panics
     ///
     /// When a node does not answer.
-    pub fn hand_over(&self, master: usize) -> Result<(), ServerError> {
+    pub fn handoff(&self, master: usize) -> Result<(), ServerError> {
         self.nodes[self.partner_of(master)].command::<()>(&["CLUSTER", "FAILOVER"]);
         self.wait_for_failover(master)
     }

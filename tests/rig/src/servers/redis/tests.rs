@@ -84,7 +84,7 @@ fn a_cluster_moves_slots_and_fails_over() {
     assert_eq!(cluster.master_of("room"), other);
     assert_eq!(cluster.command_at::<String>("room", &["GET", "room"]), "1");
 
-    cluster.hand_over(other).unwrap();
+    cluster.handoff(other).unwrap();
     let promoted = cluster.master_of("room");
     assert_eq!(promoted, cluster.partner_of(other));
     cluster.node_mut(promoted).kill();

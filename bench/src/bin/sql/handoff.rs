@@ -47,7 +47,7 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let ratio = Spread::of(ratio);
     Ok(vec![
         Row::spread("release with NOTIFY, heard, acquire: bare statements, p50", Spread::of(told), "ms"),
-        Row::spread("hand-over between two clients on PostgreSQL, p50: dlock", Spread::of(handed), "ms"),
+        Row::spread("handoff between two clients on PostgreSQL, p50: dlock", Spread::of(handed), "ms"),
         Row::spread("    dlock / bare statements", ratio, "x").at_most(ratio.median, 1.2, "x"),
     ])
 }

@@ -21,10 +21,10 @@ pub fn read_all(directory: &Path) -> Result<Vec<Event>> {
     Ok(events)
 }
 
-/// How long it took from the call of a release to the return of the next acquire, for every hand-over of the lock `key`
+/// How long it took from the call of a release to the return of the next acquire, for every handoff of the lock `key`
 /// by a process in `from` to another process in `to` that was already waiting. In order of length.
 #[must_use]
-pub fn hand_overs(
+pub fn handoffs(
     events: &[Event],
     key: &str,
     from: impl Fn(u32) -> bool,
@@ -76,9 +76,9 @@ mod tests {
             event(1, 2, Op::Acquire, 42, 50),
             event(1, 2, Op::Release, 60, 61),
         ];
-        let between = |from, to| hand_overs(&events, "k", move |p| p == from, move |p| p == to);
+        let between = |from, to| handoffs(&events, "k", move |p| p == from, move |p| p == to);
         assert_eq!(between(1, 2), [Duration::from_nanos(7)]);
         assert!(between(2, 1).is_empty());
-        assert!(hand_overs(&events, "other", |_| true, |_| true).is_empty());
+        assert!(handoffs(&events, "other", |_| true, |_| true).is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use dlock_interop::peer::{Peer, Setting};
-use dlock_interop::{hand_overs, percentile, read_all};
+use dlock_interop::{handoffs, percentile, read_all};
 use dlock_testkit::checkers::overlap;
 use tokio::process::Command;
 
@@ -20,7 +20,7 @@ struct Client {
     name: &'static str,
     /// In the table.
     title: &'static str,
-    /// Its part of the hand-overs of a round.
+    /// Its part of the handoffs of a round.
     part: u64,
     /// How many milliseconds the lock is held. After it, the process leaves the lock alone for 60 % of that: long
     /// enough for the other one to take it, and short enough to be waiting again when the other one gives it back.
@@ -40,7 +40,7 @@ pub(crate) fn between_processes(bench: &Bench) -> Result<Vec<Row>> {
 
 async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let round_trip = round_trip(&bench.server.url()).await?;
-    let rounds = bench.settings.hand_over_rounds;
+    let rounds = bench.settings.handoff_rounds;
     let mut took = vec![(Vec::new(), Vec::new(), 0); CLIENTS.len()];
     for round in 0..rounds {
         for (client, took) in CLIENTS.iter().zip(&mut took) {
@@ -55,9 +55,9 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let limit = 2.0 * round_trip + 1.0;
     for (client, (p50, p99, count)) in CLIENTS.iter().zip(took) {
         let (p50, p99) = (Spread::of(p50), Spread::of(p99));
-        let row = Row::spread(format!("hand-over between processes, p50: {}", client.title), p50, "ms");
+        let row = Row::spread(format!("handoff between processes, p50: {}", client.title), p50, "ms");
         rows.push(if client.name == "dlock" { row.at_most(p50.median, limit, "ms") } else { row });
-        rows.push(Row::spread(format!("    p99 ({count} hand-overs)"), p99, "ms"));
+        rows.push(Row::spread(format!("    p99 ({count} handoffs)"), p99, "ms"));
     }
     Ok(rows)
 }
@@ -82,7 +82,7 @@ async fn round_trip(url: &str) -> Result<f64> {
 async fn hand_to_and_fro(bench: &Bench, client: &Client, key: &str) -> Result<Vec<Duration>> {
     let (url, histories) = (bench.server.url(), tempfile::tempdir()?);
     // Each of the two processes hands it over half of the times.
-    let each = bench.settings.hand_overs / client.part / 2;
+    let each = bench.settings.handoffs / client.part / 2;
     let (hold, pause) = (client.hold * 1_000, client.hold * 600);
     if client.name == "java" {
         let setting = |process| Setting { url: &url, lease: LEASE, process, histories: histories.path() };
@@ -117,5 +117,5 @@ async fn hand_to_and_fro(bench: &Bench, client: &Client, key: &str) -> Result<Ve
     }
     let events = read_all(histories.path())?;
     ensure!(overlap(&events).overlaps.is_empty(), "two processes had {key} at the same time");
-    Ok(hand_overs(&events, key, |_| true, |_| true))
+    Ok(handoffs(&events, key, |_| true, |_| true))
 }
