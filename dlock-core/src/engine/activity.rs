@@ -62,7 +62,7 @@ impl Activity {
     }
 
     /// Has those who wait look again.
-    pub(crate) fn changed(&self) {
+    pub(super) fn changed(&self) {
         if self.watched.load(Ordering::SeqCst) {
             wake_all(&self.changed);
         }

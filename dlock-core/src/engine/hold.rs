@@ -227,7 +227,7 @@ impl Hold {
     }
 
     /// Until it is confirmed again, the hold cannot be relied on.
-    pub(crate) fn suspect(&self) {
+    pub(super) fn suspect(&self) {
         self.at_risk.store(true, Ordering::Release);
         let was = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
         wake_all(&self.changed);
@@ -254,7 +254,7 @@ impl Hold {
     }
 
     /// A renewal failed: it is tried again soon.
-    pub(crate) fn renewal_failed(&self) {
+    pub(super) fn renewal_failed(&self) {
         let pause = (self.lease / 12).max(Duration::from_millis(5));
         self.plan_renewal(self.engine.clock.now() + part_of(&self.engine, pause, 0.5));
         self.mark_at_risk();
@@ -366,7 +366,7 @@ impl Hold {
 
     /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a
     /// session keeps than for a lease to end.
-    pub(crate) fn overdue_at(&self) -> Timestamp {
+    pub(super) fn overdue_at(&self) -> Timestamp {
         match self.engine.capabilities.session_kept {
             true => self.deadline() + self.lease,
             false => Timestamp::NEVER,

@@ -11,12 +11,12 @@ use crate::error::Failure;
 use crate::telemetry::Trace;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
-pub(crate) struct Pending<'a> {
-    pub(crate) spec: &'a Spec,
+pub(super) struct Pending<'a> {
+    pub(super) spec: &'a Spec,
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     written: Option<RequestClock>,
     /// An attempt is under way, or the outcome of one was never found out.
-    pub(crate) unsettled: bool,
+    pub(super) unsettled: bool,
     activity: Option<ActivityToken>,
 }
 

@@ -20,14 +20,14 @@ use crate::telemetry::{Loss, Stats, Telemetry};
 
 /// What is held, and what is under way.
 pub(crate) struct HoldRegistry {
-    pub(crate) clock: Clock,
-    pub(crate) telemetry: Arc<Telemetry>,
+    pub(super) clock: Clock,
+    pub(super) telemetry: Arc<Telemetry>,
     pub(crate) tasks: Tasks,
     pub(crate) activity: Arc<Activity>,
     holds: Mutex<HoldIndex>,
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
-    pub(crate) wake: Notify,
+    pub(super) wake: Notify,
     closed: AtomicBool,
     draining: AtomicBool,
     /// Nobody renews any more.
@@ -58,7 +58,7 @@ pub(super) struct RegistryEntry {
 
 impl RegistryEntry {
     /// Whether the hold is one of those that are held, or were lost and not released.
-    pub(crate) fn is_listed(&self) -> bool {
+    pub(super) fn is_listed(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0
     }
 
@@ -256,7 +256,7 @@ impl HoldRegistry {
     }
 
     /// Refuses acquires from now on, and ends those that wait.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         wake_all(&self.shut);
     }
@@ -288,7 +288,7 @@ impl HoldRegistry {
     }
 
     /// Says why acquires are refused.
-    pub(crate) fn closed(&self) -> Failure {
+    pub(super) fn closed(&self) -> Failure {
         let why = match self.dead.load(Ordering::SeqCst) {
             true => {
                 "dlock's own thread has ended, so that nothing can be renewed or released here; build new locks"

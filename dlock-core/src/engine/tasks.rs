@@ -31,7 +31,7 @@ pub trait Spawn: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A piece of work for the keeper.
-pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where the tasks of one keeper run.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl Tasks {
         }
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Thread(thread) => drop(thread.runtime().spawn(task)),
             Self::Given(given) => given.spawn(Box::pin(task)),

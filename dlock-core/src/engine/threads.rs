@@ -51,7 +51,7 @@ impl Thread {
         Ok(Self { runtime: started.map_err(refused)?, _stop: stop })
     }
 
-    pub(crate) const fn runtime(&self) -> &Handle {
+    pub(super) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
 }

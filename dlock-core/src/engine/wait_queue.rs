@@ -308,7 +308,7 @@ impl Ticket<'_> {
 
     /// The lock is asked for. A release that was the reason is known to the next one if this one leaves before the
     /// answer.
-    pub(crate) fn ask(&self) {
+    pub(super) fn ask(&self) {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
@@ -318,13 +318,13 @@ impl Ticket<'_> {
     }
 
     /// Whoever is the first asks at once.
-    pub(crate) fn tell(&self) {
+    pub(super) fn tell(&self) {
         let first = self.shard().tell(self.key);
         wake(first);
     }
 
     /// Returns the pause until the next poll, which is longer each time; `fraction` is random, of one.
-    pub(crate) fn next_pause(&self, fraction: f64) -> Option<Duration> {
+    pub(super) fn next_pause(&self, fraction: f64) -> Option<Duration> {
         self.as_first(|line| line.polls.pause(fraction))
     }
 

@@ -36,7 +36,7 @@ enum HeldLocks {
 }
 
 impl Held {
-    pub(crate) const fn nothing() -> Self {
+    pub(super) const fn nothing() -> Self {
         Self(HeldLocks::None)
     }
 

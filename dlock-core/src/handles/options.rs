@@ -17,7 +17,7 @@ pub enum Wait {
 
 impl Wait {
     /// How long it is.
-    pub(crate) const fn limit(&self) -> Duration {
+    pub(super) const fn limit(&self) -> Duration {
         match self {
             Self::No => Duration::ZERO,
             Self::For(limit) => *limit,
@@ -218,7 +218,7 @@ macro_rules! option_setters {
         }
     };
 }
-pub(crate) use option_setters;
+pub(super) use option_setters;
 
 /// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest
 /// lease. It covers the error of two clocks that run at slightly different rates.

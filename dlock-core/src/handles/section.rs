@@ -199,7 +199,7 @@ impl Section {
     }
 
     /// What is held; nothing outside, and for a body that runs without the lock.
-    pub(crate) fn held(&self) -> Held {
+    pub(super) fn held(&self) -> Held {
         match &self.state {
             SectionState::Locked(taken) | SectionState::Finished(taken) => taken.held(),
             SectionState::Outside | SectionState::Unlocked => Held::nothing(),

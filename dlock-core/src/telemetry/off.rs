@@ -60,11 +60,11 @@ impl Trace {
         Self {}
     }
 
-    pub(crate) const fn is_some(&self) -> bool {
+    pub(super) const fn is_some(&self) -> bool {
         false
     }
 
-    pub(crate) const fn parse(_: &str) -> Self {
+    pub(super) const fn parse(_: &str) -> Self {
         Self {}
     }
 

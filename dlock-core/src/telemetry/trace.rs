@@ -31,12 +31,12 @@ impl Trace {
         trace
     }
 
-    pub(crate) const fn is_some(&self) -> bool {
+    pub(super) const fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
     /// Reads a `traceparent` of W3C Trace Context. It was written by others: what is not one is none.
-    pub(crate) fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         Self(parse(text).map(Arc::new))
     }
 
