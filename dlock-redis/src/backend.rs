@@ -15,7 +15,7 @@ use crate::config::{Config, RedisBuilder};
 use crate::keys;
 use crate::taken;
 
-/// Waiters are told of releases; this often they ask in case a message was lost.
+/// Waiters are notified of releases; this often they ask in case a message was lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
 
 /// Locks on Redis: a single server, a master with replicas under Sentinel, or a Cluster.
@@ -59,15 +59,15 @@ impl Redis {
         Self::builder(url).connect().await
     }
 
-    /// For settings that are not the defaults.
+    /// Returns a builder, for settings that are not the defaults.
     pub fn builder(url: &str) -> RedisBuilder {
         RedisBuilder::new(url)
     }
 
     /// Connects to the server of a client of the `redis` crate, as that client does.
     ///
-    /// Its address, database, user and password, TLS settings and TCP settings are taken. Connections are not: dlock opens its own,
-    /// with its own timeouts, without Nagle's algorithm, and in RESP3 where the server speaks it.
+    /// Its address, database, user and password, TLS settings and TCP settings are taken. Connections are not: dlock
+    /// opens its own, with its own timeouts, without Nagle's algorithm, and in RESP3 where the server speaks it.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,19 +81,19 @@ impl Redis {
         RedisBuilder::taken(taken::one(client))
     }
 
-    /// Connects to a cluster: these are clients for some of its servers. The `redis` crate's `ClusterClient` shows none of its
-    /// settings, so that the nodes that it was made of are needed.
+    /// Connects to a cluster: these are clients for some of its servers. The `redis` crate's `ClusterClient` shows none
+    /// of its settings, so that the nodes that it was made of are needed.
     ///
-    /// The addresses of all are taken, and of the first what [`from_client`](Self::from_client) takes besides, for all servers
-    /// of the cluster.
+    /// The addresses of all are taken, and of the first what [`from_client`](Self::from_client) takes besides, for all
+    /// servers of the cluster.
     pub fn from_cluster_nodes(nodes: &[redis::Client]) -> RedisBuilder {
         RedisBuilder::taken(taken::cluster(nodes))
     }
 
     /// Connects to the master of `service` that these sentinels name.
     ///
-    /// Of the sentinels' clients the addresses are taken, and of the first how to connect to them. `server` says how to connect
-    /// to the master, such as the client that `SentinelClient::get_client` returns; its address is not used.
+    /// Of the sentinels' clients the addresses are taken, and of the first how to connect to them. `server` says how to
+    /// connect to the master, such as the client that `SentinelClient::get_client` returns; its address is not used.
     pub fn from_sentinels(
         sentinels: &[redis::Client],
         service: &str,

@@ -118,7 +118,7 @@ impl RedisBuilder {
         }
     }
 
-    /// What stands before every key. Default `dlock:`; up to 128 bytes. Empty to share locks with Redisson.
+    /// Sets what stands before every key. Default `dlock:`; up to 128 bytes. Empty to share locks with Redisson.
     ///
     /// On a cluster a prefix with a hash tag, such as `{locks}:`, puts all locks into one slot.
     pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -126,36 +126,36 @@ impl RedisBuilder {
         self
     }
 
-    /// How many replicas have to acknowledge every grant and renewal before it counts. Default 0.
+    /// Sets how many replicas have to acknowledge every grant and renewal before it counts. Default 0.
     ///
     /// A grant with fewer acknowledgements is withdrawn and refused, and a renewal with fewer is tried again, until
-    /// the lock is lost. So no failover to a replica that acknowledged loses a lock whose holder was told that he has it.
+    /// the lock is lost. So no failover to a replica that acknowledged loses a lock whose holder had the answer.
     pub const fn with_min_replicas(mut self, count: u32) -> Self {
         self.min_replicas = Some(count);
         self
     }
 
-    /// How long to wait for the acknowledgement of replicas. Default 500 ms; 1 ms to 10 s.
+    /// Sets how long to wait for the acknowledgement of replicas. Default 500 ms; 1 ms to 10 s.
     pub const fn with_replica_timeout(mut self, limit: Duration) -> Self {
         self.replica_timeout = limit;
         self
     }
 
-    /// How long one connection may take to open. Default 1 s; 1 ms to 60 s.
+    /// Sets how long one connection may take to open. Default 1 s; 1 ms to 60 s.
     pub const fn with_connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
     }
 
-    /// Whether locks are stored in the form of Redisson's `RLock`, under their names as they are, so that services in Java
-    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own costs both
-    /// sides less. All clients of a lock need the same.
+    /// Sets whether locks are stored in the form of Redisson's `RLock`, under their names as they are, so that services
+    /// in Java and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own
+    /// costs both sides less. All clients of a lock need the same.
     pub const fn with_redisson(mut self, on: bool) -> Self {
         self.redisson = Some(on);
         self
     }
 
-    /// Whether fences come from Redisson's own counters, one for each lock that ever was, which are never deleted.
+    /// Sets whether fences come from Redisson's own counters, one for each lock that ever was, which are never deleted.
     /// Default no. For locks that are shared with Java services that use `RFencedLock`; implies
     /// [`with_redisson`](Self::with_redisson). Tokens of Java go on from the clock in microseconds then, at 1.8e15.
     pub const fn with_redisson_fences(mut self, on: bool) -> Self {
@@ -163,8 +163,9 @@ impl RedisBuilder {
         self
     }
 
-    /// Whether the one server of the URL is a proxy before a cluster, as some managed services have: the keys of each call lie in one
-    /// hash slot then, as on a cluster, but all calls go to the proxy. Default no. A URL of a cluster needs it not.
+    /// Sets whether the one server of the URL is a proxy before a cluster, as some managed services have: the keys of
+    /// each call lie in one hash slot then, as on a cluster, but all calls go to the proxy. Default no. A URL of a
+    /// cluster needs it not.
     ///
     /// All clients of a lock need the same, since the counters of fences have other names with it.
     pub const fn with_hash_slots(mut self, on: bool) -> Self {
@@ -172,7 +173,7 @@ impl RedisBuilder {
         self
     }
 
-    /// The root certificate, in PEM form, that signs the servers' certificates, in place of the system's ones. For
+    /// Sets the root certificate, in PEM form, that signs the servers' certificates, in place of the system's ones. For
     /// `rediss://`.
     #[cfg(feature = "tls")]
     pub fn with_root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
@@ -180,7 +181,7 @@ impl RedisBuilder {
         self
     }
 
-    /// The certificate and the key, in PEM form, by which this client identifies itself. For `rediss://`.
+    /// Sets the certificate and the key, in PEM form, by which this client identifies itself. For `rediss://`.
     #[cfg(feature = "tls")]
     pub fn with_client_certificate(
         mut self,
@@ -191,9 +192,9 @@ impl RedisBuilder {
         self
     }
 
-    /// Takes user and password from this provider, in place of those of the URL or client, for every connection that is opened;
-    /// open connections are authenticated again whenever it has new ones. Not for sentinels. For tokens that expire, as managed
-    /// services use them. Needs the feature `credentials` (`redis-credentials` of `dlock`).
+    /// Takes user and password from this provider, in place of those of the URL or client, for every connection that is
+    /// opened; open connections are authenticated again whenever it has new ones. Not for sentinels. For tokens that
+    /// expire, as managed services use them. Needs the feature `credentials` (`redis-credentials` of `dlock`).
     #[cfg(feature = "credentials")]
     pub fn with_credentials_provider(
         mut self,
@@ -209,7 +210,8 @@ impl RedisBuilder {
     ///
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
     /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights, and
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers. No error contains a password.
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers. No error contains a
+    /// password.
     ///
     /// # Cancel safety
     ///
@@ -220,7 +222,7 @@ impl RedisBuilder {
         Ok(redis)
     }
 
-    /// The backend without a connection: it connects when it is first used.
+    /// Creates the backend without a connection: it connects when it is first used.
     ///
     /// # Errors
     ///

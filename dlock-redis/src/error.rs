@@ -190,8 +190,8 @@ pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
     Failure::new(kind, format!("{address}: no connection ({error})"))
 }
 
-/// Whether a server that did not let us in may do so in RESP2: it is old, it is told to have no `HELLO`, or the user may not use
-/// it, or what stands before it does not know it.
+/// Whether a server that did not let us in may do so in RESP2: it is old, it is configured to have no `HELLO`, or the
+/// user may not use it, or what stands before it does not know it.
 pub(crate) fn lacks_hello(error: &RedisError) -> bool {
     if error.kind() == redis::ErrorKind::RESP3NotSupported {
         return true;
@@ -201,7 +201,7 @@ pub(crate) fn lacks_hello(error: &RedisError) -> bool {
     !known && !text.contains("DB index") && !text.contains("max number of clients")
 }
 
-/// A handshake that failed is reported as an I/O error of invalid data. The client library hands it out inside of an
+/// A handshake that failed is reported as an I/O error of invalid data. The client library hands it out inside an
 /// `Arc`, which hides it from a plain look at the source.
 fn is_tls_error(error: &RedisError) -> bool {
     let source = std::error::Error::source(error);

@@ -16,11 +16,11 @@ redis.call('SET', KEYS[#KEYS], fence)
     )
 }
 
-/// A script that runs `body` unless its fence is stale, in one atomic step.
+/// Returns a script that runs `body` unless its fence is stale, in one atomic step.
 ///
-/// The last of `KEYS` is the key that remembers the highest fence, such as [`fence_key`] gives; the last of `ARGV` is the
-/// fence in decimal. The body sees both, after its own keys and arguments. A stale fence is an error reply that begins
-/// with `STALE`. Use it with any Redis client.
+/// The last of `KEYS` is the key that remembers the highest fence, such as [`fence_key`] gives; the last of `ARGV` is
+/// the fence in decimal. The body sees both, after its own keys and arguments. A stale fence is an error reply that
+/// begins with `STALE`. Use it with any Redis client.
 ///
 /// ```
 /// let script = dlock_redis::fenced_script("return redis.call('HINCRBY', KEYS[1], 'sold', ARGV[1])");
@@ -33,7 +33,7 @@ pub fn fenced_script(body: &str) -> String {
     guarded(body, "redis.error_reply('STALE the fence ' .. fence .. ' is lower than ' .. seen)")
 }
 
-/// The key that remembers the highest fence that wrote to `key`: in the same hash slot.
+/// Returns the key that remembers the highest fence that wrote to `key`: in the same hash slot.
 #[must_use]
 pub fn fence_key(key: &str) -> String {
     suffixed_with(key, "fence")

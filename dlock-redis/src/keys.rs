@@ -6,10 +6,10 @@
 //! | counter of fences | prefix, then `fence:{tag}`; one for a server, one for each hash slot of a cluster |
 //! | channel | the name of the lock; `redisson_lock__channel:{lock}` where locks are shared with Redisson |
 //!
-//! A key with a brace could choose its hash slot. Such a key, and one that begins with the mark of encoded keys, is stored
-//! as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no two keys share a name, and only a
-//! prefix can name a slot. Where locks are shared with Redisson, keys are stored as they are, and their braces mean what
-//! they mean to Redis.
+//! A key with a brace could choose its hash slot. Such a key, and one that begins with the mark of encoded keys, is
+//! stored as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no two keys share a name, and
+//! only a prefix can name a slot. Where locks are shared with Redisson, keys are stored as they are, and their braces
+//! mean what they mean to Redis.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};

@@ -1,7 +1,8 @@
-//! The connection on which a client is told of releases.
+//! The connection on which a client is notified of releases.
 //!
 //! Messages of dlock come over any server. On a cluster from Redis 7 on, Redisson's come on sharded channels, over the
-//! master of the slot, unless it is told not to shard: where locks are shared with it, both kinds are listened to.
+//! master of the slot, unless it is configured not to shard: where locks are shared with it, both kinds are listened
+//! to.
 
 mod shards;
 
@@ -184,8 +185,8 @@ impl ListeningConnection {
         }
     }
 
-    /// Takes note of what came of a subscription to a sharded channel, which is tried again where that may help; the channel
-    /// if it is subscribed.
+    /// Takes note of what came of a subscription to a sharded channel, which is tried again where that may help; the
+    /// channel if it is subscribed.
     fn sharded(&mut self, sharded: Sharded) -> Option<Arc<str>> {
         let shards = self.shards.as_mut()?;
         match shards.settle(sharded, &self.said) {

@@ -23,7 +23,7 @@ pub(crate) struct Request {
     pub(crate) names: Names,
     pub(crate) token: Token,
     pub(crate) step: Step,
-    /// What is told when it enters the queue of a connection and when it is sent.
+    /// What is called when it enters the queue of a connection and when it is sent.
     pub(crate) clock: Option<RequestClock>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Request {
 pub(crate) enum Step {
     Acquire {
         lease: u64,
-        /// Whether its maker listens for releases already, so that whoever gives the lock back has to publish it.
+        /// Whether its maker listens for releases already, so that whoever releases the lock has to publish it.
         listens: bool,
         who: Who,
     },

@@ -31,7 +31,8 @@ pub struct Connector<S: Server> {
 }
 
 impl<S: Server> Connector<S> {
-    /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can write.
+    /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
+    /// write.
     pub(crate) async fn open(&self) -> Result<Conn<S>, Failure> {
         let opening = async {
             let mut connection = match &self.pool {

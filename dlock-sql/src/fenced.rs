@@ -10,9 +10,10 @@ use crate::dialect::{Dialect, failure_of, quoted, refused};
 
 /// A table that remembers the highest fence that wrote to each resource, and refuses lower ones.
 ///
-/// Ask it first in the transaction that writes: it lets the transaction go on, or says that somebody with a newer lock has
-/// been here. From then until the commit or the rollback no other fence is admitted to the resource. That holds whatever
-/// pauses, delays or clocks do, as long as everybody who writes the resource asks, with fences of the same lock.
+/// Ask it first in the transaction that writes: it lets the transaction go on, or says that somebody with a newer lock
+/// has been here. From then until the commit or the rollback no other fence is admitted to the resource. That holds
+/// whatever pauses, delays or clocks do, as long as everybody who writes the resource asks, with fences of the same
+/// lock.
 ///
 /// ```no_run
 /// # async fn example(locks: dlock_core::Locks, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -37,8 +38,8 @@ pub struct FencedCell<D> {
 }
 
 impl<D: Dialect> FencedCell<D> {
-    /// In this table, which may be written `schema.table`. Names have 1 to 63 ASCII letters, digits and underscores, do
-    /// not start with a digit, and are taken as they are written.
+    /// Creates a cell in this table, which may be written `schema.table`. Names have 1 to 63 ASCII letters, digits and
+    /// underscores, do not start with a digit, and are taken as they are written.
     ///
     /// # Errors
     ///
@@ -64,15 +65,16 @@ impl<D: Dialect> FencedCell<D> {
         made.map(drop).map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
     }
 
-    /// Admits a writer with this fence to `resource` for the rest of the transaction, unless one with a higher fence was
-    /// admitted before. The same fence is admitted any number of times. Waits while another transaction is admitted, as
-    /// long as the server lets statements wait. `resource` is any text of 1 to 512 bytes; the key of the lock for example.
+    /// Admits a writer with this fence to `resource` for the rest of the transaction, unless one with a higher fence
+    /// was admitted before. The same fence is admitted any number of times. Waits while another transaction is
+    /// admitted, as long as the server lets statements wait. `resource` is any text of 1 to 512 bytes; the key of the
+    /// lock for example.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Lost`] when the fence is stale: the lock went to somebody else. Roll back. So do after
-    /// [`ErrorKind::Unavailable`] (a deadlock, a serialization failure, SQLite busy), and run the whole transaction again.
-    /// [`ErrorKind::Busy`] when the server's limit for waiting ended it.
+    /// [`ErrorKind::Unavailable`] (a deadlock, a serialization failure, SQLite busy), and run the whole transaction
+    /// again. [`ErrorKind::Busy`] when the server's limit for waiting ended it.
     ///
     /// # Cancel safety
     ///
@@ -129,11 +131,11 @@ impl<D> fmt::Debug for FencedCell<D> {
     }
 }
 
-/// A column of the user's own table that holds the fence of the row's last writer: an SQL predicate and an assignment for
-/// the user's own `UPDATE`.
+/// A column of the user's own table that holds the fence of the row's last writer: an SQL predicate and an assignment
+/// for the user's own `UPDATE`.
 ///
-/// The column is a 64-bit integer, null or 0 at first. An update with a stale fence changes no row: look at the number of
-/// rows, which is 0 also when there is no such row.
+/// The column is a 64-bit integer, null or 0 at first. An update with a stale fence changes no row: look at the number
+/// of rows, which is 0 also when there is no such row.
 ///
 /// ```
 /// use dlock_core::Fence;
@@ -158,7 +160,8 @@ pub struct FenceColumn<D> {
 }
 
 impl<D: Dialect> FenceColumn<D> {
-    /// The column of this name, which may be written `table.column` where the database allows that in an assignment.
+    /// Creates the column of this name, which may be written `table.column` where the database allows that in an
+    /// assignment.
     ///
     /// # Errors
     ///

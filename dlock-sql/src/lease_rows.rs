@@ -12,7 +12,7 @@ use crate::options::ServerOptions;
 use crate::rows::{RowClaim, Rows};
 use crate::server::Server;
 
-/// Waiters who are told of releases ask this often in case that does not get through.
+/// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
 
 /// Locks in a table of a database server: see [`Postgres`](crate::Postgres) and [`Mysql`](crate::Mysql).
@@ -22,8 +22,8 @@ pub struct LeaseRows<S: Server>(pub(crate) Arc<Rows<S>>);
 
 impl<S: Server> LeaseRows<S> {
     /// Connects to the server that `url` names, where the table was [made](ServerOptions::migrate). The URL is
-    /// `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`, with the parameters of
-    /// [`ServerOptions::from_url`].
+    /// `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`, with the parameters
+    /// of [`ServerOptions::from_url`].
     ///
     /// # Errors
     ///
@@ -36,12 +36,12 @@ impl<S: Server> LeaseRows<S> {
         ServerOptions::from_url(url)?.connect().await
     }
 
-    /// Locks in the table `dlock` of the database that `pool` leads to.
+    /// Creates locks in the table `dlock` of the database that `pool` leads to.
     ///
-    /// Attempts go over connections of the pool. Renewals and releases never wait for one: they have up to two connections
-    /// of their own, and waiting on PostgreSQL has a third. These are opened as the pool opens its own: with its options of that
-    /// moment, and with its `after_connect`. Nothing is set on the pool's connections; one on which a statement is not a
-    /// transaction by itself is refused.
+    /// Attempts go over connections of the pool. Renewals and releases never wait for one: they have up to two
+    /// connections of their own, and waiting on PostgreSQL has a third. These are opened as the pool opens its own:
+    /// with its options of that moment, and with its `after_connect`. Nothing is set on the pool's connections; one on
+    /// which a statement is not a transaction by itself is refused.
     ///
     /// # Errors
     ///
@@ -54,9 +54,9 @@ impl<S: Server> LeaseRows<S> {
         ServerOptions::from_pool(pool).connect().await
     }
 
-    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` (at
-    /// least a minute) ago, and says how many. Fences go on growing: the table keeps the highest one. Needs the right to
-    /// `DELETE`.
+    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than`
+    /// (at least a minute) ago, and says how many. Fences go on growing: the table keeps the highest one. Needs the
+    /// right to `DELETE`.
     ///
     /// # Errors
     ///

@@ -22,9 +22,9 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 
 /// Locks in a table of a MariaDB or MySQL database.
 ///
-/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free once
-/// the lease has run out. A lock is taken by one statement (more when it is busy, or was never held before) and given
-/// back by one, each a transaction by itself: no connection is kept while a lock is held. Every grant has a
+/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free
+/// once the lease has run out. A lock is taken by one statement (more when it is busy, or was never held before) and
+/// released by one, each a transaction by itself: no connection is kept while a lock is held. Every grant has a
 /// [fence](dlock_core::Fence).
 ///
 /// ```no_run
@@ -45,8 +45,8 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its holder
-///   counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
+/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its
+///   holder counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
 /// * **One primary.** After a failover to a replica that had not received the last transactions, a lock may be granted
 ///   twice. Semi-synchronous replication that waits for the replica prevents it; so does a Galera cluster that is
 ///   written to through one node only.
@@ -56,9 +56,9 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 pub type Mysql = LeaseRows<MysqlServer>;
 
 impl MysqlOptions {
-    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: procedures by which programs
-    /// that do not use dlock take the lock rows of this table, and are respected. To be run once, one after the other, by whoever owns
-    /// the table; making them again does no harm.
+    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: procedures by which
+    /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, one after
+    /// the other, by whoever owns the table; making them again does no harm.
     #[must_use]
     pub fn procedures(&self) -> Vec<String> {
         let all = PROCEDURES.replace("{table}", &self.settings.table.quoted('`'));

@@ -72,8 +72,9 @@ pub enum OptimisticError {
 }
 
 impl<D: Dialect> Optimistic<D> {
-    /// Rows of `table`, found by the column `key`, with a column `version` that each write counts up. `table` may be written
-    /// `schema.table`; names have 1 to 63 ASCII letters, digits and underscores and are taken as they are written.
+    /// Rows of `table`, found by the column `key`, with a column `version` that each write counts up. `table` may be
+    /// written `schema.table`; names have 1 to 63 ASCII letters, digits and underscores and are taken as they are
+    /// written.
     ///
     /// # Errors
     ///
@@ -82,7 +83,7 @@ impl<D: Dialect> Optimistic<D> {
         Self::new(table, key, version, true)
     }
 
-    /// The same with an integer column whose own value is compared, and which the caller assigns: `UPDATE stock SET count =
+    /// Writes by an integer column whose own value is compared, and which the caller assigns: `UPDATE stock SET count =
     /// 6 WHERE id = 42 AND count = 7`. A value that changed and changed back counts as unchanged, which is right for a
     /// stock, and wrong where the other columns matter.
     ///
@@ -100,27 +101,27 @@ impl<D: Dialect> Optimistic<D> {
         Ok(Self { table, key, compared, counts, tries: 10, pause, database: PhantomData })
     }
 
-    /// How many times [`modify`](Self::modify) tries before it gives up. Default 10; at least 1.
+    /// Sets how many times [`modify`](Self::modify) tries before it gives up. Default 10; at least 1.
     #[must_use]
     pub fn with_tries(mut self, tries: u32) -> Self {
         self.tries = tries.max(1);
         self
     }
 
-    /// The longest pause before the second try. It doubles with each try, up to 1 s; its length is random (full jitter).
-    /// Default 5 ms.
+    /// Sets the longest pause before the second try. It doubles with each try, up to 1 s; its length is random (full
+    /// jitter). Default 5 ms.
     #[must_use]
     pub const fn with_pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// Reads the row, has `change` push assignments for it (`column = value`, divided by commas), and writes them if nobody
-    /// has written since; else all of that again.
+    /// Reads the row, has `change` push assignments for it (`column = value`, divided by commas), and writes them if
+    /// nobody has written since; else all of that again.
     ///
-    /// `change` sees all columns of the row. If it pushes no assignment, nothing is written. It may be called several times, and returns an error to leave the row alone.
-    /// Each try takes a connection of the pool for two statements, each a transaction by itself. A deadlock or
-    /// serialization failure counts as a try.
+    /// `change` sees all columns of the row. If it pushes no assignment, nothing is written. It may be called several
+    /// times, and returns an error to leave the row alone. Each try takes a connection of the pool for two statements,
+    /// each a transaction by itself. A deadlock or serialization failure counts as a try.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl<D: Dialect> Optimistic<D> {
         Err(OptimisticError::Conflict { table: self.table.clone(), tries: self.tries })
     }
 
-    /// One try, also within a transaction of the caller: `None` when somebody else has written in between. It is not
+    /// Tries once, also within a transaction of the caller: `None` when somebody else has written in between. It is not
     /// repeated here since a transaction may go on seeing the old row.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::table::TableName;
 /// | connect timeout | 2 s | how long one connection may take to open |
 /// | fences | yes | whether sessions and locked rows have fences, which cost a write for each lock |
 /// | password | the driver's | a function that is asked for it at each connect |
-/// | notifications (PostgreSQL) | yes | whether waiters are told of releases (`LISTEN`); else they ask every 10 to 250 ms |
+/// | notifications (PostgreSQL) | yes | whether waiters are notified of releases (`LISTEN`); else they ask every 10 to 250 ms |
 #[must_use = "connect() uses the options"]
 pub struct ServerOptions<S: Server> {
     driver: DriverOptions<S>,
@@ -44,18 +44,18 @@ pub(crate) struct Opened<S: Server> {
 }
 
 impl<S: Server> ServerOptions<S> {
-    /// With the driver's options, which can do more than a URL.
+    /// Creates options from the driver's, which can do more than a URL.
     pub fn new(driver: DriverOptions<S>) -> Self {
         Self { driver, pool: None, password: None, settings: Settings::default() }
     }
 
-    /// With a pool, see [`LeaseRows::from_pool`].
+    /// Creates options with a pool, see [`LeaseRows::from_pool`].
     pub fn from_pool(pool: &Pool<S::Database>) -> Self {
         Self { pool: Some(pool.clone()), ..Self::new(DriverOptions::<S>::clone(&pool.connect_options())) }
     }
 
-    /// Reads `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`. Escape `@ / ? # :` in
-    /// a password as `%40 %2F %3F %23 %3A`.
+    /// Reads `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`. Escape `@ / ?
+    /// # :` in a password as `%40 %2F %3F %23 %3A`.
     ///
     /// | parameter | meaning |
     /// |---|---|
@@ -105,8 +105,8 @@ impl<S: Server> ServerOptions<S> {
         Ok(Self { settings, ..Self::new(driver) })
     }
 
-    /// Another table. Default `dlock`, in the schema that the server finds first; `schema.table` is possible. Names have 1 to 63
-    /// ASCII letters, digits and underscores, and do not start with a digit.
+    /// Sets another table. Default `dlock`, in the schema that the server finds first; `schema.table` is possible.
+    /// Names have 1 to 63 ASCII letters, digits and underscores, and do not start with a digit.
     ///
     /// # Errors
     ///
@@ -116,30 +116,31 @@ impl<S: Server> ServerOptions<S> {
         Ok(self)
     }
 
-    /// How many connections attempts may use at a time. Default 8; 1 to 1000. With a pool its own limit counts.
+    /// Sets how many connections attempts may use at a time. Default 8; 1 to 1000. With a pool its own limit counts.
     pub const fn with_max_connections(mut self, count: u32) -> Self {
         self.settings.max_connections = count;
         self
     }
 
-    /// Whether grants have fences. Default yes; without, for locks by sessions and by locked rows only, an acquire writes nothing.
-    /// What is given up: the resource cannot tell a holder who was overtaken, whose connection ended without his knowledge, from
-    /// the one after him; nobody is told who holds a lock; and on MariaDB and MySQL, and for names on PostgreSQL,
-    /// [`Locks::holders`](dlock_core::Locks::holders) does not list it. Use it for all who lock in a table, or for none.
+    /// Sets whether grants have fences. Default yes; without, for locks by sessions and by locked rows only, an acquire
+    /// writes nothing. What is given up: the resource cannot tell a holder who was overtaken, whose connection ended
+    /// without his knowledge, from the one after him; nobody is notified who holds a lock; and on MariaDB and MySQL,
+    /// and for names on PostgreSQL, [`Locks::holders`](dlock_core::Locks::holders) does not list it. Use it for all who
+    /// lock in a table, or for none.
     pub const fn with_fences(mut self, on: bool) -> Self {
         self.settings.fences = on;
         self
     }
 
-    /// How long one connection may take to open. Default 2 s; 1 ms to 60 s.
+    /// Sets how long one connection may take to open. Default 2 s; 1 ms to 60 s.
     pub const fn with_connect_timeout(mut self, limit: Duration) -> Self {
         self.settings.connect_timeout = limit;
         self
     }
 
-    /// A function that is asked for the password each time a connection of dlock's own is opened, within the connect timeout:
-    /// for tokens that rotate. It runs on dlock's own thread and must not block it. With a pool, the pool's options of the
-    /// moment count already; see [`Pool::set_connect_options`].
+    /// Sets a function that is asked for the password each time a connection of dlock's own is opened, within the
+    /// connect timeout: for tokens that rotate. It runs on dlock's own thread and must not block it. With a pool, the
+    /// pool's options of the moment count already; see [`Pool::set_connect_options`].
     ///
     /// ```no_run
     /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
@@ -233,11 +234,11 @@ impl<S: Server> ServerOptions<S> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, the database or the
-    /// table is missing, the table is no lock table of this version, or TLS is not possible as wanted;
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, the
+    /// database or the table is missing, the table is no lock table of this version, or TLS is not possible as wanted;
     /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights;
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers, or it can only be read. No error
-    /// contains a password.
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers, or it can only be read.
+    /// No error contains a password.
     ///
     /// # Cancel safety
     ///
@@ -264,7 +265,8 @@ impl<S: Server> ServerOptions<S> {
 }
 
 impl<S: Server> Opened<S> {
-    /// The connections of a backend, of which attempts use those of `pool` where there is one, or else of their own runtime.
+    /// The connections of a backend, of which attempts use those of `pool` where there is one, or else of their own
+    /// runtime.
     pub(crate) fn connections(
         self,
         pool: Option<Pool<S::Database>>,

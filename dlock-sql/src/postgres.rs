@@ -24,9 +24,10 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 
 /// Locks in a table of a PostgreSQL database.
 ///
-/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free once
-/// the lease has run out. A lock is taken by one statement and given back by one, each a transaction by itself: no connection
-/// is kept while a lock is held. Every grant has a [fence](dlock_core::Fence). Who waits is told of the release (`LISTEN`).
+/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free
+/// once the lease has run out. A lock is taken by one statement and released by one, each a transaction by itself: no
+/// connection is kept while a lock is held. Every grant has a [fence](dlock_core::Fence). Who waits is notified of the
+/// release (`LISTEN`).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock_core::Error> {
@@ -44,17 +45,17 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its holder
-///   counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
+/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its
+///   holder counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
 /// * **One primary.** After a failover to a standby that had not received the last transactions, a lock may be granted
 ///   twice. Synchronous replication prevents it.
 /// * **Power loss.** With `synchronous_commit = off` the last grants may be missing after a crash.
 pub type Postgres = LeaseRows<PostgresServer>;
 
 impl PostgresOptions {
-    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which programs
-    /// that do not use dlock take the lock rows of this table, and are respected. To be run once, as one script, by whoever owns the
-    /// table; making them again does no harm.
+    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which
+    /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, as one
+    /// script, by whoever owns the table; making them again does no harm.
     ///
     /// ```
     /// # fn example() -> dlock_core::Result<()> {
@@ -67,17 +68,18 @@ impl PostgresOptions {
         FUNCTIONS.replace("{table}", &self.settings.table.quoted('"'))
     }
 
-    /// Whether waiters are told of releases, over one connection for all of them. Default yes; a proxy that pools
-    /// transactions does not pass on notifications, and without them asking more often is better.
+    /// Sets whether waiters are notified of releases, over one connection for all of them. Default yes; a proxy that
+    /// pools transactions does not pass on notifications, and without them asking more often is better.
     pub const fn with_notifications(mut self, on: bool) -> Self {
         self.settings.notified = on;
         self
     }
 
-    /// Whether statements are sent whole, with their values in them, so that nothing is prepared on a connection. Default no:
-    /// prepared statements cost both sides less. For proxies that pool transactions and do not know prepared statements, such as
-    /// PgBouncer before 1.21. Each statement is one message then, an acquire one round trip; and notifications, which such
-    /// proxies do not pass on, are off unless they are switched on afterwards. For lease rows only.
+    /// Sets whether statements are sent whole, with their values in them, so that nothing is prepared on a connection.
+    /// Default no: prepared statements cost both sides less. For proxies that pool transactions and do not know
+    /// prepared statements, such as PgBouncer before 1.21. Each statement is one message then, an acquire one round
+    /// trip; and notifications, which such proxies do not pass on, are off unless they are switched on afterwards. For
+    /// lease rows only.
     pub const fn with_simple_statements(mut self, on: bool) -> Self {
         self.settings.simple = on;
         self.settings.notified = !on;

@@ -84,7 +84,7 @@ pub(crate) fn look_after<R: Renew>(
 async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>) {
     let mut renewals = Vec::new();
     while inbox.recv_many(&mut renewals, R::AT_ONCE).await > 0 {
-        // Those who went away have no use for it any more.
+        // Those that were cancelled have no use for it any more.
         renewals.retain(|renewal| !renewal.answer.is_closed());
         let Some(on) = on.upgrade() else { return };
         if renewals.is_empty() {

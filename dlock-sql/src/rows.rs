@@ -1,8 +1,8 @@
 //! Lease rows on a database server.
 //!
 //! A row is one key. It is free when its token is null or its lease has ended by the server's clock; it stays after a
-//! release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's mark: its version,
-//! and the highest fence of all rows that were pruned.
+//! release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's mark: its
+//! version, and the highest fence of all rows that were pruned.
 //!
 //! What is the same for all servers is here; a [`Server`] has the statements.
 

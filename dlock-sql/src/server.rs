@@ -65,8 +65,8 @@ pub struct Lease {
     pub(crate) length: Duration,
 }
 
-/// A kind of database server: PostgreSQL, or MariaDB and MySQL. Its statements are those on one table, each of which is one
-/// transaction by itself.
+/// A kind of database server: PostgreSQL, or MariaDB and MySQL. Its statements are those on one table, each of which is
+/// one transaction by itself.
 ///
 /// They run to their end even if nobody waits for the answer any more, unless the connection breaks.
 #[doc(hidden)]
@@ -86,7 +86,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     const RENEWED_AT_ONCE: usize;
     /// How many locks one statement takes or releases at the most.
     const TOGETHER: usize;
-    /// How often waiters ask who are told of nothing.
+    /// How often waiters ask that are not notified.
     const POLLING: (Duration, Duration);
 
     /// The options of a connection of our own: what the driver would set by itself is not.
@@ -100,7 +100,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// The table.
     fn table(&self) -> &TableName;
 
-    /// Makes a connection of our own what the statements rely on. Leaves no prepared statement, and nothing behind on a proxy.
+    /// Makes a connection of our own what the statements rely on. Leaves no prepared statement, and nothing behind on a
+    /// proxy.
     fn settle(on: &mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send;
     /// Has the server know the statement that releases before it is needed, where statements are prepared.
     fn prepare<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send + 'c;
@@ -124,8 +125,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// What an error means.
     fn classify(error: sqlx::Error, table: &TableName) -> Fault;
 
-    /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago. Changes nothing on a connection on which
-    /// it would not be a transaction by itself, and fails.
+    /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago. Changes nothing on a connection
+    /// on which it would not be a transaction by itself, and fails.
     fn take<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
@@ -139,15 +140,15 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         key: &'c Key,
         token: &'c Token,
     ) -> impl Future<Output = Answer<Option<bool>>> + Send + 'c;
-    /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be asked for by
-    /// itself.
+    /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be
+    /// asked for by itself.
     fn take_all<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         asks: &'c [Ask],
     ) -> impl Future<Output = Answer<Vec<Option<Taken>>>> + Send + 'c;
-    /// Releases locks with different keys: whether the lease of each was still running, or nothing where that has to be asked for
-    /// by itself.
+    /// Releases locks with different keys: whether the lease of each was still running, or nothing where that has to be
+    /// asked for by itself.
     fn release_all<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
@@ -185,7 +186,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         after: &'c [u8],
     ) -> impl Future<Output = Answer<Pruned>> + Send + 'c;
 
-    /// Whether waiters are told of releases.
+    /// Whether waiters are notified of releases.
     fn tells(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
 //! Locks that live as long as a connection: names that a session of the server locks, and rows that a transaction does.
 //!
-//! A [`ConnectionActor`](actor::ConnectionActor) is one connection with the locks on it, driven by a task on the keeper's
-//! thread. What the session itself would let through, a second lock of the same name, is kept apart there.
+//! A [`ConnectionActor`](actor::ConnectionActor) is one connection with the locks on it, driven by a task on the
+//! keeper's thread. What the session itself would let through, a second lock of the same name, is kept apart there.
 
 mod actor;
 mod administration;
@@ -39,10 +39,10 @@ pub(crate) use strategy::{ByName, ByRow, Found, RowServer, Strategy, TakeResult,
 
 /// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
-/// Waiters who are told of releases ask this often in case that does not get through.
+/// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
-/// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer than
-/// this after the last sign of life.
+/// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer
+/// than this after the last sign of life.
 const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A lock that is wanted.
@@ -65,7 +65,7 @@ pub enum OwningSession {
 
 /// A server whose sessions keep locks.
 pub trait SessionServer: Server {
-    /// How many bytes of a name's digest the server is told.
+    /// How many bytes of a name's digest the server gets.
     const DIGEST: usize;
 
     /// The table among all that a name may be of.
@@ -86,31 +86,33 @@ pub trait SessionServer: Server {
 /// [`PostgresRowLocks`](crate::PostgresRowLocks), [`MysqlSessions`](crate::MysqlSessions) and
 /// [`MysqlRowLocks`](crate::MysqlRowLocks).
 ///
-/// A lock ends with its connection, so that the locks of a process that dies are free at once. The price is that they also end
-/// when only the connection dies.
+/// A lock ends with its connection, so that the locks of a process that dies are free at once. The price is that they
+/// also end when only the connection dies.
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The connection.** It is asked for a sign of life at each sixth of the shortest lease of a lock on it, at least every 5 s. A
-///   lock for which there was none for a third of its lease is [suspect](dlock_core::ErrorKind::Suspect); when the connection
-///   breaks, or is answered by another session, it is closed and all its locks are lost. Until that is noticed somebody else may
-///   already have the lock; fences tell them apart. A lock counts as lost a lease after the last sign of life at the latest.
-/// * **Silence.** The server is told to end a session that says nothing for a minute (PostgreSQL from 14 on: `idle_session_timeout`;
-///   MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks. No lock counts as held for
-///   longer than a minute after the last sign of life, whatever the lease.
-/// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely on. It is
-///   refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon as two connections, or two
-///   statements on one, show it; use lease rows there.
+/// * **The connection.** It is asked for a sign of life at each sixth of the shortest lease of a lock on it, at least
+///   every 5 s. A lock for which there was none for a third of its lease is [suspect](dlock_core::ErrorKind::Suspect);
+///   when the connection breaks, or is answered by another session, it is closed and all its locks are lost. Until that
+///   is noticed somebody else may already have the lock; fences tell them apart. A lock counts as lost a lease after
+///   the last sign of life at the latest.
+/// * **Silence.** The server is asked to end a session that says nothing for a minute (PostgreSQL from 14 on:
+///   `idle_session_timeout`; MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks.
+///   No lock counts as held for longer than a minute after the last sign of life, whatever the lease.
+/// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely
+///   on. It is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon as two
+///   connections, or two statements on one, show it; use lease rows there.
 /// * **One primary.** Connections end at a failover, and so do the locks.
 ///
 /// Locks by sessions, by rows and by leases do not see each other. Fences are counted in the same table.
 ///
 /// # Administration
 ///
-/// [`Locks::force_release`](dlock_core::Locks::force_release) ends the connection that keeps the lock (`pg_terminate_backend`,
-/// `KILL`), and with it **all** locks of that process by sessions; a locked row has a connection of its own. It needs the right
-/// to end the session. On MariaDB and MySQL [`Locks::holders`](dlock_core::Locks::holders) lists the locked rows of those
-/// sessions that the user may see: its own, or all with the right `PROCESS`.
+/// [`Locks::force_release`](dlock_core::Locks::force_release) ends the connection that keeps the lock
+/// (`pg_terminate_backend`, `KILL`), and with it **all** locks of that process by sessions; a locked row has a
+/// connection of its own. It needs the right to end the session. On MariaDB and MySQL
+/// [`Locks::holders`](dlock_core::Locks::holders) lists the locked rows of those sessions that the user may see: its
+/// own, or all with the right `PROCESS`.
 pub struct Sessions<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
     queue: Arc<Queue<M>>,
@@ -119,8 +121,8 @@ pub struct Sessions<M: Strategy> {
 }
 
 impl<M: Strategy> Sessions<M> {
-    /// Connects to the server that `url` names, as [`LeaseRows::connect`](crate::LeaseRows::connect) does; the fences are counted
-    /// in the same table.
+    /// Connects to the server that `url` names, as [`LeaseRows::connect`](crate::LeaseRows::connect) does; the fences
+    /// are counted in the same table.
     ///
     /// # Errors
     ///
@@ -134,8 +136,8 @@ impl<M: Strategy> Sessions<M> {
         Self::with_options(ServerOptions::from_url(url)?).await
     }
 
-    /// The same with options. No connection that keeps locks is anybody else's: of a pool in them only the settings are used, and
-    /// what it does to new connections.
+    /// Creates locks with options. No connection that keeps locks is anybody else's: of a pool in them only the
+    /// settings are used, and what it does to new connections.
     ///
     /// # Errors
     ///
@@ -240,7 +242,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         self.waiting.begin();
         let handle = match &mut self.handle {
             Some(handle) => handle,
-            // Less than the engine waits, so that nothing was sent when it is told of a lack of connections.
+            // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
             none => none.insert(self.handles.handle(self.request.request_timeout * 3 / 4).await?),
         };
         let (request, signal) = (self.request.clone(), Arc::clone(&self.signal));

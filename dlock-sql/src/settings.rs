@@ -15,7 +15,7 @@ pub struct Settings {
     pub(crate) connect_timeout: Duration,
     /// Whether the table is made where it is missing.
     pub(crate) makes: bool,
-    /// Whether waiters are told of releases, where the server can do that.
+    /// Whether waiters are notified of releases, where the server can do that.
     pub(crate) notified: bool,
     /// Whether statements are sent whole, where the server can be told so.
     pub(crate) simple: bool,

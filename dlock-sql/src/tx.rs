@@ -16,28 +16,29 @@ mod postgres;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Patience {
-    /// Wait for as long as the server lets a statement wait (PostgreSQL: without end unless `lock_timeout` is set; MariaDB and
-    /// MySQL: `innodb_lock_wait_timeout`, 50 s).
+    /// Wait for as long as the server lets a statement wait (PostgreSQL: without end unless `lock_timeout` is set;
+    /// MariaDB and MySQL: `innodb_lock_wait_timeout`, 50 s).
     #[default]
     OfServer,
     /// Do not wait: [`ErrorKind::Busy`].
     No,
-    /// Wait this long at the most, then [`ErrorKind::TimedOut`]. MariaDB and MySQL count whole seconds; it is rounded up.
+    /// Wait this long at the most, then [`ErrorKind::TimedOut`]. MariaDB and MySQL count whole seconds; it is rounded
+    /// up.
     AtMost(Duration),
 }
 
 /// A database whose transactions can lock rows and names: sqlx's `Postgres`, and `MySql` (also for MariaDB).
 pub trait Locking: Dialect {
-    /// Runs the locking statement under this patience, and leaves no setting changed. The error of a row that stayed locked
-    /// leaves the transaction as it was.
+    /// Runs the locking statement under this patience, and leaves no setting changed. The error of a row that stayed
+    /// locked leaves the transaction as it was.
     #[doc(hidden)]
     fn lock<'c>(
         on: &'c mut Self::Connection,
         lock: Statement<Self>,
         patience: Patience,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send + 'c;
-    /// Locks a name under this patience; whether it is locked. An error of a name that stayed locked leaves the transaction as it
-    /// was.
+    /// Locks a name under this patience; whether it is locked. An error of a name that stayed locked leaves the
+    /// transaction as it was.
     #[doc(hidden)]
     fn lock_name<'c>(
         on: &'c mut Self::Connection,
@@ -75,7 +76,7 @@ pub struct RowKey<D: Dialect>(Vec<(String, Push<D>)>);
 type Push<D> = Box<dyn FnOnce(&mut QueryBuilder<D>) + Send + Sync>;
 
 impl<D: Dialect> RowKey<D> {
-    /// A key of one column, whose value is of any type that sqlx can send as the column's.
+    /// Creates a key of one column, whose value is of any type that sqlx can send as the column's.
     pub fn new<V>(column: &str, value: V) -> Self
     where
         V: for<'q> Encode<'q, D> + Type<D> + Send + Sync + 'static,
@@ -83,7 +84,7 @@ impl<D: Dialect> RowKey<D> {
         Self(Vec::new()).and(column, value)
     }
 
-    /// One column more.
+    /// Adds a column.
     pub fn and<V>(mut self, column: &str, value: V) -> Self
     where
         V: for<'q> Encode<'q, D> + Type<D> + Send + Sync + 'static,
@@ -104,10 +105,10 @@ impl<D: Dialect> std::fmt::Debug for RowKey<D> {
 
 /// Locks a row of the user's own table (`SELECT ... FOR UPDATE`) until the caller's transaction ends.
 ///
-/// Nobody else can change the row, or lock it, before the commit or the rollback: there is no moment between unlock and commit.
-/// The row is found by its `key`; use all columns of the primary key or of a unique index, else MariaDB and MySQL lock
-/// more than that row. `table` may be written `schema.table`; names have 1 to 63 ASCII letters, digits and underscores and
-/// are taken as they are written. Read the row's columns after that, in the same transaction.
+/// Nobody else can change the row, or lock it, before the commit or the rollback: there is no moment between unlock and
+/// commit. The row is found by its `key`; use all columns of the primary key or of a unique index, else MariaDB and
+/// MySQL lock more than that row. `table` may be written `schema.table`; names have 1 to 63 ASCII letters, digits and
+/// underscores and are taken as they are written. Read the row's columns after that, in the same transaction.
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -117,20 +118,23 @@ impl<D: Dialect> std::fmt::Debug for RowKey<D> {
 /// let mut transaction = pool.begin().await?;
 /// let row = RowKey::new("shop", 7_i64).and("article", "shirt");
 /// lock_row(&mut transaction, "stock", row, Patience::AtMost(Duration::from_secs(2))).await?;
-/// sqlx::query("UPDATE stock SET count = count - 1 WHERE shop = 7 AND article = 'shirt'").execute(&mut *transaction).await?;
+/// let sold = "UPDATE stock SET count = count - 1 WHERE shop = 7 AND article = 'shirt'";
+/// sqlx::query(sold).execute(&mut *transaction).await?;
 /// transaction.commit().await?; // here it is free again
 /// # Ok(()) }
 /// ```
 ///
-/// A connection is in use for as long as the transaction lasts, and a transaction that hangs blocks the row: set the server's limit
-/// for idle transactions. SQLite has no such locks: a transaction that begins with `BEGIN IMMEDIATE` locks the database.
+/// A connection is in use for as long as the transaction lasts, and a transaction that hangs blocks the row: set the
+/// server's limit for idle transactions. SQLite has no such locks: a transaction that begins with `BEGIN IMMEDIATE`
+/// locks the database.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says: nothing is locked, and the transaction can go on
-/// (on MariaDB and MySQL unless `innodb_rollback_on_timeout` is on). [`ErrorKind::NotHeld`] when there is no such row: nothing is
-/// locked. [`ErrorKind::Unavailable`] after a deadlock or a serialization failure: roll back and run the whole transaction again.
-/// [`ErrorKind::InvalidConfig`] and [`ErrorKind::Denied`] for wrong names and missing rights (`SELECT` and `UPDATE`).
+/// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says: nothing is locked, and the transaction can
+/// go on (on MariaDB and MySQL unless `innodb_rollback_on_timeout` is on). [`ErrorKind::NotHeld`] when there is no such
+/// row: nothing is locked. [`ErrorKind::Unavailable`] after a deadlock or a serialization failure: roll back and run
+/// the whole transaction again. [`ErrorKind::InvalidConfig`] and [`ErrorKind::Denied`] for wrong names and missing
+/// rights (`SELECT` and `UPDATE`).
 ///
 /// # Cancel safety
 ///
@@ -163,7 +167,8 @@ pub async fn lock_row<D: Locking>(
 /// use sqlx::{QueryBuilder, Row};
 ///
 /// let mut transaction = pool.begin().await?;
-/// let mut query = QueryBuilder::new("SELECT stock.count FROM stock JOIN shops ON shops.id = stock.shop WHERE shops.name = ");
+/// let all = "SELECT stock.count FROM stock JOIN shops ON shops.id = stock.shop WHERE shops.name = ";
+/// let mut query = QueryBuilder::new(all);
 /// query.push_bind("north");
 /// for row in lock_query(&mut transaction, query, &["stock"], Patience::No).await? {
 ///     println!("{}", row.try_get::<i64, _>("count")?);
@@ -212,12 +217,12 @@ fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<Statement<D>, Failu
 
 /// Named locks that belong to the caller's transaction: taken in it, and released by its commit or rollback.
 ///
-/// Nobody else enters between the unlock and the commit, which a lock that is given back by itself cannot promise. All who take
-/// a name must use a set of the same name, in the same database. Another process waits in the server, first come first
-/// served as far as the server does that.
+/// Nobody else enters between the unlock and the commit, which a lock that is released by itself cannot promise. All
+/// who take a name must use a set of the same name, in the same database. Another process waits in the server, first
+/// come first served as far as the server does that.
 ///
-/// * PostgreSQL: `pg_advisory_xact_lock` on 64 bits of a digest of the set's name and the key. Two names with the same digest
-///   only wait for each other. No table is needed.
+/// * PostgreSQL: `pg_advisory_xact_lock` on 64 bits of a digest of the set's name and the key. Two names with the same
+///   digest only wait for each other. No table is needed.
 /// * MariaDB, MySQL: rows of a table with the set's name, which [`migrate`](Self::migrate) makes; one per name.
 ///
 /// ```no_run
@@ -232,17 +237,17 @@ fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<Statement<D>, Failu
 /// # Ok(()) }
 /// ```
 ///
-/// There is no fence and no lease: the transaction is both. If its connection breaks, the server rolls it back with the lock.
-/// Under `REPEATABLE READ` and `SERIALIZABLE` take the lock as the first statement of the transaction, since later reads may show the state
-/// from before it was taken.
+/// There is no fence and no lease: the transaction is both. If its connection breaks, the server rolls it back with the
+/// lock. Under `REPEATABLE READ` and `SERIALIZABLE` take the lock as the first statement of the transaction, since
+/// later reads may show the state from before it was taken.
 pub struct TransactionLocks<D> {
     set: String,
     database: std::marker::PhantomData<fn() -> D>,
 }
 
 impl<D: Locking> TransactionLocks<D> {
-    /// The set of this name: 1 to 63 ASCII letters, digits and underscores, not starting with a digit; `schema.name` is
-    /// possible.
+    /// Creates the set of this name: 1 to 63 ASCII letters, digits and underscores, not starting with a digit;
+    /// `schema.name` is possible.
     ///
     /// # Errors
     ///
@@ -270,8 +275,8 @@ impl<D: Locking> TransactionLocks<D> {
     ///
     /// # Errors
     ///
-    /// As [`lock_row`]; [`ErrorKind::InvalidKey`] when the key is empty, too long or contains a NUL. On MySQL 8 (not MariaDB)
-    /// [`Patience::No`] waits for up to a second.
+    /// As [`lock_row`]; [`ErrorKind::InvalidKey`] when the key is empty, too long or contains a NUL. On MySQL 8 (not
+    /// MariaDB) [`Patience::No`] waits for up to a second.
     ///
     /// # Cancel safety
     ///
@@ -286,9 +291,9 @@ impl<D: Locking> TransactionLocks<D> {
         Err(refused::<D>(Operation::Acquire, failure).of(&key))
     }
 
-    /// Deletes the names that no transaction has at this moment, and says how many: on MariaDB and MySQL each name that was ever
-    /// locked has a row of about 100 bytes. On PostgreSQL there is nothing to do. Call it outside of a transaction; it needs the
-    /// right to `DELETE`, and holds up nobody for longer than one row.
+    /// Deletes the names that no transaction has at this moment, and says how many: on MariaDB and MySQL each name that
+    /// was ever locked has a row of about 100 bytes. On PostgreSQL there is nothing to do. Call it outside of a
+    /// transaction; it needs the right to `DELETE`, and holds up nobody for longer than one row.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ impl ZooKeeper {
         Self::builder(url).connect().await
     }
 
-    /// For settings that are not the defaults.
+    /// Returns a builder, for settings that are not the defaults.
     pub fn builder(url: &str) -> ZooKeeperBuilder {
         ZooKeeperBuilder::new(url)
     }
@@ -71,7 +71,7 @@ impl ZooKeeper {
         self.0.get(in_time()).await.map(drop).map_err(configure)
     }
 
-    /// Who stands in line for `key`, the holder first. Waiters of other libraries are among them.
+    /// Lists who stands in line for `key`, the holder first. Waiters of other libraries are among them.
     ///
     /// ```no_run
     /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
@@ -95,8 +95,8 @@ impl ZooKeeper {
         look.await.map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
     }
 
-    /// A change of several nodes in one step, which is carried out only while the lock that was granted with `fence` is
-    /// held.
+    /// Begins a change of several nodes in one step, which is carried out only while the lock that was granted with
+    /// `fence` is held.
     ///
     /// The servers themselves check that the lock's node is there, so that no pause of this process, however long, lets
     /// a stale write through.

@@ -23,7 +23,7 @@ pub struct ZooKeeperClaim {
     wait: Option<Wait>,
     /// A look at the node before ours, whose answer was not waited for.
     looking: Option<Looking>,
-    /// A place in the queue was lost, which nobody was told of yet.
+    /// A place in the queue was lost, which was not reported yet.
     requeued: bool,
     /// Another attempt is worth while at once.
     again: bool,
@@ -32,7 +32,7 @@ pub struct ZooKeeperClaim {
     entry: Option<Entry>,
 }
 
-/// What one who waits is told of.
+/// What a waiter is notified of.
 struct Wait {
     /// The name of the node before ours.
     previous: String,

@@ -103,15 +103,15 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// The path below which the locks are. Default `/dlock`; up to 512 bytes with the chroot. To share locks with
+    /// Sets the path below which the locks are. Default `/dlock`; up to 512 bytes with the chroot. To share locks with
     /// Curator: the path above those that its mutexes were given.
     pub fn with_base(mut self, path: impl Into<String>) -> Self {
         self.base = Some(path.into());
         self
     }
 
-    /// After which the servers take the locks of a client away that they hear nothing of. Default 10 s; 100 ms to
-    /// 10 min.
+    /// Sets after which time the servers take the locks of a client away that they hear nothing of. Default 10 s; 100
+    /// ms to 10 min.
     ///
     /// The servers have bounds of their own, 2 and 20 ticks unless configured, and the nearest allowed length is used.
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
@@ -119,7 +119,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The servers' `tickTime`, when it is not 2 s. 1 ms to 60 s.
+    /// Sets the servers' `tickTime`, when it is not 2 s. 1 ms to 60 s.
     ///
     /// A leader learns what the other servers hear of a session by half a tick late. A session timeout that the servers
     /// grant although it has less than two ticks would leave no time for that, and is refused.
@@ -142,8 +142,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Who may do what with a place in a queue. Default: everything for the creator and nothing for others if the URL
-    /// has a user, and else everything for everybody.
+    /// Sets who may do what with a place in a queue. Default: everything for the creator and nothing for others if the
+    /// URL has a user, and else everything for everybody.
     ///
     /// This says who may see who stands in line. Who may stand there, and take others away, is said by the
     /// [parent ACL](Self::with_parent_acl).
@@ -152,22 +152,22 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Who may do what with the directory of a lock and those above, where they have to be made. Default: as the
+    /// Sets who may do what with the directory of a lock and those above, where they have to be made. Default: as the
     /// [ACL](Self::with_acl). Who is to use the locks needs the rights to read, create and delete.
     pub fn with_parent_acl(mut self, acl: impl IntoIterator<Item = Acl>) -> Self {
         self.parent_acl = Some(acl.into_iter().collect());
         self
     }
 
-    /// The root certificates, in PEM form, that sign the servers' certificates. Default: the file that the URL names,
-    /// else those that the operating system trusts.
+    /// Sets the root certificates, in PEM form, that sign the servers' certificates. Default: the file that the URL
+    /// names, else those that the operating system trusts.
     #[cfg(feature = "tls")]
     pub fn with_root_certificate(mut self, pem: impl Into<String>) -> Self {
         self.certificates.root = Some(pem.into());
         self
     }
 
-    /// The certificate and the key, in PEM form, by which this client identifies itself. For `zk+tls://`.
+    /// Sets the certificate and the key, in PEM form, by which this client identifies itself. For `zk+tls://`.
     #[cfg(feature = "tls")]
     pub fn with_client_certificate(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
@@ -191,7 +191,7 @@ impl ZooKeeperBuilder {
         Ok(zookeeper)
     }
 
-    /// The backend without a session: it opens one when it is first used.
+    /// Creates the backend without a session: it opens one when it is first used.
     ///
     /// # Errors
     ///

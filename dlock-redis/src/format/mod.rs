@@ -112,8 +112,8 @@ impl Format {
         }
     }
 
-    /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since. Rarely used, so
-    /// that servers need not keep the script.
+    /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since.
+    /// Rarely used, so that servers need not keep the script.
     pub(crate) fn call_alone(&self, request: &Request, fence: u64) -> Cmd {
         let mut call = redis::cmd("EVAL");
         let Step::Acquire { lease, listens, who } = &request.step else { return call };
@@ -178,7 +178,8 @@ impl Format {
         }
     }
 
-    /// Makes the command that takes a lock away from whoever holds it. Rarely used, so that servers need not keep the script.
+    /// Makes the command that takes a lock away from whoever holds it. Rarely used, so that servers need not keep the
+    /// script.
     pub(crate) fn force(&self, names: &Names, keep_data: bool) -> Cmd {
         let mut command = redis::cmd("EVAL");
         match self {
@@ -191,8 +192,8 @@ impl Format {
         command
     }
 
-    /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some proxies
-    /// refuse a script without a key.
+    /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some
+    /// proxies refuse a script without a key.
     pub(crate) fn introduction(&self, probe: Option<&Names>, by: By) -> Cmd {
         let script = match self {
             Self::Plain { .. } => &plain::SCRIPT,

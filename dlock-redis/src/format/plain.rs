@@ -1,7 +1,7 @@
 //! Our own form: a string that expires.
 //!
-//! `<token> <first fence of the call>+<number in it> <who holds it>`, with ` !` at its end where somebody listens for the
-//! release. So a release is published only to those who wait, and the fence needs no arithmetic on the server.
+//! `<token> <first fence of the call>+<number in it> <who holds it>`, with ` !` at its end where somebody listens for
+//! the release. So a release is published only to those who wait, and the fence needs no arithmetic on the server.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! One connection with the requests on it.
 //!
-//! Requests are carried out in the order in which they are given to a connection, which is what makes it safe to withdraw
-//! what an unanswered request may have taken. A request on an idle connection is sent at once by who makes it. While
-//! others are under way, requests are collected for as long as the executor is busy with who makes them, and go out
-//! together, as one call of the script: that costs no round trip and saves most of the work at both ends.
+//! Requests are carried out in the order in which they are given to a connection, which is what makes it safe to
+//! withdraw what an unanswered request may have taken. A request on an idle connection is sent at once by who makes it.
+//! While others are under way, requests are collected for as long as the executor is busy with who makes them, and go
+//! out together, as one call of the script: that costs no round trip and saves most of the work at both ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -408,7 +408,7 @@ async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     let mut replies = wire.send(&call.requests, By::Hash, false).await.unwrap_or_else(failed);
     let unknown: Vec<usize> = (0..count.min(replies.len()))
         .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some("NOSCRIPT")))
-        // Who went away meanwhile may be about to withdraw, which must not be overtaken.
+        // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
         .filter(|index| !call.is_unwanted(*index))
         .collect();
     if !unknown.is_empty() {

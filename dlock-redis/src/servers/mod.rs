@@ -66,7 +66,7 @@ impl Servers {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the request may still be carried out on the last connection that `track` was told of.
+    /// When dropped, the request may still be carried out on the last connection that `track` knows.
     pub(crate) async fn carry_out<E: Command>(
         &self,
         request: &E,
@@ -174,7 +174,8 @@ impl Servers {
         self.ask_over(&node.route(patience).await?, commands, false).await
     }
 
-    /// Sends commands over one connection; with `asking` to a server that is about to become responsible for their slot.
+    /// Sends commands over one connection; with `asking` to a server that is about to become responsible for their
+    /// slot.
     async fn ask_over(
         &self,
         route: &Route,
@@ -208,8 +209,8 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on a given connection. When nobody waits for the answer any more, the connection has to show within
-    /// `patience` that it is alive.
+    /// Carries out a request on a given connection. When nobody waits for the answer any more, the connection has to
+    /// show within `patience` that it is alive.
     pub(crate) async fn exchange<E: Command>(
         &self,
         route: &Route,
@@ -352,7 +353,7 @@ impl Command for Draw<'_> {
     }
 }
 
-/// A request whose maker goes away without an answer has its connection probed.
+/// A request whose maker is cancelled without an answer has its connection probed.
 struct ProbeOnDrop<'a>(Option<(&'a Route, Duration)>);
 
 impl ProbeOnDrop<'_> {

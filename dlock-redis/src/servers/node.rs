@@ -225,8 +225,8 @@ impl RuntimeConnection {
         opening
     }
 
-    /// Somebody waited for an answer on `connection` in vain. One that does not answer a probe either is replaced as soon
-    /// as another can be opened; until then, and for what has to follow on the same connection, it stays in use.
+    /// Somebody waited for an answer on `connection` in vain. One that does not answer a probe either is replaced as
+    /// soon as another can be opened; until then, and for what has to follow on the same connection, it stays in use.
     pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>, patience: Duration) {
         let (this, connection) = (Arc::clone(self), Arc::clone(connection));
         self.runtime.spawn(async move {

@@ -1,7 +1,7 @@
 //! Requests that wait to be sent together, and their makers, who wait for the replies.
 //!
-//! Requests that share a call share one place to wait at, so that a request costs no channel of its own. A request whose
-//! maker goes away before it is sent, is not sent.
+//! Requests that share a call share one place to wait at, so that a request costs no channel of its own. A request
+//! whose maker is cancelled before it is sent, is not sent.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -192,7 +192,7 @@ impl Building {
 }
 
 impl Call {
-    /// Whether the maker of a request has gone away.
+    /// Whether the maker of a request has gone.
     pub(super) fn is_unwanted(&self, index: usize) -> bool {
         self.places
             .get(index)

@@ -12,7 +12,7 @@ fn held(cluster: &RedisCluster) -> Vec<String> {
     cluster.keys().into_iter().filter(|key| !is_counter(key)).collect()
 }
 
-/// Takes and gives back a lock on each of many slots.
+/// Takes and releases a lock on each of many slots.
 async fn go_round(locks: &Locks, rounds: u32) {
     for number in 0..rounds {
         let guard = soon("the lock", locks.lock(format!("room_{number}")).acquire()).await.unwrap();

@@ -10,7 +10,8 @@ async fn shared(cluster: &RedisCluster, prefix: &str) -> Locks {
     over(Redis::builder(&cluster.url()).with_prefix(prefix).connect().await.unwrap(), LONG)
 }
 
-/// Takes and gives back a lock while its slot moves: before, in between with the counter behind and ahead, and afterwards.
+/// Takes and releases a lock while its slot moves: before, in between with the counter behind and ahead, and
+/// afterwards.
 async fn moves(prefix: &str) {
     let cluster = RedisCluster::start().unwrap();
     let (ours, theirs) = (shared(&cluster, prefix).await, shared(&cluster, prefix).await);

@@ -136,7 +136,8 @@ impl Server for MysqlServer {
     }
 
     async fn settle(on: &mut MySqlConnection) -> Answer<()> {
-        // Without the first nothing would ever be committed; the others change what statements answer, or which are refused.
+        // Without the first nothing would ever be committed; the others change what statements answer, or which are
+        // refused.
         let settle = "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES', SESSION sql_select_limit = DEFAULT, \
                       SESSION sql_safe_updates = 0, SESSION completion_type = 0";
         sqlx::raw_sql(settle).execute(on).await.map(drop)

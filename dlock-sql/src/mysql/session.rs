@@ -32,8 +32,8 @@ use crate::text::hex;
 /// # Ok(()) }
 /// ```
 ///
-/// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see each
-/// other's, so that all must connect to the same one.
+/// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see
+/// each other's, so that all must connect to the same one.
 pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
 
 /// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
@@ -50,9 +50,9 @@ pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
 /// # Ok(()) }
 /// ```
 ///
-/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
-/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune) waits for
-/// locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail
+/// as [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune)
+/// waits for locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
 pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
 
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
@@ -60,8 +60,8 @@ const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
-/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables only wait for
-/// each other.
+/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
+/// only wait for each other.
 pub(super) fn place(table: &TableName) -> String {
     table.quoted('`').to_lowercase()
 }
@@ -164,14 +164,15 @@ impl MysqlServer {
         Ok(Fence::new(counted.last_insert_id()))
     }
 
-    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which MariaDB 10.11
-    /// was seen to crash.
+    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which
+    /// MariaDB 10.11 was seen to crash.
     async fn sessions_seen(&self, on: &mut MySqlConnection) -> Answer<Vec<i64>> {
         let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
         rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
 
-    /// Deletes the row with the fence of sessions and locked rows, and the row that is locked, unless somebody has them.
+    /// Deletes the row with the fence of sessions and locked rows, and the row that is locked, unless somebody has
+    /// them.
     pub(super) async fn prune_kept(
         &self,
         on: &mut MySqlConnection,

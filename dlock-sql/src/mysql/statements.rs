@@ -1,8 +1,9 @@
 //! The statements, with the table's name in them.
 //!
-//! Times are microseconds of the server's clock in UTC, of the start of the statement, whatever the session's time zone. There
-//! is no conditional upsert with an answer: the fence comes back as `LAST_INSERT_ID`. What takes a lock does nothing where it would
-//! not be committed. An empty text is written and bound as bytes: in some modes `''` is null.
+//! Times are microseconds of the server's clock in UTC, of the start of the statement, whatever the session's time
+//! zone. There is no conditional upsert with an answer: the fence comes back as `LAST_INSERT_ID`. What takes a lock
+//! does nothing where it would not be committed. An empty text is written and bound as bytes: in some modes `''` is
+//! null.
 
 use sqlx::SqlStr;
 

@@ -66,7 +66,7 @@ impl PostgresServer {
         transaction.commit().await
     }
 
-    /// The channel on which releases of `key` are told.
+    /// The channel on which releases of `key` are published.
     fn channel(&self, key: &Key) -> String {
         let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))

@@ -33,12 +33,12 @@ use crate::text::{hex, sql};
 /// # Ok(()) }
 /// ```
 ///
-/// All locks of a backend are on one connection. They take room in the server's shared table of locks, a few thousand by
-/// default (`max_locks_per_transaction`), and any user of the database can take any of them.
+/// All locks of a backend are on one connection. They take room in the server's shared table of locks, a few thousand
+/// by default (`max_locks_per_transaction`), and any user of the database can take any of them.
 pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 
-/// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR UPDATE`): see
-/// [`Sessions`].
+/// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR
+/// UPDATE`): see [`Sessions`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock_core::Error> {
@@ -51,13 +51,13 @@ pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 /// # Ok(()) }
 /// ```
 ///
-/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail as
-/// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps the
-/// server from cleaning up what was deleted since: for short locks, or few.
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail
+/// as [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps
+/// the server from cleaning up what was deleted since: for short locks, or few.
 pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 
-/// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a statement
-/// wait while others need a sign of life.
+/// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
+/// statement wait while others need a sign of life.
 const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
@@ -68,7 +68,8 @@ const SESSION: &str = "pg_backend_pid()::bigint";
 /// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
 const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 
-/// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its way.
+/// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its
+/// way.
 const TRANSACTION: &str =
     "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
 

@@ -16,9 +16,11 @@ pub(super) struct Statements {
     pub(super) take: SqlStr,
     /// key, token, channel: whether the lease was still running.
     pub(super) release: SqlStr,
-    /// keys, tokens, leases in us, holders: the place in the lists with what `take` says, for those of which that is known.
+    /// keys, tokens, leases in us, holders: the place in the lists with what `take` says, for those of which that is
+    /// known.
     pub(super) take_all: SqlStr,
-    /// keys, tokens, channels: the place in the lists and whether the lease was still running, for those that it has released.
+    /// keys, tokens, channels: the place in the lists and whether the lease was still running, for those that it has
+    /// released.
     pub(super) release_all: SqlStr,
     /// keys, tokens, leases in us: the places in the lists of what is ours.
     pub(super) renew: SqlStr,
@@ -155,8 +157,8 @@ impl Statements {
                 )
                 SELECT true, {tell}($2::text, '') END FROM freed"#
             )),
-            // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row with the fence
-            // of a session or a locked row says who has it: it stays for as long as somebody does.
+            // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
+            // with the fence of a session or a locked row says who has it: it stays for as long as somebody does.
             prune: sql(format!(
                 r#"WITH names AS MATERIALIZED (SELECT number FROM ({ADVISORY}) AS locked),
                 transactions AS MATERIALIZED (

@@ -31,7 +31,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but digits.
+    /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but
+    /// digits.
     fn literal(&self) -> String {
         let bytes = |bytes: &[u8]| format!("decode('{}', 'hex')", hex(bytes));
         let text = |text: &str| format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()));

@@ -115,7 +115,7 @@ impl<S: Server> Claim for RowClaim<S> {
                 None => return std::future::pending().await,
             },
         };
-        // Releases are told of where somebody is known to wait; that is noted once for each grant.
+        // Releases are published where somebody is known to wait; that is noted once for each grant.
         if listener.is_quiet() && (self.seen.is_none() || self.seen != self.noted) {
             let step = AwaitRelease(self.request.key.clone());
             let limit = self.request.request_timeout;
@@ -142,8 +142,8 @@ impl<S: Server> Claim for RowClaim<S> {
         for attempt in &self.unanswered {
             let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
         }
-        // What is over now was carried out before the release that follows, or never will be; what was sent too long ago
-        // left nothing that has not ended by itself.
+        // What is over now was carried out before the release that follows, or never will be; what was sent too long
+        // ago left nothing that has not ended by itself.
         let lease = self.request.lease;
         let open: Vec<bool> = self
             .unanswered

@@ -1,10 +1,11 @@
 //! The connections of one backend, and what is done on them.
 //!
 //! They are opened when they are needed, and belong to the runtime that asks or to dlock's own thread. An attempt or a
-//! question is driven by the caller for as long as he waits, and then by that thread; so is a release that can be written to
-//! the wire at once. Other releases, and renewals, are driven by that thread alone, since they must not wait for a runtime that
-//! is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the caller. With a pool of the
-//! user, attempts go over its connections, and what must not wait for one (renewals, releases) over our own.
+//! question is driven by the caller for as long as he waits, and then by that thread; so is a release that can be
+//! written to the wire at once. Other releases, and renewals, are driven by that thread alone, since they must not wait
+//! for a runtime that is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the
+//! caller. With a pool of the user, attempts go over its connections, and what must not wait for one (renewals,
+//! releases) over our own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -202,7 +203,8 @@ impl<S: Server> Connections<S> {
         self.together(lane, ask.clone(), limits, progress).await
     }
 
-    /// Releases a lock together with others, unless it can be sent at once; nothing when it has to be released by itself.
+    /// Releases a lock together with others, unless it can be sent at once; nothing when it has to be released by
+    /// itself.
     pub(super) async fn release_together(
         self: &Arc<Self>,
         key: &Key,
@@ -401,8 +403,8 @@ impl<S: Server> Connections<S> {
             Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
             Ok(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
             Err(_) => {
-                // The pool may be opening a connection for it, which would be lost, and begun again by the next caller. It
-                // has a time of its own for that.
+                // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
+                // It has a time of its own for that.
                 if let Ok(only) = Arc::clone(&self.turn).try_acquire_owned() {
                     tokio::spawn(async move {
                         drop(turn.await);

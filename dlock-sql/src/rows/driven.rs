@@ -32,8 +32,8 @@ impl Caller {
 
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// The answer to a request. One that the caller drives is part of his task: this spares the way to another and back. When he goes
-/// away, `runtime` goes on with it, for `limit` at the most.
+/// The answer to a request. One that the caller drives is part of its task: this spares the way to another and back.
+/// When the caller is cancelled, `runtime` goes on with it, for `limit` at the most.
 pub(crate) struct Driven<T: Send + 'static> {
     request: Option<Boxed<T>>,
     runtime: Handle,
@@ -76,14 +76,16 @@ impl<T: Send + 'static> Drop for Driven<T> {
             self.caller.waits.store(false, Ordering::Release);
             if self.caller.drives {
                 let limit = self.limit;
-                // The runtime of its connection may not be driven any more, and then answers nothing. The timer is not its own.
+                // The runtime of its connection may not be driven any more, and then answers nothing. The timer is not
+                // its own.
                 drop(self.runtime.spawn(async move { tokio::time::timeout(limit, request).await }));
             }
         }
     }
 }
 
-/// A timer of dlock's own thread: that of the caller's runtime may stand still, or be gone, while the request goes on elsewhere.
+/// A timer of dlock's own thread: that of the caller's runtime may stand still, or be gone, while the request goes on
+/// elsewhere.
 fn timer(end: Instant) -> Sleep {
     let _entered = keeper::runtime().ok().map(Handle::enter);
     tokio::time::sleep_until(end)
@@ -94,7 +96,8 @@ pub(crate) async fn sleep_until(end: Instant) {
     timer(end).await;
 }
 
-/// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at once.
+/// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at
+/// once.
 pub(super) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Output> {
     let (mut future, mut late) = (pin!(future), pin!(None));
     poll_fn(|context| {
@@ -109,8 +112,8 @@ pub(super) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Outpu
     .await
 }
 
-/// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks at the time:
-/// a timer of its own would wake our thread for each request.
+/// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks
+/// at the time: a timer of its own would wake our thread for each request.
 pub(super) async fn unless_late<F: Future + Send>(
     mut request: Pin<&mut F>,
     end: Instant,
@@ -135,7 +138,7 @@ pub(super) async fn unless_late<F: Future + Send>(
     .await
 }
 
-/// The runtime went away with the request.
+/// The runtime ended, and the request with it.
 pub(crate) fn gone() -> Failure {
     Failure::unknown("the runtime that the request was made on is gone")
 }

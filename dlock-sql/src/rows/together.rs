@@ -1,8 +1,8 @@
 //! Requests that find no connection free, and go out together when there is one.
 //!
-//! What comes first goes out at once, on a connection of its own. What comes while all connections are in use waits in a
-//! line, and the next one that is free is used for the line: in one statement where the server can do that. Only the first of
-//! those who want the same lock asks for it; what the others are told follows from its answer.
+//! What comes first goes out at once, on a connection of its own. What comes while all connections are in use waits in
+//! a line, and the next one that is free is used for the line: in one statement where the server can do that. Only the
+//! first of those who want the same lock asks for it; what the others are notified follows from its answer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,7 +83,7 @@ impl<Q, R> Line<Q, R> {
     }
 }
 
-/// Who sends what waits goes away before it is done: nothing of it will be sent.
+/// Who sends what waits is cancelled before it is done: nothing of it will be sent.
 struct Leaving<'a, Q, R>(&'a Line<Q, R>);
 
 impl<Q, R> Drop for Leaving<'_, Q, R> {

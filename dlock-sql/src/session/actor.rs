@@ -21,8 +21,8 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// The longest pause between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease within these
-/// bounds. Holds know by themselves, and earlier, that they cannot be relied on.
+/// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease
+/// within these bounds. Holds know by themselves, and earlier, that they cannot be relied on.
 const RESPONSE_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// A connection that has kept nothing for this long is closed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ pub(super) enum Command {
     Open(Reply<i64>),
     /// Take a lock.
     Take(Take),
-    /// Give back a lock.
+    /// Release a lock.
     Release(Release),
     /// Close the connection.
     Close(Reply<()>),
@@ -130,7 +130,7 @@ pub(super) struct ConnectionActor<M: Strategy> {
     held: HashMap<Id, Held>,
     /// The shortest lease of what is held, or was held with it.
     shortest: Duration,
-    /// When the last statement was sent whose answer all holds were told of.
+    /// When the last statement was sent whose answer all holds were notified of.
     proven: Instant,
     used: Instant,
     /// Some holds are suspect.
@@ -171,8 +171,8 @@ impl<M: Strategy> ConnectionActor<M> {
         (self.shortest / 6).min(HEARTBEAT)
     }
 
-    /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what gives back can
-    /// go first, and an order to take that nobody waits for is none: nothing of it is on the server.
+    /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what releases
+    /// can go first, and an order to take that nobody waits for is none: nothing of it is on the server.
     pub(super) async fn carry_out(&mut self, orders: &mut Vec<Command>) {
         self.used = Instant::now();
         let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());

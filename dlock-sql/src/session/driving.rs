@@ -1,8 +1,9 @@
 //! Who drives a connection that keeps locks.
 //!
-//! The task on dlock's own thread does, for whoever asks. While it has nothing to do, one caller at a time drives his own command,
-//! which spares the way to that thread. The task goes on with such a command when its caller goes away, when another command comes,
-//! and when the connection needs a sign of life: no lock depends on the runtime of a caller.
+//! The task on dlock's own thread does, for whoever asks. While it has nothing to do, one caller at a time drives his
+//! own command, which spares the way to that thread. The task goes on with such a command when its caller is cancelled,
+//! when another command comes, and when the connection needs a sign of life: no lock depends on the runtime of a
+//! caller.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

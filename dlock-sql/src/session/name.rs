@@ -14,7 +14,8 @@ pub(crate) const FENCE: u8 = 0xff;
 pub struct Name {
     /// A digest, for servers that want something short.
     pub(crate) digest: [u8; 32],
-    /// The row that is locked, in row mode. No text begins with these bytes: leases, fences and locked rows are never mixed up.
+    /// The row that is locked, in row mode. No text begins with these bytes: leases, fences and locked rows are never
+    /// mixed up.
     pub(crate) row: Vec<u8>,
     /// The row with the fence.
     pub(crate) fence: Vec<u8>,

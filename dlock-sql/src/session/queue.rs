@@ -1,8 +1,9 @@
 //! Waiting on the server, in its own first-come queues.
 //!
-//! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and then until
-//! the lock is free. Then the claim tries; the turn is kept until it has the lock or goes away. So the lock goes around among
-//! the processes that want it, and a release is noticed at once. There are few of these connections; who gets none asks.
+//! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and
+//! then until the lock is free. Then the claim tries; the turn is kept until it has the lock or is cancelled. So the
+//! lock goes around among the processes that want it, and a release is noticed at once. There are few of these
+//! connections; who gets none asks.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,15 +21,18 @@ use crate::server::{Answer, Conn, Server};
 
 /// How many connections of a backend wait at the most.
 const MOST: usize = 4;
-/// How long one statement waits on the server: a transaction that is open for long is in the way of the server's cleaning up.
+/// How long one statement waits on the server: a transaction that is open for long is in the way of the server's
+/// cleaning up.
 pub(crate) const TURN: Duration = Duration::from_secs(30);
 /// When a connection whose statement is not answered counts as cut off.
 const CUT_OFF: Duration = Duration::from_secs(60);
-/// So often in a row somebody else may be faster before a claim pauses: what it is told may be of another server.
+/// So often in a row somebody else may be faster before a claim pauses: what it learns may be of another server.
 const LOSSES: u32 = 16;
-/// How often a statement that nobody waits for any more is cancelled before its session is ended, and the pause between.
+/// How often a statement that nobody waits for any more is cancelled before its session is ended, and the pause
+/// between.
 const CANCELS: (u32, Duration) = (4, Duration::from_millis(50));
-/// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back sooner.
+/// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back
+/// sooner.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 /// The connections that wait.
@@ -146,8 +150,8 @@ impl<M: Strategy> Waiting<M> {
         self.place.is_none() && self.leaving.is_empty()
     }
 
-    /// Resolves when the queues that were left know it: until then the server may still give the lock for a moment to who
-    /// waits for it no more.
+    /// Resolves when the queues that were left know it: until then the server may still give the lock for a moment to
+    /// who waits for it no more.
     ///
     /// # Cancel safety
     ///
@@ -182,7 +186,7 @@ impl<M: Strategy> Visit<M> {
         drop(permit);
     }
 
-    /// Waits until the claim has gone away. After an error the connection is of no use any more.
+    /// Waits until the claim has gone. After an error the connection is of no use any more.
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> Answer<()> {
         let Self { queue, name, tell, asked, .. } = self;
         let session = M::Server::ping(on).await?;
@@ -241,7 +245,7 @@ impl<M: Strategy> Visit<M> {
     }
 }
 
-/// Resolves when the claim has gone away.
+/// Resolves when the claim has gone.
 async fn gone(asked: &mut mpsc::UnboundedReceiver<()>) {
     while asked.recv().await.is_some() {}
 }

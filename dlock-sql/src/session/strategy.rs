@@ -33,8 +33,8 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     /// Whether one connection keeps many.
     const SHARED: bool;
 
-    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others` is for
-    /// what must stay when the connection breaks.
+    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others`
+    /// is for what must stay when the connection breaks.
     #[doc(hidden)]
     fn take<'c>(
         server: &'c Self::Server,
@@ -166,8 +166,8 @@ pub(crate) async fn take_row<S: RowServer>(
     }
 }
 
-/// What became of names that were asked for. After an error of the server it may have given some, and failed with a fence: these are
-/// given back.
+/// What became of names that were asked for. After an error of the server it may have given some, and failed with a
+/// fence: these are released.
 pub(crate) async fn settle_names<M: Strategy>(
     on: &mut Conn<M::Server>,
     wanted: &[Wanted],

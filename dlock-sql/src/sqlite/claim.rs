@@ -42,8 +42,8 @@ impl SqliteClaim {
         Self { shared, request, database: None, unsettled: None, held: false, contended: false }
     }
 
-    /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for a
-    /// request, so that it is not taken for a lost one.
+    /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for
+    /// a request, so that it is not taken for a lost one.
     fn until(&self) -> Until {
         let limit = (self.request.lease / 12).min(self.request.request_timeout / 2);
         Until::after(limit.min(Duration::from_secs(2)))
@@ -117,7 +117,8 @@ impl Claim for SqliteClaim {
         let (database, writer) = self.database().await?;
         database.may_grant(self.request.lease)?;
         let mut refused = false;
-        // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others least.
+        // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others
+        // least.
         for _ in 0..3 {
             if self.contended && self.unsettled.is_none() {
                 match read(&database, &self.request.key, until).await {

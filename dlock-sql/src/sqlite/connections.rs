@@ -1,11 +1,12 @@
 //! The connections to one database, and who uses which.
 //!
-//! sqlx runs the statements of a connection one after the other on a thread of its own, also those whose caller went away.
-//! So a statement that follows another on the same connection certainly comes after it, which a withdrawal relies on.
+//! sqlx runs the statements of a connection one after the other on a thread of its own, also those whose caller was
+//! cancelled. So a statement that follows another on the same connection certainly comes after it, which a withdrawal
+//! relies on.
 //!
-//! Callers share one writer, since SQLite lets only one write at a time anyway, and standing in line for a
-//! connection is cheaper than polling for the file's lock. A caller whose runtime stands still may keep the writer without
-//! using it; those who waited long enough then go to a spare one. The keeper renews on a connection of its own, and reads
+//! Callers share one writer, since SQLite lets only one write at a time anyway, and standing in line for a connection
+//! is cheaper than polling for the file's lock. A caller whose runtime stands still may keep the writer without using
+//! it; those who waited long enough then go to a spare one. The keeper renews on a connection of its own, and reads
 //! have another: readers do not wait for writers.
 
 use std::path::{Path, PathBuf};
@@ -209,11 +210,11 @@ pub(super) struct Answer {
 }
 
 impl Turn<'_> {
-    /// Runs one statement, which is given the time, to its end. While other processes are in the way it is tried again; what
-    /// failed that way changed nothing.
+    /// Runs one statement, which is given the time, to its end. While other processes are in the way it is tried again;
+    /// what failed that way changed nothing.
     ///
-    /// The end is waited for although there is one row at the most: SQLite commits when the statement has run to its end,
-    /// and who stops at the first row is not told of a commit that fails.
+    /// The end is waited for although there is one row at the most: SQLite commits when the statement has run to its
+    /// end, and who stops at the first row is not told of a commit that fails.
     pub(super) async fn run<'q>(
         &mut self,
         until: Until,

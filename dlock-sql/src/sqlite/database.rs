@@ -133,7 +133,8 @@ impl Database {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now on.
+    /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now
+    /// on.
     pub(super) fn place(&self) -> Result<Place, Failure> {
         let now = time::now();
         if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
@@ -161,7 +162,7 @@ impl Database {
         }
     }
 
-    /// First all holders are told, then our mark goes, which lets others begin.
+    /// First all holders are notified, then our mark goes, which lets others begin.
     fn retire(&self, why: &'static str) {
         let mut holds = self.holds();
         holds.retired = Some(why);
@@ -172,7 +173,7 @@ impl Database {
         holds.presence = None;
     }
 
-    /// From now on the holder of `signal` is told when the database is lost.
+    /// From now on the holder of `signal` is notified when the database is lost.
     pub(super) fn granted(&self, token: Token, signal: Signal) {
         let mut holds = self.holds();
         match holds.retired {

@@ -22,7 +22,7 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
     let path = path.display();
     let failure = match &error {
         sqlx::Error::Database(database) => match code(&**database) {
-            // The statement waited for its turn and went away without one.
+            // The statement waited for its turn and ended without one.
             Some((5 | 6 | 15, _)) => {
                 Failure::unavailable(format!("other processes keep {path} busy; it is tried again"))
             }

@@ -12,7 +12,8 @@ use crate::text::number;
 
 /// Makes an empty file that only its owner may use. SQLite gives its other files the same rights.
 ///
-/// A file that is there is not touched: closing it again would take away the locks that SQLite has on it in this process.
+/// A file that is there is not touched: closing it again would take away the locks that SQLite has on it in this
+/// process.
 ///
 /// Whoever can write to the directory could have put a symbolic link there: a new file is never made through one.
 pub(super) fn create(path: &Path) -> Result<(), Failure> {

@@ -34,9 +34,10 @@ const NAME: &str = "sqlite";
 
 /// Locks for the processes of one host, in a SQLite database.
 ///
-/// A lock is a row with a lease: whoever holds it renews it, and when its holder dies it is free once the lease has run out. A
-/// lock is taken by one statement and given back by one, about 0.1 ms each. Every grant has a
-/// [fence](dlock_core::Fence), which also grows across releases, [`prune`](Self::prune), and rows that somebody deletes.
+/// A lock is a row with a lease: whoever holds it renews it, and when its holder dies it is free once the lease has run
+/// out. A lock is taken by one statement and released by one, about 0.1 ms each. Every grant has a
+/// [fence](dlock_core::Fence), which also grows across releases, [`prune`](Self::prune), and rows that somebody
+/// deletes.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -55,17 +56,18 @@ const NAME: &str = "sqlite";
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be recognised are
-///   refused; containers may share a file when they share the host's kernel.
-/// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the wall
-///   clock moves. A restart of the machine ends all leases. On other systems they run by the wall clock, and a step of
-///   it can end a lease early.
+/// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be
+///   recognised are refused; containers may share a file when they share the host's kernel.
+/// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the
+///   wall clock moves. A restart of the machine ends all leases. On other systems they run by the wall clock, and a
+///   step of it can end a lease early.
 /// * **Power loss.** The database uses a write-ahead log with `synchronous = NORMAL`: it stays whole when the power
-///   fails, but the last changes may be missing. Leases do not need them, since a restart ends them all; a fence starts from
-///   the wall clock in microseconds and therefore grows, unless the clock was set back.
-/// * **The file.** If it is deleted or replaced while it is in use, every lock that is held in it is reported as lost at the
-///   next renewal or attempt of its process, and nobody else is given a lock until all processes have noticed, or for one
-///   lease of the new holder. This does not hold when the whole directory is replaced, or on other systems than Linux.
+///   fails, but the last changes may be missing. Leases do not need them, since a restart ends them all; a fence starts
+///   from the wall clock in microseconds and therefore grows, unless the clock was set back.
+/// * **The file.** If it is deleted or replaced while it is in use, every lock that is held in it is reported as lost
+///   at the next renewal or attempt of its process, and nobody else is given a lock until all processes have noticed,
+///   or for one lease of the new holder. This does not hold when the whole directory is replaced, or on other systems
+///   than Linux.
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
 ///   after the release; they ask every 1 to 50 ms, less often the longer they wait.
 ///
@@ -82,8 +84,9 @@ struct Shared {
 }
 
 impl Sqlite {
-    /// Opens the database that `url` names; makes the file, for its owner only, and the table where they are missing. The
-    /// URL is `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`.
+    /// Opens the database that `url` names; makes the file, for its owner only, and the table where they are missing.
+    /// The URL is `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not
+    /// `dlock`.
     ///
     /// # Errors
     ///
@@ -120,14 +123,14 @@ impl Sqlite {
         })))
     }
 
-    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than` ago,
-    /// and says how many. A row of a key is about 180 bytes and is kept for the key's fence; where keys do not come
-    /// back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
+    /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than`
+    /// ago, and says how many. A row of a key is about 180 bytes and is kept for the key's fence; where keys do not
+    /// come back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when other processes keep the database busy, and others
-    /// as in [`SqliteOptions::open`]. Some rows may have been deleted.
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when other processes keep the database busy, and
+    /// others as in [`SqliteOptions::open`]. Some rows may have been deleted.
     ///
     /// # Cancel safety
     ///

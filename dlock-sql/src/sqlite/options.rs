@@ -34,13 +34,13 @@ pub struct SqliteOptions {
 }
 
 impl SqliteOptions {
-    /// The table `dlock` in the database at `path`.
+    /// Creates options for the table `dlock` in the database at `path`.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self { path: path.as_ref().to_owned(), table: TableName::default(), makes: false }
     }
 
-    /// Reads `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`. A `?`, `#`
-    /// or `%` in the path is written as `%3F`, `%23` or `%25`.
+    /// Reads `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`. A
+    /// `?`, `#` or `%` in the path is written as `%3F`, `%23` or `%25`.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl SqliteOptions {
         Ok(options)
     }
 
-    /// Another table. Each table of a file has its own locks. Default `dlock`; 1 to 63 ASCII letters, digits and
+    /// Sets another table. Each table of a file has its own locks. Default `dlock`; 1 to 63 ASCII letters, digits and
     /// underscores, not starting with a digit or with `sqlite_`.
     ///
     /// # Errors
@@ -125,11 +125,11 @@ impl SqliteOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path is a
-    /// directory or not a SQLite database, the file is damaged or lies on a network file system, or the table is not a lock
-    /// table of this version; [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be
-    /// written; [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, or other processes keep
-    /// the database busy for more than five seconds.
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path
+    /// is a directory or not a SQLite database, the file is damaged or lies on a network file system, or the table is
+    /// not a lock table of this version; [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its
+    /// directory cannot be written; [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is
+    /// full, or other processes keep the database busy for more than five seconds.
     ///
     /// # Cancel safety
     ///

@@ -2,9 +2,10 @@
 //!
 //! A database file that is deleted or replaced while processes work with it lives on for them, unseen by those who come
 //! later. So that the two sides do not give the same lock to two holders, every process leaves a mark for as long as it
-//! has a database open: a read lock on a byte of a file beside it, `.name.dlock`, at an offset made of the database's identity.
-//! Who finds a mark of another identity waits until it is gone, or until every lease that may still run there has ended. The
-//! kernel removes a mark with its process. The file can be opened by those who may write the database, and by nobody else.
+//! has a database open: a read lock on a byte of a file beside it, `.name.dlock`, at an offset made of the database's
+//! identity. Who finds a mark of another identity waits until it is gone, or until every lease that may still run there
+//! has ended. The kernel removes a mark with its process. The file can be opened by those who may write the database,
+//! and by nobody else.
 
 use std::path::Path;
 
@@ -23,8 +24,8 @@ pub(super) struct Presence {
 
 #[cfg(target_os = "linux")]
 impl Presence {
-    /// Leaves a mark. `None` where no file for it can be made, or the file system has no such locks; a replaced database is then
-    /// noticed only by the processes themselves, at their next renewal.
+    /// Leaves a mark. `None` where no file for it can be made, or the file system has no such locks; a replaced
+    /// database is then noticed only by the processes themselves, at their next renewal.
     pub(super) fn show(path: &Path, identity: &Identity) -> Option<Self> {
         use nix::fcntl::{FcntlArg, fcntl};
 

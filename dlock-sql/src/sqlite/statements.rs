@@ -1,8 +1,8 @@
 //! The statements, with the table's name in them.
 //!
 //! A row is one key. It is free when its token is null, when its lease has ended, or when it is of an earlier boot; it
-//! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's
-//! mark: its version, the highest fence of all rows that were deleted, and the identity of the file.
+//! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the
+//! table's mark: its version, the highest fence of all rows that were deleted, and the identity of the file.
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 

@@ -1,8 +1,8 @@
 //! The clock of the leases in the database.
 //!
-//! On Linux an expiry is a reading of `CLOCK_BOOTTIME`, which no step of the wall clock moves and which counts on while the
-//! machine is suspended. It means nothing after a reboot, so the boot's id is stored along with it. Elsewhere the wall
-//! clock has to serve, and a step of it shortens or lengthens leases.
+//! On Linux an expiry is a reading of `CLOCK_BOOTTIME`, which no step of the wall clock moves and which counts on while
+//! the machine is suspended. It means nothing after a reboot, so the boot's id is stored along with it. Elsewhere the
+//! wall clock has to serve, and a step of it shortens or lengthens leases.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -13,7 +13,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Database, Pool};
 
-/// A database of its own, and a pool of connections to it. The database goes away with it.
+/// A database of its own, and a pool of connections to it. The database is dropped with it.
 pub(crate) struct Db<D: Database, S> {
     pub(crate) pool: Pool<D>,
     pub(crate) server: S,

@@ -61,7 +61,7 @@ async fn ten_thousand_cancelled_acquires_leave_no_lock_after_a_tenth_of_a_second
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(site.held().await, 0);
-    // Otherwise no await point inside of an attempt was met.
+    // Otherwise no await point inside an attempt was met.
     assert!(cancelled_after[..4].iter().all(|n| *n > 100), "{cancelled_after:?}");
     assert_eq!(locks.stats().background, 0);
     assert_eq!(locks.stats().abandoned, 0);

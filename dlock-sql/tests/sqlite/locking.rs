@@ -1,4 +1,4 @@
-//! Taking, holding and giving back.
+//! Taking, holding and releasing.
 
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //!
 //! The client library has tasks for whoever spawns them, and a reactor for whoever waits for input in it. A thread that
 //! does both spares every answer a wake-up from one thread to another. What is sent needs that thread neither: the
-//! sender's runtime writes it as soon as its ready tasks have run, all in one go. The thread makes up for a runtime that
-//! is held up meanwhile.
+//! sender's runtime writes it as soon as its ready tasks have run, all in one go. The thread makes up for a runtime
+//! that is held up meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};

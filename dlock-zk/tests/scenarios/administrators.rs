@@ -90,7 +90,7 @@ async fn a_waiter_takes_over_from_a_holder_whose_node_was_deleted_with_a_higher_
     server.admin().delete(&format!("/dlock/room/{}", places(server.admin(), "room")[0]));
     let next = soon("the next holder", waiter).await.unwrap().unwrap();
     assert!(fence(&next) > first);
-    // The old holder gives back what it no longer has, and takes nothing from the new one.
+    // The old holder releases what it no longer has, and takes nothing from the new one.
     drop(guard.release().await);
     next.check().unwrap();
     next.release().await.unwrap();

@@ -101,7 +101,7 @@ async fn a_client_whose_session_ends_under_a_crowd_grants_nothing_twice() {
         let lock = if number % 2 == 0 { &ours } else { &theirs }.lock("room").with_wait(LONG);
         let (holders, held) = (std::sync::Arc::clone(&holders), held.clone());
         tasks.spawn(async move {
-            // Whoever waits in a session that ends is told so.
+            // Whoever waits in a session that ends is notified so.
             let Ok(guard) = lock.acquire().await else { return };
             let before = holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             held.send(()).unwrap();

@@ -3,7 +3,8 @@
 //! A server is stopped by the process id it was started with, also when the test panics, and also when the whole test
 //! process is killed. A program that is missing is an error that names the command to install it, never a skipped test.
 //!
-//! [`Process`], [`Ports`] and [`Running`] are what every kind of server shares; [`SteppedClock`] lets a test set a server's clock.
+//! [`Process`], [`Ports`] and [`Running`] are what every kind of server shares; [`SteppedClock`] lets a test set a
+//! server's clock.
 
 mod account;
 mod clock;
