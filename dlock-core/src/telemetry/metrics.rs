@@ -71,8 +71,12 @@ impl Metrics {
                 .with_description("How often one acquire asked the backend.")
                 .build(),
             hold: seconds("dlock.hold.duration", "How long locks were held."),
-            held: level("dlock.locks.held", "{lock}", "Locks that are held now."),
-            waiters: level("dlock.waiters", "{waiter}", "Acquires that wait for somebody else's lock now."),
+            held: level("dlock.lock.held", "{lock}", "Locks that are held now."),
+            waiters: level(
+                "dlock.lock.waiting",
+                "{waiter}",
+                "Acquires that wait for somebody else's lock now.",
+            ),
             rechecks: count(
                 "dlock.rechecks",
                 "{recheck}",
@@ -84,14 +88,14 @@ impl Metrics {
                 "Waits that lost their place in the backend's queue and went on at its end.",
             ),
             renew: seconds("dlock.renew.duration", "How long renewals took, by outcome."),
-            lost: count("dlock.locks.lost", "{lock}", "Locks that were lost while they were held, by cause."),
+            lost: count("dlock.lock.lost", "{lock}", "Locks that were lost while they were held, by cause."),
             release_failures: count(
                 "dlock.background_release.failures",
                 "{failure}",
                 "Releases in the background that failed; each is tried again until the lease ends.",
             ),
             abandoned: count(
-                "dlock.locks.abandoned",
+                "dlock.lock.abandoned",
                 "{lock}",
                 "Releases in the background that were given up; the lease ends those locks.",
             ),
@@ -292,8 +296,9 @@ impl Labels {
     fn new(backend: &'static str, site: Site) -> Self {
         let mut plain = Attributes::new();
         plain.push(KeyValue::new("dlock.backend", backend));
+        plain.extend(db_system(backend).map(|system| KeyValue::new("db.system.name", system)));
         plain.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
-        plain.extend(site.function.map(|function| KeyValue::new("dlock.function", function)));
+        plain.extend(site.function.map(|function| KeyValue::new("code.function.name", function)));
         let with = |outcome| {
             let mut attributes = plain.clone();
             attributes.push(KeyValue::new("dlock.outcome", outcome));
@@ -311,5 +316,32 @@ impl Labels {
     fn with(&self, outcome: &'static str, error: Option<ErrorKind>) -> Attributes {
         let outcome = KeyValue::new("dlock.outcome", outcome);
         self.and([outcome].into_iter().chain(error.map(|kind| KeyValue::new("error.type", kind.as_str()))))
+    }
+}
+
+/// Returns OpenTelemetry's name of the database that a backend is a client of, where it has one.
+fn db_system(backend: &str) -> Option<&'static str> {
+    // What follows a dash is how the lock is kept there.
+    match backend.split('-').next()? {
+        "mysql" => Some("mysql"),
+        "postgres" => Some("postgresql"),
+        "redis" => Some("redis"),
+        "sqlite" => Some("sqlite"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_that_are_databases_are_named_as_opentelemetry_names_them() {
+        let named =
+            ["redis", "postgres-session", "mysql-row", "sqlite", "zk", "quorum", "memory"].map(db_system);
+        let expected = [Some("redis"), Some("postgresql"), Some("mysql"), Some("sqlite"), None, None, None];
+        assert_eq!(named, expected);
+        let labels = Labels::of("postgres", Site::default());
+        assert!(labels.plain.iter().any(|label| label.key.as_str() == "db.system.name"));
     }
 }

@@ -12,8 +12,8 @@
 //! acquire that waits links to the acquire of the holder.
 //!
 //! All have `backend` and `key`, of a batch that of its first lock and `keys`, how many there are; those of a lock that
-//! the attribute takes also `template`, the key's pattern, and `function`. The key is shown as a hash, since keys often
-//! contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
+//! the attribute takes also `template`, the key's pattern, and `code.function.name`. The key is shown as a hash, since
+//! keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -
             key = Empty,
             keys,
             template = first.site.template,
-            function = first.site.function,
+            code.function.name = first.site.function,
             outcome = Empty,
             error.type = Empty,
             otel.status_code = Empty,
@@ -113,7 +113,7 @@ pub(super) fn hold(to: &Telemetry, first: Subject<'_>, locks: usize, fence: Opti
             key = Empty,
             keys = (locks > 1).then_some(locks),
             template = first.site.template,
-            function = first.site.function,
+            code.function.name = first.site.function,
             fence = fence.map(Fence::get),
             outcome = Empty,
             error.type = Empty,
@@ -212,7 +212,7 @@ pub(super) fn release(to: &Telemetry, lock: Subject<'_>, background: bool) -> Sp
             backend = to.backend,
             key = Empty,
             template = lock.site.template,
-            function = lock.site.function,
+            code.function.name = lock.site.function,
             background,
             outcome = Empty,
             error.type = Empty,

@@ -14,8 +14,8 @@ const EXPECTED: [&str; 6] = [
     "dlock_acquire_duration_seconds_bucket",
     "dlock_acquire_attempts_bucket",
     "dlock_hold_duration_seconds_bucket",
-    "dlock_locks_held",
-    "dlock_waiters",
+    "dlock_lock_held",
+    "dlock_lock_waiting",
     "dlock_batch_size_bucket",
 ];
 
@@ -88,7 +88,7 @@ pub(crate) fn metrics(run: &Run) -> Result<String> {
         "{held} holds of {acquired} acquires with {batches} batches of {in_batches} locks"
     );
     ensure!((held - released).abs() < 0.5, "{released} of {held} were released");
-    let left = run.sum("dlock_locks_held", "") + run.sum("dlock_waiters", "");
+    let left = run.sum("dlock_lock_held", "") + run.sum("dlock_lock_waiting", "");
     ensure!(left.abs() < 0.5, "{left} held or waiting in the end");
     let label = r#"dlock_template="room_<room>""#;
     ensure!(run.series.contains(label), "no series has {label}");

@@ -10,13 +10,13 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("dlock.acquire.duration", "s", "histogram"),
     ("dlock.acquire.attempts", "{attempt}", "histogram"),
     ("dlock.hold.duration", "s", "histogram"),
-    ("dlock.locks.held", "{lock}", "up-down counter"),
-    ("dlock.waiters", "{waiter}", "up-down counter"),
+    ("dlock.lock.held", "{lock}", "up-down counter"),
+    ("dlock.lock.waiting", "{waiter}", "up-down counter"),
     ("dlock.rechecks", "{recheck}", "counter"),
     ("dlock.renew.duration", "s", "histogram"),
-    ("dlock.locks.lost", "{lock}", "counter"),
+    ("dlock.lock.lost", "{lock}", "counter"),
     ("dlock.background_release.failures", "{failure}", "counter"),
-    ("dlock.locks.abandoned", "{lock}", "counter"),
+    ("dlock.lock.abandoned", "{lock}", "counter"),
     ("dlock.reentries", "{reentry}", "counter"),
     ("dlock.batch.size", "{lock}", "histogram"),
     ("dlock.segment.moves", "{move}", "counter"),
@@ -31,8 +31,9 @@ const SECONDS: &[f64] = &[
 
 const NAMES: &[&str] = &[
     "dlock.backend",
+    "db.system.name",
     "dlock.template",
-    "dlock.function",
+    "code.function.name",
     "dlock.outcome",
     "dlock.cause",
     "dlock.node",
@@ -79,7 +80,7 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
 
     let acquires = |template, more: &[_]| end.histogram("dlock.acquire.duration", &of(template, more)).count;
     let outcome = |outcome| ("dlock.outcome", outcome);
-    let function = ("dlock.function", "otel_worker::tour::book");
+    let function = ("code.function.name", "otel_worker::tour::book");
     assert_eq!(acquires("room_<mark>_<id>", &[function, outcome("acquired")]), 3);
     assert_eq!(acquires("wanted_<id>", &[outcome("acquired")]), 1);
     assert_eq!(acquires("wanted_<id>", &[outcome("busy")]), 1);
@@ -121,10 +122,10 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
         ("stopped_<id>", "backend"),
         ("shut_<id>", "shutdown"),
     ] {
-        assert_eq!(end.count("dlock.locks.lost", &of(template, &[("dlock.cause", cause)])), 1, "{template}");
+        assert_eq!(end.count("dlock.lock.lost", &of(template, &[("dlock.cause", cause)])), 1, "{template}");
     }
 
-    assert_eq!(end.count("dlock.locks.abandoned", &of("abandoned_<id>", &[])), 1);
+    assert_eq!(end.count("dlock.lock.abandoned", &of("abandoned_<id>", &[])), 1);
     let failures = of("abandoned_<id>", &[("error.type", "unavailable")]);
     assert!(end.count("dlock.background_release.failures", &failures) >= 1);
     assert!(end.histogram("dlock.keeper.lag", &[("dlock.backend", "memory")]).count > 0);
@@ -143,8 +144,8 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
     assert_eq!(votes("3", &[outcome("failed"), ("error.type", "unavailable")]), 2);
 
     let now = |metrics: &Metrics, name| metrics.count(name, &of("shown_<id>", &[]));
-    assert_eq!((now(&shown, "dlock.locks.held"), now(&shown, "dlock.waiters")), (1, 1));
-    for name in ["dlock.locks.held", "dlock.waiters"] {
+    assert_eq!((now(&shown, "dlock.lock.held"), now(&shown, "dlock.lock.waiting")), (1, 1));
+    for name in ["dlock.lock.held", "dlock.lock.waiting"] {
         for attributes in end.attributes(name) {
             let labels: Vec<_> = attributes
                 .iter()
