@@ -76,7 +76,7 @@ pub use rows::RowClaim;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use server::Server;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub use session::{SessionClaim, Sessions};
+pub use session::{ConnectionLock, SessionClaim, Sessions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

@@ -9,6 +9,7 @@ mod driving;
 mod handles;
 mod hold_signal;
 mod name;
+mod on_connection;
 mod queue;
 mod steps;
 mod strategy;
@@ -32,6 +33,7 @@ use hold_signal::HoldSignal;
 pub(crate) use name::Name;
 #[cfg(feature = "mysql")]
 pub(crate) use name::{FENCE, ROW};
+pub use on_connection::ConnectionLock;
 pub(crate) use queue::TURN;
 use queue::{Queue, Waiting};
 use steps::WhoAmI;

@@ -73,6 +73,8 @@ pub(crate) const MYSQL8: &[Need] = &[
 pub(crate) const INTEROP: &[Need] = &[
     REDIS,
     ZOOKEEPER,
+    POSTGRES,
+    PSQL,
     Need { probe: &["javac", "-version"], source: Source::Apt("default-jdk-headless") },
     Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
     Need { probe: &["go", "version"], source: Source::Apt("golang-go") },

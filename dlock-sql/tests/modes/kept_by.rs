@@ -8,7 +8,7 @@ use std::time::Duration;
 use dlock_core::{Backend, ErrorKind, Locks, Wait};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
-use dlock_sql::{MysqlRowLocks, MysqlSessions, PostgresRowLocks, PostgresSessions};
+use dlock_sql::{MysqlRowLocks, MysqlSessions, Patience, PostgresRowLocks, PostgresSessions};
 use sqlx::{Connection, Executor};
 
 const MIGRATE: &str = "&migrate=true";
@@ -316,3 +316,70 @@ async fn locks_of_connections_without_fences_exclude_each_other_and_write_nothin
     let open = || MysqlRowLocks::connect(&url);
     without_fences([open().await.unwrap(), open().await.unwrap()], counted).await;
 }
+
+/// A connection of the caller's own, beside sessions of the same server.
+macro_rules! on_own_connections {
+    ($name:ident, $sessions:ident, $server:ident, $connection:ty, $migrate:literal) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let server = $server::start().unwrap();
+            let url = format!("{}{}", server.url(), $migrate);
+            let (ours, theirs) =
+                ($sessions::connect(&url).await.unwrap(), $sessions::connect(&url).await.unwrap());
+            let locks = Locks::builder(theirs).with_wait(Wait::No).build().unwrap();
+            let mut one = <$connection>::connect(&server.url()).await.unwrap();
+            let mut two = <$connection>::connect(&server.url()).await.unwrap();
+            let mut lock = ours.lock_on(&mut one, "a", Patience::No).await.unwrap();
+            sqlx::query("SELECT 1").execute(&mut *lock).await.unwrap();
+            assert_eq!(locks.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::Busy);
+            let holder = locks.inspect("a").await.unwrap().unwrap();
+            assert_eq!(holder.fence, lock.fence());
+            let error = ours.lock_on(&mut two, "a", Patience::No).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            let short = Patience::AtMost(Duration::from_millis(50));
+            assert_eq!(ours.lock_on(&mut two, "a", short).await.unwrap_err().kind(), ErrorKind::TimedOut);
+            assert_eq!(ours.lock_on(&mut two, "", short).await.unwrap_err().kind(), ErrorKind::InvalidKey);
+            let first = lock.fence();
+            lock.release().await.unwrap();
+            let guard = locks.lock("a").acquire().await.unwrap();
+            assert!(guard.fence() > first);
+            let waiting = tokio::spawn({
+                let ours = ours.clone();
+                async move {
+                    let lock = ours.lock_on(&mut two, "a", Patience::OfServer).await.unwrap();
+                    let fence = lock.fence();
+                    // With its connection.
+                    drop(lock);
+                    (two, fence)
+                }
+            });
+            let before = guard.fence();
+            guard.release().await.unwrap();
+            let (two, fence) = waiting.await.unwrap();
+            assert!(fence > before);
+            assert_eq!(locks.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::Busy);
+            two.close().await.unwrap();
+            let patient = locks.lock("a").with_wait(Duration::from_secs(20));
+            patient.acquire().await.unwrap().release().await.unwrap();
+            // One that was taken away is not released.
+            let lock = ours.lock_on(&mut one, "a", Patience::No).await.unwrap();
+            assert!(locks.force_release("a").await.unwrap());
+            assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unknown);
+        }
+    };
+}
+
+on_own_connections!(
+    a_connection_of_the_callers_own_keeps_a_lock_of_postgresql,
+    PostgresSessions,
+    PostgresServer,
+    sqlx::PgConnection,
+    "&migrate=true"
+);
+on_own_connections!(
+    a_connection_of_the_callers_own_keeps_a_lock_of_mysql,
+    MysqlSessions,
+    MysqlServer,
+    sqlx::MySqlConnection,
+    "?migrate=true"
+);

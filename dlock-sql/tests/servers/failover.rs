@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks};
+use dlock_core::{Backend, ErrorKind, Locks};
 use dlock_rig::proxy::Proxy;
 use dlock_rig::servers::postgres::PostgresServer;
-use dlock_sql::{Postgres, PostgresSessions};
+use dlock_sql::{Postgres, PostgresRowLocks, PostgresSessions};
 
 use crate::support::{Db, is_error, once, take, until};
 
@@ -85,4 +85,54 @@ async fn a_session_is_left_when_its_server_can_only_be_read() {
     assert!(kept_again.fence() > kept.fence());
     guard.release().await.unwrap();
     kept_again.release().await.unwrap();
+}
+
+/// A waiter that a statement on the server lets wait, while that server dies and a standby takes its place.
+async fn goes_on_waiting<B: Backend>(connect: impl AsyncFn(String) -> dlock_core::Result<B>) {
+    let (primary, standby, proxy) = pair().await;
+    let locks = async |url: String| {
+        let backend = Box::pin(connect(url)).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(6));
+        locks.with_wait(Duration::from_secs(40)).build().unwrap()
+    };
+    let url = primary.url_through(proxy.address());
+    let (ours, theirs) = (locks(url.clone()).await, locks(url).await);
+    let waiting = |server: &PostgresServer| {
+        server.query("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    };
+    let held = take(&ours, "hot").await;
+    let waiter = tokio::spawn({
+        let lock = theirs.lock("hot");
+        async move { lock.acquire().await }
+    });
+    until("it waits on the primary", || waiting(&primary) == "1").await;
+    drop(primary);
+    standby.promote();
+    let third = locks(standby.url()).await;
+    let first = take(&third, "hot").await;
+    assert!(first.fence() > held.fence());
+    proxy.retarget(standby.address());
+    held.lost().await;
+    until("it waits on the new one", || waiting(&standby) == "1").await;
+    assert!(!waiter.is_finished());
+    first.check().unwrap();
+    let before = first.fence();
+    first.release().await.unwrap();
+    let second = waiter.await.unwrap().unwrap();
+    assert!(second.fence() > before);
+    second.release().await.unwrap();
+    drop(held);
+    let left = "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')
+        + (SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction')";
+    until("nothing is left", || standby.query(left) == "0" && waiting(&standby) == "0").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_session_lock_on_the_server_goes_on_waiting_at_the_standby_that_takes_over() {
+    Box::pin(goes_on_waiting(async |url: String| PostgresSessions::connect(&url).await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_locked_row_on_the_server_goes_on_waiting_at_the_standby_that_takes_over() {
+    Box::pin(goes_on_waiting(async |url: String| PostgresRowLocks::connect(&url).await)).await;
 }

@@ -109,19 +109,19 @@ macro_rules! db {
                 Self::options().tls().start().unwrap()
             }
             fn clock(&self) -> &SteppedClock {
-                Self::clock(self)
+                (**self).clock()
             }
             fn tls_url(&self) -> String {
                 Self::tls_url(self)
             }
             fn proxy(&self) -> Proxy {
-                Proxy::speaking($protocol, Self::address(self)).unwrap()
+                Proxy::speaking($protocol, (**self).address()).unwrap()
             }
             fn url(&self) -> String {
                 Self::url(self)
             }
             fn address(&self) -> std::net::SocketAddr {
-                Self::address(self)
+                (**self).address()
             }
             fn url_through(&self, address: std::net::SocketAddr) -> String {
                 Self::url_through(self, address)
@@ -149,10 +149,10 @@ macro_rules! db {
                 Self::disconnect_all(self)
             }
             fn pause(&self) {
-                Self::pause(self);
+                (**self).pause();
             }
             fn resume(&self) {
-                Self::resume(self);
+                (**self).resume();
             }
             fn restart(&mut self) {
                 Self::restart(self).unwrap();

@@ -6,6 +6,7 @@
 //! cargo run --release -p dlock-interop -- redis     # with Redisson
 //! cargo run --release -p dlock-interop -- cluster   # with Redisson on a cluster, in its default settings
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator, kazoo and go-zookeeper
+//! cargo run --release -p dlock-interop -- rows      # with psycopg, by the functions for PostgreSQL
 //! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
 //! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for the queue of all four clients
 //! ```
@@ -18,6 +19,7 @@
 
 mod checks;
 mod one_queue;
+mod rows;
 mod scene;
 mod telemetry;
 
@@ -41,15 +43,17 @@ async fn main() -> ExitCode {
     let outcome = match arguments[..] {
         [] => {
             let redis = check_redis().await.and(check_cluster().await);
-            redis.and(check_zookeeper(length).await).and(check_collector().await)
+            let zookeeper = check_zookeeper(length).await;
+            redis.and(zookeeper).and(check_rows().await).and(check_collector().await)
         }
         ["redis"] => check_redis().await,
         ["cluster"] => check_cluster().await,
         ["zookeeper"] => check_zookeeper(length).await,
+        ["rows"] => check_rows().await,
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
         _ => Err(anyhow::anyhow!(
-            "write nothing, redis, cluster, zookeeper or collector after the name of this program"
+            "write nothing, redis, cluster, zookeeper, rows or collector after the name of this program"
         )),
     };
     match outcome {
@@ -125,6 +129,12 @@ async fn check_zookeeper(length: Duration) -> Result<()> {
         "a lock whose node is deleted in Java is lost in Rust" => checks::forced(&scene, 0.5),
         "dlock, Curator, kazoo and go-zookeeper wait behind each other" => one_queue::behind_each_other(&scene),
         "dlock, Curator, kazoo and go-zookeeper share one queue" => one_queue::all_at_once(&scene, length),
+    }
+}
+
+async fn check_rows() -> Result<()> {
+    check! {
+        "dlock and psycopg exclude each other on a lock row" => rows::counted_by_both_sides(100),
     }
 }
 

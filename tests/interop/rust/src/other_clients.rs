@@ -25,16 +25,26 @@ impl OtherClients {
     ///
     /// When Python or Go is missing, or an installation or the build fails.
     pub async fn build() -> Result<Self> {
-        let (python, go) = (of_the_project("tests/interop/python"), of_the_project("tests/interop/go"));
-        let environment = python.join("target/venv");
-        run(Command::new("python3").args(["-m", "venv"]).arg(&environment), &python).await?;
-        let installed = environment.join("bin/python");
-        let install = ["-m", "pip", "install", "--quiet", "--requirement", "requirements.txt"];
-        run(Command::new(&installed).args(install), &python).await?;
+        let ((python, script), go) = (python("worker.py").await?, of_the_project("tests/interop/go"));
         let program = go.join("target/worker");
         run(Command::new("go").args(["build", "-o"]).arg(&program).arg("."), &go).await?;
-        Ok(Self { python: installed, script: python.join("worker.py"), go: program })
+        Ok(Self { python, script, go: program })
     }
+}
+
+/// Installs the clients for Python into an environment of their own: the Python that has them, and the path of a script.
+///
+/// # Errors
+///
+/// When Python is missing, or the installation fails.
+pub async fn python(script: &str) -> Result<(PathBuf, PathBuf)> {
+    let project = of_the_project("tests/interop/python");
+    let environment = project.join("target/venv");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&environment), &project).await?;
+    let python = environment.join("bin/python");
+    let install = ["-m", "pip", "install", "--quiet", "--requirement", "requirements.txt"];
+    run(Command::new(&python).args(install), &project).await?;
+    Ok((python, project.join(script)))
 }
 
 async fn run(command: &mut Command, directory: &Path) -> Result<()> {

@@ -1,0 +1,167 @@
+//! A lock on a connection of the caller's own.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dlock_core::backend::Backoff;
+use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
+use tokio::time::Instant;
+
+use super::strategy::TakeError;
+use super::{ByName, Name, POLLING, SessionServer, Sessions, Strategy, Wanted};
+use crate::rows::QUESTION;
+use crate::server::{Conn, Server, Taken};
+use crate::tx::Patience;
+
+/// A lock that a connection of the caller's own keeps. The connection can be used through it.
+///
+/// See [`Sessions::lock_on`].
+#[must_use = "the connection keeps the lock, and only release() gives it back"]
+pub struct ConnectionLock<'c, S: Server> {
+    connection: &'c mut Conn<S>,
+    name: Name,
+    key: Key,
+    fence: Option<Fence>,
+    session: i64,
+}
+
+impl<S: SessionServer> Sessions<ByName<S>>
+where
+    ByName<S>: Strategy<Server = S>,
+{
+    /// Takes a lock on a connection of the caller's own, which keeps it until [`ConnectionLock::release`], or until the connection
+    /// ends. It excludes, and is excluded by, all who lock the same key with these sessions, and is listed like them.
+    ///
+    /// Nobody renews it, and nobody tells when it is lost: it is, when a statement on the connection fails because the
+    /// connection broke. The connection must be one to the same database and no proxy may share it; under
+    /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for every 5 to
+    /// 150 ms. One connection takes a key once: what it has already it may be given again.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_sql::{Patience, PostgresSessions, sqlx};
+    /// use sqlx::Connection;
+    ///
+    /// let url = "postgres://app:password@db.internal/shop";
+    /// let sessions = PostgresSessions::connect(url).await?;
+    /// let mut connection = sqlx::PgConnection::connect(url).await?;
+    /// let mut lock = sessions.lock_on(&mut connection, "room_7", Patience::No).await?;
+    /// sqlx::query("UPDATE rooms SET booked = true WHERE id = 7").execute(&mut *lock).await?;
+    /// lock.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says; [`ErrorKind::InvalidKey`]; otherwise as
+    /// [`connect`](Self::connect). After [`ErrorKind::Unknown`] close the connection: it may have the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, close the connection: it may have the lock.
+    pub async fn lock_on<'c>(
+        &self,
+        connection: &'c mut Conn<S>,
+        key: &str,
+        patience: Patience,
+    ) -> Result<ConnectionLock<'c, S>> {
+        let fail = |failure| Error::new(Operation::Acquire, failure).on(ByName::<S>::NAME);
+        let key = Key::new(key).map_err(fail)?;
+        let fail = |failure| fail(failure).of(&key);
+        self.handles.check().map_err(fail)?;
+        let server = self.others.server();
+        let name = Name::of(&server.place(), &key);
+        let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION }];
+        let end = match patience {
+            Patience::AtMost(limit) => Instant::now().checked_add(limit),
+            Patience::No | Patience::OfServer => None,
+        };
+        let mut backoff = Backoff::new(POLLING.0, POLLING.1);
+        loop {
+            let taken = ByName::<S>::take(server, &self.others, connection, &wanted).await;
+            let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
+            if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
+                return Ok(ConnectionLock { connection, name, key, fence, session });
+            }
+            if patience == Patience::No {
+                return Err(fail(Failure::new(ErrorKind::Busy, "somebody else has it")));
+            }
+            let pause = backoff.next_pause();
+            if end.is_some_and(|end| Instant::now() + pause > end) {
+                return Err(fail(Failure::new(ErrorKind::TimedOut, "somebody else has it")));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// Who holds it, for [`Holder::parse`](dlock_core::Holder::parse).
+fn holder() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    format!("pid={} since={since}", std::process::id())
+}
+
+fn failure_of<S: Server>(server: &S, error: TakeError) -> Failure {
+    match error {
+        TakeError::Refused(error) => crate::failure::unchanged(server.fault(error).failure),
+        TakeError::Elsewhere(failure) => failure,
+        TakeError::Unknown(error) => server.fault(error).failure,
+    }
+}
+
+impl<S: SessionServer> ConnectionLock<'_, S>
+where
+    ByName<S>: Strategy<Server = S>,
+{
+    /// Returns the fence of this grant, unless fences are switched off.
+    #[must_use]
+    pub const fn fence(&self) -> Option<Fence> {
+        self.fence
+    }
+
+    /// Releases the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the connection did not have it any more; [`ErrorKind::Unknown`] when the connection broke, with
+    /// which the lock ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, close the connection: it may have the lock.
+    pub async fn release(self) -> Result<()> {
+        let Self { connection, name, key, session, .. } = self;
+        let fail = |failure| Error::new(Operation::Release, failure).on(ByName::<S>::NAME).of(&key);
+        match ByName::<S>::release(connection, &[name]).await {
+            Ok((by, held)) if by == session && held.iter().all(|held| *held) => Ok(()),
+            Ok(_) => Err(fail(Failure::new(ErrorKind::Lost, "the connection did not have it any more"))),
+            Err(error) => Err(fail(
+                Failure::unknown("the connection broke, and the lock ends with it").with_source(error),
+            )),
+        }
+    }
+}
+
+impl<S: Server> Deref for ConnectionLock<'_, S> {
+    type Target = Conn<S>;
+
+    fn deref(&self) -> &Conn<S> {
+        self.connection
+    }
+}
+
+impl<S: Server> DerefMut for ConnectionLock<'_, S> {
+    fn deref_mut(&mut self) -> &mut Conn<S> {
+        self.connection
+    }
+}
+
+impl<S: Server> fmt::Debug for ConnectionLock<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionLock")
+            .field("key", &self.key)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
+    }
+}

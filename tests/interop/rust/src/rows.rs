@@ -1,0 +1,47 @@
+//! Lock rows of PostgreSQL, shared with a client in Python that knows only the published functions.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use dlock_core::Locks;
+use dlock_interop::other_clients;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::{Postgres, PostgresOptions};
+use tokio::process::Command;
+
+const KEY: &str = "counted";
+
+/// Both sides add to one counter by reading and writing it.
+pub(crate) async fn counted_by_both_sides(count: u64) -> Result<String> {
+    let (python, script) = other_clients::python("rows.py").await?;
+    let server = PostgresServer::start()?;
+    let options = PostgresOptions::from_url(&server.url())?;
+    options.migrate().await?;
+    server.query(&options.functions());
+    server.query("CREATE TABLE counter (n bigint, fence bigint); INSERT INTO counter VALUES (0, 0)");
+    let locks = Locks::new(Postgres::connect(&server.url()).await?);
+    let theirs = Command::new(python)
+        .arg(script)
+        .args([&server.url(), KEY, &count.to_string()])
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("no Python")?;
+    let mut waited = 0;
+    for _ in 0..count {
+        let lock = locks.lock(KEY).with_wait(Duration::from_secs(60));
+        waited += u64::from(lock.clone().with_wait(dlock_core::Wait::No).acquire().await.is_err());
+        let guard = lock.acquire().await?;
+        let before: u64 = server.query("SELECT n FROM counter").parse()?;
+        let fence = guard.fence().context("no fence")?.get();
+        server
+            .query(&format!("UPDATE counter SET n = {}, fence = {fence} WHERE fence < {fence}", before + 1));
+        guard.release().await?;
+    }
+    let output = theirs.wait_with_output().await?;
+    ensure!(output.status.success(), "Python ended with {}", output.status);
+    let counted: u64 = server.query("SELECT n FROM counter").parse()?;
+    ensure!(counted == 2 * count, "{counted} of {} were counted", 2 * count);
+    ensure!(waited > 0, "they never met");
+    Ok(format!("{counted} counted, {waited} times busy"))
+}
