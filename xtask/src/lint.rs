@@ -45,14 +45,14 @@ fn clippy(selection: &[&str]) -> Result<()> {
 }
 
 /// A file of the repository.
-pub(crate) struct Source {
+pub(crate) struct SourceFile {
     /// From the root of the repository.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
 /// No Rust file of the repository is longer than [`MAX_LINES`].
-fn file_lengths(sources: &[Source]) -> Result<()> {
+fn file_lengths(sources: &[SourceFile]) -> Result<()> {
     let files = sources.iter().filter(|source| source.path.ends_with(".rs"));
     let lengths: Vec<_> = files.map(|file| (&file.path, file.text.lines().count())).collect();
     let too_long: Vec<String> = lengths
@@ -72,13 +72,13 @@ fn file_lengths(sources: &[Source]) -> Result<()> {
 }
 
 /// Returns the Rust and Markdown files of the repository.
-fn sources() -> Result<Vec<Source>> {
+fn sources() -> Result<Vec<SourceFile>> {
     let mut found = Vec::new();
     collect(&root(), &mut found)?;
     Ok(found)
 }
 
-fn collect(dir: &Path, found: &mut Vec<Source>) -> Result<()> {
+fn collect(dir: &Path, found: &mut Vec<SourceFile>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name());
@@ -90,7 +90,7 @@ fn collect(dir: &Path, found: &mut Vec<Source>) -> Result<()> {
             let text =
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
             let path = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
-            found.push(Source { path, text });
+            found.push(SourceFile { path, text });
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 
-use crate::lint::Source;
+use crate::lint::SourceFile;
 
 const ROOT: &str = "dlock-core/src/";
 
@@ -22,7 +22,7 @@ struct Modules {
 }
 
 /// No modules of dlock-core use each other in a circle, but for [`CIRCLE`].
-pub(crate) fn check(sources: &[Source]) -> Result<()> {
+pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
     let mut modules = Modules::default();
     for source in sources {
         if let Some(file) = source.path.strip_prefix(ROOT) {

@@ -115,7 +115,7 @@ fn package() -> Result<Vec<(&'static str, PathBuf)>> {
     Ok(packages)
 }
 
-/// Source and licences, no tests and no pictures.
+/// SourceFile and licences, no tests and no pictures.
 fn contains_what_it_needs(name: &str, directory: &Path) -> Result<()> {
     let entries = entries(directory)?;
     let foreign: Vec<_> = entries

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::lint::Source;
+use crate::lint::SourceFile;
 
 /// A longer line of prose is two lines.
 const MAX_COLUMNS: usize = 120;
@@ -41,7 +41,7 @@ const PUBLISHED: [&str; 7] = [
 ];
 
 /// Documentation is plain English in lines of a readable length, and each public function is summarised by a verb.
-pub(crate) fn check(sources: &[Source]) -> Result<()> {
+pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
     let mut found = Vec::new();
     for source in sources {
         if source.path.ends_with(".rs") {
@@ -60,7 +60,7 @@ pub(crate) fn check(sources: &[Source]) -> Result<()> {
     Ok(())
 }
 
-fn comments(source: &Source, found: &mut Vec<String>) {
+fn comments(source: &SourceFile, found: &mut Vec<String>) {
     for (at, line) in numbered(&source.text) {
         let comment = line.trim_start();
         if comment.starts_with("///") || comment.starts_with("//!") {
@@ -74,7 +74,7 @@ fn comments(source: &Source, found: &mut Vec<String>) {
     }
 }
 
-fn prose(source: &Source, found: &mut Vec<String>) {
+fn prose(source: &SourceFile, found: &mut Vec<String>) {
     let mut is_code = false;
     for (at, line) in numbered(&source.text) {
         if line.trim_start().starts_with("```") {
@@ -93,7 +93,7 @@ fn prose(source: &Source, found: &mut Vec<String>) {
 }
 
 /// Finds links to files of the repository that are not there.
-fn links(source: &Source, sources: &[Source], found: &mut Vec<String>) {
+fn links(source: &SourceFile, sources: &[SourceFile], found: &mut Vec<String>) {
     let directory = source.path.rsplit_once('/').map_or("", |(directory, _)| directory);
     for (at, line) in numbered(&source.text) {
         for link in line.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
@@ -112,7 +112,7 @@ fn links(source: &Source, sources: &[Source], found: &mut Vec<String>) {
     }
 }
 
-fn summaries(source: &Source, found: &mut Vec<String>) {
+fn summaries(source: &SourceFile, found: &mut Vec<String>) {
     let mut documentation: Vec<&str> = Vec::new();
     for (at, line) in numbered(&source.text) {
         let line = line.trim();
@@ -156,7 +156,7 @@ fn banned(text: &str) -> impl Iterator<Item = &'static str> {
     BANNED.into_iter().filter(move |word| text.contains(word))
 }
 
-fn too_long(source: &Source, at: usize) -> String {
+fn too_long(source: &SourceFile, at: usize) -> String {
     format!("{}:{at}: more than {MAX_COLUMNS} columns", source.path)
 }
 
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     fn found(path: &str, text: &str) -> Vec<String> {
-        let source = Source { path: path.into(), text: text.into() };
+        let source = SourceFile { path: path.into(), text: text.into() };
         match check(&[source]) {
             Ok(()) => Vec::new(),
             Err(error) => error.to_string().lines().map(str::to_owned).collect(),

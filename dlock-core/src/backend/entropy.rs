@@ -16,9 +16,9 @@ use crate::token::Token;
 /// a copy of its parent's, and all children would pause for the same times. Tokens come from the operating system each
 /// time. A simulation has a seed of its own, from which everything comes, so that a run can be repeated.
 #[derive(Clone)]
-pub struct Entropy(Arc<Source>);
+pub struct Entropy(Arc<EntropySource>);
 
-struct Source {
+struct EntropySource {
     state: AtomicU64,
     is_simulated: bool,
 }
@@ -42,7 +42,7 @@ impl Entropy {
     }
 
     fn of(seed: u64, is_simulated: bool) -> Self {
-        Self(Arc::new(Source { state: AtomicU64::new(seed), is_simulated }))
+        Self(Arc::new(EntropySource { state: AtomicU64::new(seed), is_simulated }))
     }
 
     /// A generator for one draw. All threads share the state, without a lock.

@@ -25,7 +25,7 @@ pub struct QuorumClaim {
     shared: Arc<QuorumShared>,
     request: ClaimRequest,
     votes: Vec<Arc<Vote>>,
-    council: Arc<VoteTally>,
+    tally: Arc<VoteTally>,
     /// When the attempt was sent that was granted.
     sent: Timestamp,
     /// How long the grant is, and with it each renewal.
@@ -38,16 +38,16 @@ pub struct QuorumClaim {
 
 impl QuorumClaim {
     pub(super) fn new(shared: Arc<QuorumShared>, request: ClaimRequest) -> Self {
-        let council = VoteTally::new(shared.needed());
+        let tally = VoteTally::new(shared.needed());
         let votes: Vec<_> = shared
             .members
             .iter()
             .map(|member| {
                 let request = shared.node_request(&request, request.token);
-                Vote::new(member, request, &council, shared.clock.clone())
+                Vote::new(member, request, &tally, shared.clock.clone())
             })
             .collect();
-        council.seat(&votes);
+        tally.seat(&votes);
         Self {
             sent: shared.clock.now(),
             length: request.lease,
@@ -57,7 +57,7 @@ impl QuorumClaim {
             shared,
             request,
             votes,
-            council,
+            tally,
         }
     }
 
@@ -73,9 +73,9 @@ impl QuorumClaim {
         let vote = &self.votes[place];
         if vote.is_done() {
             let request = self.shared.node_request(&self.request, self.request.entropy.token()?);
-            let fresh = Vote::new(&vote.member, request, &self.council, self.shared.clock.clone());
+            let fresh = Vote::new(&vote.member, request, &self.tally, self.shared.clock.clone());
             self.votes[place] = fresh;
-            self.council.seat(&self.votes);
+            self.tally.seat(&self.votes);
             return Ok(true);
         }
         if vote.is_closed() {
@@ -242,7 +242,7 @@ impl Claim for QuorumClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        self.council.report_to(signal, self.sent);
+        self.tally.report_to(signal, self.sent);
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {

@@ -23,7 +23,7 @@ pub(super) struct Vote {
     /// Whoever asks something of the node holds this, so that requests follow each other.
     claim: Arc<tokio::sync::Mutex<Box<dyn DynClaim>>>,
     state: Mutex<VoteState>,
-    council: Weak<VoteTally>,
+    tally: Weak<VoteTally>,
     clock: Clock,
     lease: Duration,
     /// How long the node has for one request.
@@ -83,7 +83,7 @@ impl Vote {
     pub(super) fn new(
         member: &Arc<Member>,
         request: ClaimRequest,
-        council: &Arc<VoteTally>,
+        tally: &Arc<VoteTally>,
         clock: Clock,
     ) -> Arc<Self> {
         let (lease, limit, votes) = (request.lease, request.request_timeout, request.votes.clone());
@@ -91,7 +91,7 @@ impl Vote {
             claim: Arc::new(tokio::sync::Mutex::new(member.claim(request))),
             member: Arc::clone(member),
             state: Mutex::default(),
-            council: Arc::downgrade(council),
+            tally: Arc::downgrade(tally),
             clock,
             lease,
             limit,
@@ -374,7 +374,7 @@ impl SignalSink for Vote {
     }
 
     fn release_requested(&self) {
-        if let Some((signal, _)) = self.council.upgrade().as_ref().and_then(|council| council.signal.get()) {
+        if let Some((signal, _)) = self.tally.upgrade().as_ref().and_then(|tally| tally.signal.get()) {
             signal.release_requested();
         }
     }
@@ -400,8 +400,8 @@ impl SignalSink for Vote {
 
 impl Vote {
     fn recount(&self, cause: Cow<'static, str>) {
-        if let Some(council) = self.council.upgrade() {
-            council.recount(&self.member, cause);
+        if let Some(tally) = self.tally.upgrade() {
+            tally.recount(&self.member, cause);
         }
     }
 }
