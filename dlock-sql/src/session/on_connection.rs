@@ -30,13 +30,14 @@ impl<S: SessionServer> Sessions<ByName<S>>
 where
     ByName<S>: Strategy<Server = S>,
 {
-    /// Takes a lock on a connection of the caller's own, which keeps it until [`ConnectionLock::release`], or until the connection
-    /// ends. It excludes, and is excluded by, all who lock the same key with these sessions, and is listed like them.
+    /// Takes a lock on a connection of the caller's own, which keeps it until [`ConnectionLock::release`], or until the
+    /// connection ends. It excludes, and is excluded by, all who lock the same key with these sessions, and is listed
+    /// like them.
     ///
     /// Nobody renews it, and nobody tells when it is lost: it is, when a statement on the connection fails because the
     /// connection broke. The connection must be one to the same database and no proxy may share it; under
-    /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for every 5 to
-    /// 150 ms. One connection takes a key once: what it has already it may be given again.
+    /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for
+    /// every 5 to 150 ms. One connection takes a key once: what it has already it may be given again.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,8 +55,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says; [`ErrorKind::InvalidKey`]; otherwise as
-    /// [`connect`](Self::connect). After [`ErrorKind::Unknown`] close the connection: it may have the lock.
+    /// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says; [`ErrorKind::InvalidKey`]; otherwise
+    /// as [`connect`](Self::connect). After [`ErrorKind::Unknown`] close the connection: it may have the lock.
     ///
     /// # Cancel safety
     ///
@@ -124,8 +125,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] when the connection did not have it any more; [`ErrorKind::Unknown`] when the connection broke, with
-    /// which the lock ends.
+    /// [`ErrorKind::Lost`] when the connection did not have it any more; [`ErrorKind::Unknown`] when the connection
+    /// broke, with which the lock ends.
     ///
     /// # Cancel safety
     ///

@@ -32,7 +32,8 @@ impl OtherClients {
     }
 }
 
-/// Installs the clients for Python into an environment of their own: the Python that has them, and the path of a script.
+/// Installs the clients for Python into an environment of their own: the Python that has them, and the path of a
+/// script.
 ///
 /// # Errors
 ///
