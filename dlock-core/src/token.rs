@@ -20,9 +20,14 @@ impl Token {
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system has no randomness to give.
     pub fn random() -> Result<Self, Failure> {
         let mut bits = [0; 16];
-        getrandom::fill(&mut bits)
-            .map_err(|e| Failure::unavailable("the operating system gave no random bits").with_source(e))?;
+        Self::fill(&mut bits)?;
         Ok(Self(bits))
+    }
+
+    /// Draws the bits of tokens from the operating system.
+    pub(crate) fn fill(bits: &mut [u8]) -> Result<(), Failure> {
+        getrandom::fill(bits)
+            .map_err(|e| Failure::unavailable("the operating system gave no random bits").with_source(e))
     }
 
     /// A token of these bits, which a simulation draws by itself.

@@ -78,7 +78,7 @@ impl RedisClaim {
     /// Reads the answer to an attempt.
     async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
-            Answer::Adopted(Some(0)) => self.number(request).await,
+            Answer::Adopted(Some(0)) => Box::pin(self.number(request)).await,
             Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(reply, *fence),
             Answer::Adopted(None) => {
                 self.held = true;
@@ -137,7 +137,8 @@ impl Claim for RedisClaim {
         let reply = client.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
         if reply.answer == Answer::Apart {
             let alone = RequestAlone { request: &request, fence: 0 };
-            let reply = client.servers.carry_out(&alone, self.patience(), &mut self.unanswered).await?;
+            let reply = client.servers.carry_out(&alone, self.patience(), &mut self.unanswered);
+            let reply = Box::pin(reply).await?;
             return self.taken(&request, &reply).await;
         }
         self.taken(&request, &reply).await
@@ -174,7 +175,7 @@ impl Claim for RedisClaim {
         let request = self.step(Step::Withdraw);
         if !self.held && !self.unanswered.is_empty() {
             let limit = (self.request.lease, self.patience());
-            return self.unanswered.withdraw(&self.client.servers, &request, limit).await;
+            return Box::pin(self.unanswered.withdraw(&self.client.servers, &request, limit)).await;
         }
         let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         self.held = false;

@@ -48,6 +48,14 @@ impl Step {
         matches!(self, Self::Acquire { .. } | Self::Renew { .. })
     }
 
+    /// For how long a lock is to be held.
+    pub(crate) const fn lease(&self) -> Option<u64> {
+        match self {
+            Self::Acquire { lease, .. } | Self::Renew { lease } => Some(*lease),
+            Self::Withdraw => None,
+        }
+    }
+
     pub(crate) const fn acquires(&self) -> bool {
         matches!(self, Self::Acquire { .. })
     }

@@ -83,7 +83,7 @@ impl Format {
     /// Makes one call of the script with all these operations.
     pub(crate) fn call(&self, requests: &[Request], by: By) -> Cmd {
         match self {
-            Self::Plain { cluster } => plain::call(requests, *cluster, by),
+            Self::Plain { .. } => plain::call(requests, by),
             Self::Redisson { client, cluster } => redisson::call(requests, client, *cluster, by),
         }
     }
@@ -203,11 +203,13 @@ impl Format {
         if let Some(probe) = probe {
             cmd.arg(&*probe.lock);
         }
-        // No acquires.
-        match self {
-            Self::Plain { .. } => cmd.arg(0).arg(0),
-            Self::Redisson { .. } => cmd.arg(0),
-        };
+        match (self, probe) {
+            // A release by a token that nobody has.
+            (Self::Plain { .. }, Some(_)) => drop(cmd.arg("-")),
+            (Self::Plain { .. }, None) => {}
+            // No acquires.
+            (Self::Redisson { .. }, _) => drop(cmd.arg(0)),
+        }
         cmd
     }
 

@@ -1,104 +1,144 @@
 -- Operations on different locks, each on its own: one that is refused changes nothing, and nothing of the others.
--- Written without functions, since the server would make them anew at each call.
+-- Written without functions, since the server would make them anew at each call. Each command that a script calls, and
+-- each text that it makes, costs the server about as much as all that is around the script.
 -- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with " !" where somebody
 -- listens for its release.
--- KEYS: the lock of each operation; then the counter of fences, where there are acquires.
--- ARGV: -; how many acquires; then for each operation
---   w, token                       give the lock back, and wake who listens, if the token has it
---   r, token, lease in ms          extend the lease, if the token has the lock
---   a, token, lease in ms, what is added to the first fence of the call and who it is
---                                  take the lock, or adopt it when the token has it already
---   l, the same                    the same for one who listens for the release
+-- KEYS: the locks to release, those to renew, and those to acquire; then, where any is acquired, the counter of fences.
+-- ARGV, in one of three forms:
+--   only releases: their tokens
+--   only one acquire, and nobody listens: the lease in ms, the token, and what is stored behind the first fence of the call
+--   all else: how many releases; how many renewals; how many acquires; the lease in ms, or '' where they differ; for each
+--   acquire 1 if its maker listens for releases, else 0, or '' where nobody does; the tokens of all; for each acquire what
+--   is stored behind the first fence; and where leases differ, those of the renewals and acquires
+-- A lock is released or renewed if it has the token; it is acquired if it is free, and adopted if it has the token.
 -- Reply: the first fence of the call, or 0 without a grant, if all went well. Otherwise {that, place in KEYS, reply, ...}
 -- with the replies of the others:
 --   0                              a renewal or withdrawal found nothing of its own
 --   {value}                        an acquire found its own lock and extended it
 --   {remaining lease in ms, value} somebody else has the lock
 --   the text of an error
-local call, try, sub = redis.call, redis.pcall, string.sub
-local base, first, odd, at, place = 0, nil, nil, 3, 1
-while ARGV[at] do
-  local what, name, token, reply = ARGV[at], KEYS[place], ARGV[at + 1], nil
-  if what == 'w' or what == 'r' then
-    local value = try('GET', name)
-    if not value or type(value) == 'table' or sub(value, 1, #token) ~= token then
-      -- Somebody may have put data in its place: the lock is gone.
-      reply = value and value.err and not string.find(value.err, 'WRONGTYPE', 1, true) and value or 0
-    elseif what == 'r' then
-      reply = try('PEXPIRE', name, ARGV[at + 2])
-    else
-      reply = try('DEL', name)
-      if sub(value, -2) == ' !' then
-        try('PUBLISH', name, '')
-      end
-    end
-    if reply == 1 then
-      reply = nil
-    elseif reply ~= 0 then
-      reply = reply.err
-    end
-    at = at + (what == 'w' and 2 or 3)
+local call, try, sub, find, byte = redis.call, redis.pcall, string.sub, string.find, string.byte
+local back, renewed, taken, count, lease, listening, before = #KEYS, 0, 0, nil, nil, '', 0
+if #ARGV == 3 and back == 2 then
+  back, taken, count, lease, before = 0, 1, '1', ARGV[1], 1
+elseif #ARGV > back then
+  back, renewed, count, lease, listening = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+  taken, before = tonumber(count), 5
+end
+local base, odd, own, value = 0, nil, back + renewed, nil
+local known = own > 1 and try('MGET', unpack(KEYS, 1, own))
+if known and known.err then
+  -- Perhaps this user has no right to one of them.
+  known = nil
+end
+local removed = known and back > 1
+for place = 1, removed and back or 0 do
+  value = known[place]
+  removed = removed and value and find(value, ARGV[before + place], 1, true) == 1
+end
+-- All at once, if all are there. Where that is refused, each gets an answer of its own.
+removed = removed and try('DEL', unpack(KEYS, 1, back)) == back
+for place = 1, own do
+  local name, token, reply = KEYS[place], ARGV[before + place], nil
+  if known then
+    value = known[place]
   else
-    local value
-    if not first then
-      -- Who finds the first lock taken changes nothing.
-      value = try('GETRANGE', name, 0, 511)
-      if value == '' then
-        value = nil
-        -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-        local counter, count = KEYS[#KEYS], ARGV[2]
-        local last = try('INCRBY', counter, count)
-        if type(last) ~= 'number' then
-          reply = last.err
-        else
-          -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data, or
-          -- when a replica takes over that had not seen the last grants. A millisecond of slack spares most writes.
-          local time = call('TIME')
-          local now = time[1] * 1000000 + time[2]
-          if last < now - 1000 then
-            last = now + count
-            call('SET', counter, string.format('%.0f', last))
-          end
-          -- Numbers have 53 bits here. What is years ahead of the clock is none of ours.
-          if last < now + 315360000000000 then
-            base = last - count + 1
-            first = string.format(' %.0f+', base)
-          else
-            call('DECRBY', counter, count)
-            reply = 'FENCES ' .. counter
-          end
-        end
+    value = try('GET', name)
+  end
+  if not value or type(value) == 'table' or find(value, token, 1, true) ~= 1 then
+    -- Somebody may have put data in its place: the lock is gone.
+    reply = value and value.err and not find(value.err, 'WRONGTYPE', 1, true) and value or 0
+  elseif place > back then
+    reply = try('PEXPIRE', name, lease ~= '' and lease or ARGV[before + own + 2 * taken + place - back])
+  else
+    reply = removed and 1 or try('DEL', name)
+    if byte(value, -1) == 33 then
+      try('PUBLISH', name, '')
+    end
+  end
+  if reply ~= 1 then
+    odd = odd or { 0 }
+    odd[#odd + 1] = place
+    odd[#odd + 1] = reply ~= 0 and reply.err or 0
+  end
+end
+local first, refused = nil, nil
+-- Where somebody waits, the locks are looked at first, so that an attempt that finds one busy changes nothing.
+local look = listening ~= ''
+for n = 1, taken do
+  local place, reply = own + n, nil
+  local name, token = KEYS[place], ARGV[before + place]
+  local term = lease ~= '' and lease or ARGV[before + own + 2 * taken + renewed + n]
+  value = nil
+  if look and not first then
+    value = try('GETRANGE', name, 0, 511)
+    value = value ~= '' and value or nil
+  end
+  if not value and not first and not refused then
+    -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+    local counter = KEYS[#KEYS]
+    local last = try('INCRBY', counter, count)
+    if type(last) ~= 'number' then
+      refused = last.err
+    else
+      -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data, or
+      -- when a replica takes over that had not seen the last grants. A millisecond of slack spares most writes.
+      local time = call('TIME')
+      local now = time[1] * 1000000 + time[2]
+      if last < now - 1000 then
+        last = now + count
+        call('SET', counter, string.format('%.0f', last))
+      end
+      -- Numbers have 53 bits here. What is years ahead of the clock is none of ours.
+      if last < now + 315360000000000 then
+        base = last - count + 1
+        -- In two parts, which are integers everywhere: as one of its numbers it costs the server as much as a command.
+        local tail = base % 100000000
+        first = string.format(' %d%08d+', (base - tail) / 100000000, tail)
+      else
+        call('DECRBY', counter, count)
+        refused = 'FENCES ' .. counter
       end
     end
-    if first and not value then
-      reply = try('SET', name, token .. first .. ARGV[at + 3], 'NX', 'PX', ARGV[at + 2])
+    if refused and not look then
+      look, value = true, try('GETRANGE', name, 0, 511)
+      value = value ~= '' and value or nil
+    end
+  end
+  if not value then
+    if first then
+      reply = try('SET', name, token .. first .. ARGV[before + own + taken + n], 'NX', 'PX', term)
       if reply then
         reply = reply.err
       else
         value = try('GETRANGE', name, 0, 511)
       end
+    else
+      reply = refused
     end
-    if value then
-      if type(value) == 'table' then
-        reply = value.err
-      elseif sub(value, 1, #token) == token then
-        reply = try('PEXPIRE', name, ARGV[at + 2]) == 1 and { value } or 'ERR the lease was not extended'
-      else
-        -- Only what is a lock is written to.
-        if what == 'l' and sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
-          try('APPEND', name, ' !')
-        end
-        reply = { call('PTTL', name), value }
+  end
+  if value then
+    if type(value) == 'table' then
+      reply = value.err
+    elseif sub(value, 1, #token) == token then
+      reply = try('PEXPIRE', name, term) == 1 and { value } or 'ERR the lease was not extended'
+    else
+      -- Only what is a lock is written to.
+      if
+        sub(listening, n, n) == '1'
+        and sub(value, -2) ~= ' !'
+        and find(value, '^%x+ %d+%+%d+ ')
+      then
+        try('APPEND', name, ' !')
       end
+      reply = { call('PTTL', name), value }
     end
-    at = at + 4
   end
   if reply then
     odd = odd or { 0 }
     odd[#odd + 1] = place
     odd[#odd + 1] = reply
   end
-  place = place + 1
 end
 if not odd then
   return base

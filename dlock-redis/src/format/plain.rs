@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dlock_core::{Failure, Fence, Holder, Token};
 use redis::{Cmd, Value};
+use smallvec::{SmallVec, smallvec};
 
 use super::{Found, LONGEST_VALUE, Script, hash_of, no_lock, since, text};
 use crate::error::Fault;
@@ -20,33 +21,90 @@ pub(super) const FORCE: &str = include_str!("plain_force.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
 
-pub(super) fn call(requests: &[Request], cluster: bool, by: By) -> Cmd {
-    let acquires = requests.iter().filter(|request| request.step.acquires()).count();
-    let counter = requests.iter().find(|request| request.step.acquires());
+pub(super) fn call(requests: &[Request], by: By) -> Cmd {
+    let places = Places::of(requests);
+    let in_order = || places.order.iter().map(|index| &requests[usize::from(*index)]);
+    let acquires = || in_order().skip(places.own());
+    let counter = acquires().next();
     let keys = requests.len() + usize::from(counter.is_some());
-    let mut cmd = SCRIPT.call(by, keys, 6 + 5 * requests.len());
-    for request in requests {
+    let mut cmd = SCRIPT.call(by, keys, 9 + 4 * requests.len());
+    for request in in_order() {
         cmd.arg(&*request.names.lock);
     }
     if let Some(request) = counter {
         cmd.arg(&*request.names.counter);
     }
-    cmd.arg(if cluster { "1" } else { "0" }).arg(acquires);
-    let (mut number, mut scratch) = (0, Vec::new());
-    for request in requests {
-        let token = hex(&request.token);
-        match &request.step {
-            Step::Withdraw => cmd.arg("w").arg(&token),
-            Step::Renew { lease } => cmd.arg("r").arg(&token).arg(*lease),
-            Step::Acquire { lease, listens, who } => {
-                let what = if *listens { "l" } else { "a" };
-                let added = added(number, who, &mut scratch);
-                number += 1;
-                cmd.arg(what).arg(&token).arg(*lease).arg(added)
-            }
-        };
+    let leases = || in_order().filter_map(|request| request.step.lease());
+    let uniform = same(leases());
+    let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
+    let listening = acquires().any(listens);
+    if requests.len() == 1 && places.taken == 1 && !listening {
+        lease(uniform, &mut cmd);
+    } else if places.back < requests.len() {
+        cmd.arg(places.back).arg(places.renewed).arg(places.taken);
+        lease(uniform, &mut cmd);
+        let mark = |request| if listens(request) { '1' } else { '0' };
+        cmd.arg(if listening { acquires().map(mark).collect() } else { String::new() });
+    }
+    for request in in_order() {
+        cmd.arg(&hex(&request.token));
+    }
+    let mut scratch = Vec::new();
+    for (number, request) in acquires().enumerate() {
+        if let Step::Acquire { who, .. } = &request.step {
+            cmd.arg(added(number, who, &mut scratch));
+        }
+    }
+    if places.back < requests.len() && uniform.is_none() {
+        cmd.arg(leases().collect::<Vec<_>>());
     }
     cmd
+}
+
+/// Adds the lease of all, or that there is none.
+fn lease(of_all: Option<u64>, cmd: &mut Cmd) {
+    match of_all {
+        Some(lease) => cmd.arg(lease),
+        None => cmd.arg(""),
+    };
+}
+
+/// The number that all are, if there is any.
+fn same(mut numbers: impl Iterator<Item = u64>) -> Option<u64> {
+    let first = numbers.next()?;
+    numbers.all(|other| other == first).then_some(first)
+}
+
+/// The order of requests in a call: first releases, then renewals, then acquires.
+struct Places {
+    order: SmallVec<[u8; 32]>,
+    back: usize,
+    renewed: usize,
+    taken: usize,
+}
+
+impl Places {
+    fn of(requests: &[Request]) -> Self {
+        let kind = |request: &Request| match request.step {
+            Step::Withdraw => 0,
+            Step::Renew { .. } => 1,
+            Step::Acquire { .. } => 2,
+        };
+        let mut counts = [0; 3];
+        requests.iter().for_each(|request| counts[kind(request)] += 1);
+        let mut order: SmallVec<[u8; 32]> = smallvec![0; requests.len()];
+        let mut next = [0, counts[0], counts[0] + counts[1]];
+        for (index, request) in (0..).zip(requests) {
+            order[next[kind(request)]] = index;
+            next[kind(request)] += 1;
+        }
+        Self { order, back: counts[0], renewed: counts[1], taken: counts[2] }
+    }
+
+    /// How many concern what is held.
+    const fn own(&self) -> usize {
+        self.back + self.renewed
+    }
 }
 
 /// What follows the first fence of the call in the value.
@@ -82,17 +140,16 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
         _ => return None,
     };
     let base = u64::try_from(base).ok()?;
-    let mut fences = base..;
-    let hoped = requests.iter().map(|request| match request.step.acquires() {
-        true => fences.next().map(Answer::Granted),
-        false => Some(Answer::Done(true)),
-    });
-    let mut answers: Vec<Answer> = hoped.collect::<Option<_>>()?;
+    let places = Places::of(requests);
+    let mut answers = vec![Answer::Done(true); requests.len()];
+    for (fence, index) in (base..).zip(&places.order[places.own()..]) {
+        answers[usize::from(*index)] = Answer::Granted(fence);
+    }
     let mut odd = odd.into_iter();
     while let (Some(place), Some(reply)) = (odd.next(), odd.next()) {
         let Value::Int(place) = place else { return None };
         let place = usize::try_from(place).ok()?.checked_sub(1)?;
-        *answers.get_mut(place)? = answer(reply)?;
+        answers[usize::from(*places.order.get(place)?)] = answer(reply)?;
     }
     // Without a first fence nothing can have been granted.
     let granted = |answer: &Answer| matches!(answer, Answer::Granted(_));
@@ -160,11 +217,17 @@ pub(super) fn call_all(requests: &[Request], by: By) -> Cmd {
         cmd.arg(&*request.names.counter);
     }
     cmd.arg(i32::from(requests.iter().any(listens)));
+    let leases = || requests.iter().filter_map(|request| request.step.lease());
+    let uniform = same(leases());
+    lease(uniform, &mut cmd);
     let mut scratch = Vec::new();
     for (number, request) in requests.iter().enumerate() {
-        if let Step::Acquire { lease, who, .. } = &request.step {
-            cmd.arg(&hex(&request.token)).arg(*lease).arg(added(number, who, &mut scratch));
+        if let Step::Acquire { who, .. } = &request.step {
+            cmd.arg(&hex(&request.token)).arg(added(number, who, &mut scratch));
         }
+    }
+    if uniform.is_none() {
+        cmd.arg(leases().collect::<Vec<_>>());
     }
     cmd
 }
@@ -251,6 +314,37 @@ mod tests {
         assert_eq!(read(Value::Int(0), &requests), None, "a grant has a fence");
     }
 
+    fn words(requests: &[Request]) -> Vec<String> {
+        let call = call(requests, By::Hash);
+        let words = call.args_iter().skip(2).map(|word| match word {
+            redis::Arg::Simple(word) => String::from_utf8_lossy(word).into_owned(),
+            _ => String::new(),
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn releases_come_first_and_equal_leases_are_sent_once() {
+        let lone = requests(vec![Step::Withdraw]);
+        assert_eq!(words(&lone), ["1", "dlock:room_0", &lone[0].token.to_hex()]);
+        let lone = requests(vec![acquire(false)]);
+        let token = lone[0].token.to_hex();
+        let expected = ["2", "dlock:room_0", "dlock:fence:{0}", "5000", &token, "0 host=a pid=5"];
+        assert_eq!(words(&lone), expected);
+        let mixed =
+            requests(vec![acquire(true), Step::Renew { lease: 5_000 }, Step::Withdraw, acquire(false)]);
+        let token = |index: usize| mixed[index].token.to_hex();
+        let (counter, first, second) = ("dlock:fence:{0}", "0 host=a pid=5", "1 host=a pid=5");
+        let locks = ["5", "dlock:room_2", "dlock:room_1", "dlock:room_0", "dlock:room_3", counter];
+        let header = ["1", "1", "2", "5000", "10"];
+        let tokens = [&*token(2), &token(1), &token(0), &token(3)];
+        assert_eq!(words(&mixed), [&locks[..], &header, &tokens, &[first, second]].concat());
+        let uneven = requests(vec![acquire(false), Step::Renew { lease: 7_000 }]);
+        let words = words(&uneven);
+        assert_eq!(words[4..9], ["0", "1", "1", "", ""]);
+        assert_eq!(words[11..], ["0 host=a pid=5", "7000", "5000"]);
+    }
+
     #[test]
     fn replies_of_those_who_failed_find_their_operations() {
         let requests =
@@ -259,9 +353,9 @@ mod tests {
         let reply = Value::Array(vec![
             Value::Int(1_700_000_000_000_020),
             Value::Int(1),
-            Value::Array(vec![Value::Int(250), bulk(&value)]),
-            Value::Int(2),
             Value::Int(0),
+            Value::Int(2),
+            Value::Array(vec![Value::Int(250), bulk(&value)]),
             Value::Int(3),
             Value::Array(vec![bulk(&value)]),
             Value::Int(4),

@@ -1,14 +1,15 @@
 -- Several locks in one step: all of them or none.
--- KEYS: the locks, then the counter of fences. ARGV: 1 if the maker listens; then for each lock three values: token, lease
--- in ms, what is added to the first fence and who it is.
+-- KEYS: the locks, then the counter of fences. ARGV: 1 if the maker listens; the lease in ms, or '' where it is not the
+-- same for all; then for each lock its token, and what is added to the first fence and who it is; then the leases, where
+-- they are not the same.
 -- Replies: the first fence, where all were free; {the first fence or 0, {value} of an adopted lock or 1, ...} where some
 -- were adopted; or {place of the first lock that somebody else has, remaining lease in ms, value}, where nothing was
 -- changed; or an error, where nothing was taken.
 local call, try, sub, format = redis.call, redis.pcall, string.sub, string.format
-local count, adopted, free = #KEYS - 1, {}, #KEYS - 1
+local count, adopted, free, lease = #KEYS - 1, {}, #KEYS - 1, ARGV[2]
 if call('EXISTS', unpack(KEYS, 1, count)) > 0 then
   for n = 1, count do
-    local value, token = try('GETRANGE', KEYS[n], 0, 511), ARGV[3 * n - 1]
+    local value, token = try('GETRANGE', KEYS[n], 0, 511), ARGV[2 * n + 1]
     if type(value) == 'table' then
       return value
     elseif value ~= '' and sub(value, 1, #token) == token then
@@ -24,32 +25,35 @@ end
 local base, first = 0, nil
 if free > 0 then
   -- As in plain.lua: first what can be refused, and never below the server's clock.
-  local last = try('GET', KEYS[#KEYS])
-  if type(last) == 'table' then
+  local counter = KEYS[#KEYS]
+  local last = try('INCRBY', counter, count)
+  if type(last) ~= 'number' then
     return last
   end
   local time = call('TIME')
   local now = time[1] * 1000000 + time[2]
-  last = tonumber(last or 0)
-  if not (last and last < now + 315360000000000) then
-    return redis.error_reply('FENCES ' .. KEYS[#KEYS])
+  if last < now - 1000 then
+    last = now + count
+    call('SET', counter, format('%.0f', last))
   end
-  base = now > last and now or last + 1
-  local set = try('SET', KEYS[#KEYS], format('%.0f', base + count - 1))
-  if set.err then
-    return set
+  if last >= now + 315360000000000 then
+    call('DECRBY', counter, count)
+    return redis.error_reply('FENCES ' .. counter)
   end
-  first = format(' %.0f+', base)
+  base = last - count + 1
+  local tail = base % 100000000
+  first = format(' %d%08d+', (base - tail) / 100000000, tail)
 end
 for n = 1, count do
   local done
+  local term = lease ~= '' and lease or ARGV[2 * count + 2 + n]
   if adopted[n] then
-    done = try('PEXPIRE', KEYS[n], ARGV[3 * n])
+    done = try('PEXPIRE', KEYS[n], term)
     if done == 1 then
       done = { ok = 'OK' }
     end
   else
-    done = try('SET', KEYS[n], ARGV[3 * n - 1] .. first .. ARGV[3 * n + 1], 'NX', 'PX', ARGV[3 * n])
+    done = try('SET', KEYS[n], ARGV[2 * n + 1] .. first .. ARGV[2 * n + 2], 'NX', 'PX', term)
   end
   if type(done) ~= 'table' or done.err then
     -- What this call has taken so far is given back.

@@ -73,7 +73,7 @@ impl Cluster {
             }
             map.version
         };
-        let refreshed = tokio::time::timeout(patience, self.refresh(seen)).await;
+        let refreshed = Box::pin(tokio::time::timeout(patience, self.refresh(seen))).await;
         // An old map is better than none: its servers know better, and say so.
         if let Some(node) = self.map().master_of(slot) {
             return Ok(node);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
@@ -101,7 +102,8 @@ impl Connection {
             return Err(Fault::Unsent("the connection has ended"));
         }
         let result = if let Some(_alone) = self.queue.alone() {
-            self.wire.exchange(request).await
+            // In a box, so that requests in the queue need no memory for it.
+            Box::pin(self.wire.exchange(request)).await
         } else {
             match self.queue.push(request.clone()) {
                 Some(pending) => pending.await,
@@ -254,12 +256,22 @@ impl Wire {
     ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
         let replicas = self.options.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
         let together = self.options.together || requests.len() == 1;
-        let mut connection = self.connection.clone();
-        if together && replicas.is_none() && !asking {
-            let call = self.options.format.call(requests, by);
-            let reply = connection.send_packed_command(&call).await.map_err(Fault::of)?;
-            return self.split(reply, requests, 0);
+        if !together || replicas.is_some() || asking {
+            return Box::pin(self.send_several(requests, by, (together, asking), replicas)).await;
         }
+        let call = self.options.format.call(requests, by);
+        let reply = self.connection.clone().send_packed_command(&call).await.map_err(Fault::of)?;
+        self.split(reply, requests, 0)
+    }
+
+    /// The same in several commands.
+    async fn send_several(
+        &self,
+        requests: &[Request],
+        by: By,
+        (together, asking): (bool, bool),
+        replicas: Option<Replicas>,
+    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
         let mut pipeline = redis::pipe();
         if asking {
             pipeline.cmd("ASKING");
@@ -275,6 +287,7 @@ impl Wire {
             add_wait(&mut pipeline, replicas);
         }
         let count = pipeline.len();
+        let mut connection = self.connection.clone();
         let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
         if replies.len() != count {
             return Err(senseless());
@@ -291,6 +304,16 @@ impl Wire {
                     .and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless())))
             })
             .collect())
+    }
+
+    /// Sends requests that were refused, together or each by itself, and waits for the replies to all of them.
+    async fn send_again(&self, requests: &[Request], by: By, apart: bool) -> Vec<Result<Reply, Fault>> {
+        let calls = requests.chunks(if apart { 1 } else { requests.len() });
+        let calls = calls.map(async |requests| {
+            let failed = |fault| vec![Err(fault); requests.len()];
+            self.send(requests, by, false).await.unwrap_or_else(failed)
+        });
+        join_all(calls).await.into_iter().flatten().collect()
     }
 
     fn split(
@@ -406,16 +429,20 @@ async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     let (count, sent) = (call.requests.len(), Instant::now());
     let failed = |fault| vec![Err(fault); count];
     let mut replies = wire.send(&call.requests, By::Hash, false).await.unwrap_or_else(failed);
-    let unknown: Vec<usize> = (0..count.min(replies.len()))
-        .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some("NOSCRIPT")))
-        // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
-        .filter(|index| !call.is_unwanted(*index))
-        .collect();
-    if !unknown.is_empty() {
-        let again: Vec<Request> = unknown.iter().map(|index| call.requests[*index].clone()).collect();
-        let answers = wire.send(&again, By::Text, false).await;
-        let answers = answers.unwrap_or_else(|fault| vec![Err(fault); unknown.len()]);
-        for (index, answer) in unknown.into_iter().zip(answers) {
+    let mut apart = false;
+    // The server refuses a whole call where this user has no right to one of its keys.
+    for (code, by) in [("NOPERM", By::Hash), ("NOSCRIPT", By::Text)] {
+        let refused: Vec<usize> = (0..count.min(replies.len()))
+            .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some(code)))
+            // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
+            .filter(|index| !call.is_unwanted(*index))
+            .collect();
+        if refused.is_empty() || by == By::Hash && count == 1 {
+            continue;
+        }
+        apart |= by == By::Hash;
+        let again: Vec<Request> = refused.iter().map(|index| call.requests[*index].clone()).collect();
+        for (index, answer) in refused.into_iter().zip(wire.send_again(&again, by, apart).await) {
             replies[index] = answer;
         }
     }

@@ -62,7 +62,8 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime.
+    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime. What is
+    /// rarely needed is boxed here and below: each request allocates its whole future.
     ///
     /// # Cancel safety
     ///
@@ -79,7 +80,7 @@ impl Servers {
         for _ in 0..MOST_REDIRECTIONS {
             let route = match node.route(patience).await {
                 // The other end may be gone without a word.
-                Ok(route) if track.awaits(&route.connection) => route.replaced(patience).await,
+                Ok(route) if track.awaits(&route.connection) => Box::pin(route.replaced(patience)).await,
                 Ok(route) => route,
                 Err(failure) => {
                     self.distrust();
@@ -96,7 +97,7 @@ impl Servers {
             match (&fault, self, fault.redirect()) {
                 (Fault::Unsent(_), _, _) if unsent == 0 => unsent += 1,
                 (_, Self::Cluster(cluster), Some(redirect)) => {
-                    node = cluster.redirected(&redirect, &node.endpoint().await?);
+                    node = cluster.redirected(&redirect, &Box::pin(node.endpoint()).await?);
                     asking = redirect.ask;
                 }
                 _ => return Err(self.failed(&route, fault)),
@@ -307,7 +308,7 @@ impl Command for Request {
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
         match asking {
-            true => connection.carry_out_asking(self).await,
+            true => Box::pin(connection.carry_out_asking(self)).await,
             false => connection.carry_out(self).await,
         }
     }

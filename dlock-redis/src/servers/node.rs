@@ -188,7 +188,7 @@ impl RuntimeConnection {
                 _ => self.open(&mut state),
             }
         };
-        let opened = tokio::time::timeout(patience, opening.wait_for(Option::is_some)).await;
+        let opened = Box::pin(tokio::time::timeout(patience, opening.wait_for(Option::is_some))).await;
         let Ok(opened) = opened else {
             return Err(Failure::unavailable(format!(
                 "no connection within {patience:?}; it is still being opened"

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -26,6 +26,8 @@ pub(super) struct Queue {
     news: Notify,
     /// Requests that wait or are under way, on the queue or beside it.
     open: AtomicUsize,
+    /// Whether several shared the last call.
+    crowded: AtomicBool,
 }
 
 /// A request that is under way beside the queue, which was empty when it began.
@@ -83,8 +85,12 @@ pub(super) struct Pending<'a> {
 }
 
 impl Queue {
-    /// Lets a request pass the queue if nothing waits or is under way.
+    /// Lets a request pass the queue if nothing waits or is under way. Where several shared the last call they are likely
+    /// to share the next one too, which costs less than one for the first of them and one for the others.
     pub(super) fn alone(&self) -> Option<Alone<'_>> {
+        if self.crowded.load(Ordering::Relaxed) {
+            return None;
+        }
         self.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Alone(self))
     }
 
@@ -206,6 +212,7 @@ impl Call {
 
     fn tell(&mut self, replies: Vec<Result<Reply, Fault>>) {
         self.answered = true;
+        self.queue.crowded.store(self.places.len() > 1, Ordering::Relaxed);
         self.queue.done(self.places.len());
         let mut makers = lock(&self.makers.0);
         let most = self.places.last().map_or(0, |last| last + 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_core::{ErrorKind, Lock, Locks, Wait};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
@@ -52,6 +52,30 @@ async fn keys_outside_of_the_users_rights_are_denied_at_once() {
 }
 
 #[tokio::test]
+async fn a_key_that_is_denied_fails_none_of_those_it_is_asked_for_with() {
+    let rights = ["~dlock:mine_*", "~dlock:fence:*", "&*", "+@all"];
+    let server = RedisServer::options().user("shop", "pw", &rights).start().unwrap();
+    let redis = Redis::builder(&server.url_as("shop", "pw")).build().unwrap();
+    let locks = over(redis, LONG);
+    locks.lock("mine_first").acquire().await.unwrap().release().await.unwrap();
+    // The second time also the script is not known.
+    for _ in 0..2 {
+        let key = |n| format!("{}_{n}", if n == 5 { "other" } else { "mine" });
+        let several: Vec<_> = (0..8).map(|n| locks.lock(key(n))).collect();
+        let together = futures_util::future::join_all(several.iter().map(Lock::acquire));
+        for (n, taken) in soon("the answers", together).await.into_iter().enumerate() {
+            match taken {
+                Ok(guard) => guard.release().await.unwrap(),
+                Err(error) => {
+                    assert_eq!((n, error.kind()), (5, ErrorKind::Denied), "{error}");
+                }
+            }
+        }
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+#[tokio::test]
 async fn a_key_that_holds_data_is_an_error_and_the_data_stays() {
     let server = RedisServer::start().unwrap();
     server.command::<()>(&["SET", "dlock:room", "data"]);
@@ -59,6 +83,26 @@ async fn a_key_that_holds_data_is_an_error_and_the_data_stays() {
     let error = error_of(soon("the refusal", locks.lock("room").acquire()).await, ErrorKind::InvalidConfig);
     assert!(!error.is_retryable() && error.to_string().contains("data"), "{error}");
     assert_eq!(server.command::<String>(&["GET", "dlock:room"]), "data");
+}
+
+#[tokio::test]
+async fn of_locks_released_at_once_each_has_an_answer_of_its_own() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let several: Vec<_> = (0..6).map(|n| locks.lock(format!("room_{n}"))).collect();
+    let taken = futures_util::future::join_all(several.iter().map(Lock::acquire)).await;
+    server.command::<()>(&["DEL", "dlock:room_1", "dlock:room_3"]);
+    server.command::<()>(&["HSET", "dlock:room_1", "field", "data"]);
+    server.command::<()>(&["SET", "dlock:room_4", &"data".repeat(1_000)]);
+    let released = taken.into_iter().map(|guard| guard.unwrap().release());
+    let released = soon("the answers", futures_util::future::join_all(released)).await;
+    for (n, released) in released.into_iter().enumerate() {
+        match n {
+            1 | 3 | 4 => drop(error_of(released, ErrorKind::NotHeld)),
+            _ => released.unwrap(),
+        }
+    }
+    assert_eq!(held(&server), ["room_1", "room_4"], "what others put there stays");
 }
 
 #[tokio::test]
