@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
@@ -13,14 +14,52 @@ use crate::token::Token;
 /// The random numbers of one `Locks`: tokens, jitter, where to begin. Clones share one source.
 ///
 /// The seed comes from the operating system, and no source is that of a thread: a child made by `fork` would go on with
-/// a copy of its parent's, and all children would pause for the same times. Tokens come from the operating system each
-/// time. A simulation has a seed of its own, from which everything comes, so that a run can be repeated.
+/// a copy of its parent's, and all children would pause for the same times. Tokens come from the operating system. A
+/// simulation has a seed of its own, from which everything comes, so that a run can be repeated.
 #[derive(Clone)]
 pub struct Entropy(Arc<EntropySource>);
 
 struct EntropySource {
     state: AtomicU64,
     is_simulated: bool,
+    stock: Mutex<Stock>,
+}
+
+/// Bits for the tokens of the next moment, since a system call for each costs more than all else that a claim needs.
+///
+/// A copy of the process would draw the same ones. After a fork no engine of the parent makes claims in the child; and a
+/// machine that is copied with all its memory finds them too old.
+#[cfg_attr(test, derive(Clone))]
+struct Stock {
+    bits: [u8; TOKENS * 16],
+    left: usize,
+    drawn: Option<Instant>,
+}
+
+/// How many tokens are drawn at once.
+const TOKENS: usize = 64;
+/// How long they may be used.
+const FRESH: Duration = Duration::from_millis(5);
+
+impl Stock {
+    const EMPTY: Self = Self { bits: [0; TOKENS * 16], left: 0, drawn: None };
+
+    fn token(&mut self, now: Instant) -> Result<Token, Failure> {
+        let fresh = self.drawn.is_some_and(|drawn| now.saturating_duration_since(drawn) < FRESH);
+        if self.left == 0 || !fresh {
+            self.left = 0;
+            // Who needs few does not pay for many.
+            let count = if fresh { TOKENS } else { 1 };
+            Token::fill(&mut self.bits[..count * 16])?;
+            (self.left, self.drawn) = (count, Some(now));
+        }
+        self.left -= 1;
+        let mut bits = [0; 16];
+        let used = &mut self.bits[self.left * 16..][..16];
+        bits.copy_from_slice(used);
+        used.fill(0);
+        Ok(Token::of(bits))
+    }
 }
 
 /// Odd, so that the state takes every value before one comes again.
@@ -42,7 +81,8 @@ impl Entropy {
     }
 
     fn of(seed: u64, is_simulated: bool) -> Self {
-        Self(Arc::new(EntropySource { state: AtomicU64::new(seed), is_simulated }))
+        let (state, stock) = (AtomicU64::new(seed), Mutex::new(Stock::EMPTY));
+        Self(Arc::new(EntropySource { state, is_simulated, stock }))
     }
 
     /// A generator for one draw. All threads share the state, without a lock.
@@ -51,7 +91,10 @@ impl Entropy {
     }
 
     pub(crate) fn token(&self) -> Result<Token, Failure> {
-        if self.0.is_simulated { Ok(Token::of(self.next().u128(..).to_be_bytes())) } else { Token::random() }
+        if self.0.is_simulated {
+            return Ok(Token::of(self.next().u128(..).to_be_bytes()));
+        }
+        self.0.stock.lock().unwrap_or_else(PoisonError::into_inner).token(Instant::now())
     }
 
     /// Returns a number from zero to one, without one itself.
@@ -90,8 +133,6 @@ impl fmt::Debug for Entropy {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::backend::Backoff;
 
@@ -107,6 +148,20 @@ mod tests {
         assert_eq!(seeded(7), seeded(7));
         assert_ne!(seeded(7), seeded(8));
         assert_ne!(draw(&Entropy::new()), draw(&Entropy::new()));
+    }
+
+    #[test]
+    fn no_token_is_drawn_twice_and_a_copy_of_the_process_draws_others_after_a_moment() {
+        let (mut stock, mut now) = (Stock::EMPTY, Instant::now());
+        let mut drawn = std::collections::HashSet::new();
+        for _ in 0..TOKENS + TOKENS / 2 {
+            now += FRESH / 100;
+            assert!(drawn.insert(stock.token(now).unwrap()));
+        }
+        assert!(stock.left > 1, "many are drawn at once for who needs many");
+        let (mut copy, later) = (stock.clone(), now + FRESH);
+        assert_ne!(stock.token(later).unwrap(), copy.token(later).unwrap());
+        assert_eq!(stock.left, 0, "who needs few does not pay for many");
     }
 
     #[test]
