@@ -6,10 +6,10 @@
 -- KEYS: the locks to release, those to renew, and those to acquire; then, where any is acquired, the counter of fences.
 -- ARGV, in one of three forms:
 --   only releases: their tokens
---   only one acquire, and nobody listens: the lease in ms, the token, and what is stored behind the first fence of the call
---   all else: how many releases; how many renewals; how many acquires; the lease in ms, or '' where they differ; for each
---   acquire 1 if its maker listens for releases, else 0, or '' where nobody does; the tokens of all; for each acquire what
---   is stored behind the first fence; and where leases differ, those of the renewals and acquires
+--   only one acquire, and nobody listens: the lease in ms, the token, and what is stored behind the first fence
+--   all else: how many releases; how many renewals; how many acquires; the lease in ms, or '' where they differ; for
+--   each acquire 1 if its maker listens for releases, else 0, or '' where nobody does; the tokens of all; for each
+--   acquire what is stored behind the first fence; and where leases differ, those of the renewals and acquires
 -- A lock is released or renewed if it has the token; it is acquired if it is free, and adopted if it has the token.
 -- Reply: the first fence of the call, or 0 without a grant, if all went well. Otherwise {that, place in KEYS, reply, ...}
 -- with the replies of the others:

@@ -115,6 +115,8 @@ async fn a_server_whose_memory_is_used_up_refuses_and_nothing_is_left() {
     let error = error_of(soon("the refusal", other.acquire()).await, ErrorKind::InvalidConfig);
     assert!(!error.is_retryable() && error.to_string().contains("memory"), "{error}");
     assert_eq!(held(&server), ["room"]);
+    // Who wants what is taken is told so.
+    error_of(try_once(&self::locks(&server.url(), LONG).await).await, ErrorKind::Busy);
     // What frees memory goes on.
     guard.release().await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
