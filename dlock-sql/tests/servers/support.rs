@@ -149,10 +149,11 @@ macro_rules! db {
                 Self::disconnect_all(self)
             }
             fn pause(&self) {
-                (**self).pause();
+                // The server's own: PostgreSQL's children answer while only their parent is frozen.
+                Self::pause(self);
             }
             fn resume(&self) {
-                (**self).resume();
+                Self::resume(self);
             }
             fn restart(&mut self) {
                 Self::restart(self).unwrap();

@@ -233,6 +233,16 @@ impl MysqlServer {
         self.query(others).lines().filter(|id| self.try_query(&format!("KILL {id}")).is_ok()).count()
     }
 
+    /// Freezes it: connections stay open, and nothing is answered until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.running.pause();
+    }
+
+    /// Thaws it. What was sent to it meanwhile is carried out now.
+    pub fn resume(&self) {
+        self.running.resume();
+    }
+
     /// Kills it and starts it again on the same port, with what it has on disk, and waits until it answers.
     ///
     /// # Errors
