@@ -171,6 +171,13 @@ impl ZooKeeperClaim {
                     }
                 }
                 Position::Missing => return Err(self.deleted(until).await),
+                Position::Exhausted => {
+                    let directory = &node.queue.directory;
+                    return Err(Failure::invalid_config(format!(
+                        "{directory} has run out of numbers, so that its nodes have no order any more: delete it once \
+                         nobody is in it; the servers do so by themselves if it is a container"
+                    )));
+                }
                 Position::Unclear(name) => {
                     let directory = &node.queue.directory;
                     return Err(Failure::invalid_config(format!(

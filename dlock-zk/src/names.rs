@@ -186,11 +186,18 @@ pub(crate) enum Position {
     Missing,
     /// Nobody can tell: this child was numbered for a recipe that is not known here.
     Unclear(String),
+    /// Nobody can tell: the directory has run out of numbers.
+    Exhausted,
 }
 
 /// Where the node `own` stands among `children`, in one pass.
 pub(crate) fn position(children: &[String], own: &str) -> Position {
     let Some(reference) = sequence(own) else { return Position::Missing };
+    // The servers give the highest number again and again, and now and then a negative one in between, so that nobody
+    // can tell who came first.
+    if reference < 0 || reference >= i32::MAX.into() {
+        return Position::Exhausted;
+    }
     let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
     let mut found = false;
     for name in children {
@@ -389,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_survives_the_overflow_of_the_sequence() {
+    fn who_has_a_number_that_was_given_once_keeps_its_place_and_others_are_granted_nothing() {
         // The numbers of three places in the order in which they were created.
         let runs = [
             [0, 1, 2],
@@ -410,16 +417,24 @@ mod tests {
             for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
                 let queue = || order.iter().map(|at| names[*at].clone()).collect::<Vec<_>>();
                 assert_eq!(in_order(&queue()), names, "{run:?}");
-                assert_eq!(position(&queue(), &names[0]), Position::First, "{run:?}");
-                for place in [1, 2] {
-                    let (first, previous) = (names[0].clone(), names[place - 1].clone());
-                    assert_eq!(
-                        position(&queue(), &names[place]),
-                        Position::Behind { first, previous },
-                        "{run:?}"
-                    );
+                for place in [0, 1, 2] {
+                    let (first, previous) = (names[0].clone(), names[place.max(1) - 1].clone());
+                    let expected = match (run[place], place) {
+                        (i32::MIN..0 | i32::MAX, _) => Position::Exhausted,
+                        (_, 0) => Position::First,
+                        _ => Position::Behind { first, previous },
+                    };
+                    assert_eq!(position(&queue(), &names[place]), expected, "{run:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn two_nodes_of_one_number_are_granted_nothing() {
+        let queue = [at(A, i32::MAX), at(B, i32::MAX), at(C, i32::MIN)];
+        for own in &queue {
+            assert_eq!(position(&queue, own), Position::Exhausted);
         }
     }
 }

@@ -134,7 +134,7 @@ impl QueueNode {
         match &position {
             Position::First => self.queue.note_head(&node.name),
             Position::Behind { first, .. } => self.queue.note_head(first),
-            Position::Missing | Position::Unclear(_) => {}
+            Position::Missing | Position::Unclear(_) | Position::Exhausted => {}
         }
         position
     }

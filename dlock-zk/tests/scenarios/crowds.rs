@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dlock_core::Wait;
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, Proxied, lock_nodes, places, soon, until, until_in_line, wait_for};
+use crate::support::{LONG, Proxied, lock_nodes, locks, places, soon, until, until_in_line, wait_for};
 
 /// How many nodes a process has in one queue at the most.
 const NODES: usize = 16;
@@ -125,4 +126,29 @@ async fn callers_that_never_look_at_their_answers_keep_nobody_else_waiting() {
     acquires.into_iter().for_each(|acquire| drop(tasks.spawn(acquire)));
     guards.extend(soon("the others", tasks.join_all()).await);
     assert_eq!(guards.into_iter().filter_map(Result::ok).count(), CALLERS);
+}
+
+#[tokio::test]
+async fn crowds_of_several_processes_all_get_their_turn_and_no_other_lock_is_at_risk() {
+    const PROCESSES: usize = 4;
+    const WAITERS: usize = 60;
+    let server = ZooKeeperServer::start().unwrap();
+    let holder = locks(&server, LONG).await;
+    let guard = holder.lock("room").acquire().await.unwrap();
+    let (mut all, mut others, mut waiters) = (Vec::new(), Vec::new(), JoinSet::new());
+    for process in 0..PROCESSES {
+        let locks = locks(&server, LONG).await;
+        others.push(locks.lock(format!("other_{process}")).acquire().await.unwrap());
+        for _ in 0..WAITERS {
+            let lock = locks.lock("room").with_wait(Wait::Forever);
+            waiters.spawn(async move { lock.acquire().await?.release().await });
+        }
+        all.push(locks);
+    }
+    until_in_line(server.admin(), "room", 1 + PROCESSES * NODES).await;
+    guard.release().await.unwrap();
+    let turns = soon("everybody's turn", waiters.join_all()).await;
+    assert_eq!(turns.into_iter().filter_map(Result::ok).count(), PROCESSES * WAITERS);
+    others.iter().for_each(|other| other.check().unwrap());
+    assert!(all.iter().all(|locks| locks.stats().lost == 0));
 }

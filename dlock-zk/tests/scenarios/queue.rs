@@ -154,3 +154,28 @@ async fn waiters_of_one_key_do_not_delay_those_of_another() {
         soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_directory_with_thousands_of_other_children_serves_its_lock() {
+    const CHILDREN: usize = 20_000;
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let client = zookeeper::Client::connect(&server.address().to_string()).await.unwrap();
+    let options = zookeeper::CreateMode::Persistent.with_acls(zookeeper::Acls::anyone_all());
+    for thousand in 0..CHILDREN / 1_000 {
+        let mut writer = client.new_multi_writer();
+        for number in 0..1_000 {
+            let path = format!("/dlock/room/configuration_of_a_service_{}", thousand * 1_000 + number);
+            writer.add_create(&path, b"", &options).unwrap();
+        }
+        writer.commit().await.unwrap();
+    }
+    let waiters: Vec<_> = (0..40).map(|_| wait_for(&locks, "room")).collect();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert_eq!(locks.stats().lost, 0);
+}
