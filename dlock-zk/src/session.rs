@@ -201,12 +201,14 @@ impl Session {
     /// nobody could tell then whether they will be carried out.
     pub(crate) async fn connected(&self, until: Instant) -> Result<(), Failure> {
         if self.client.state() == SessionState::SyncConnected {
+            self.note_connection();
             return Ok(());
         }
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         loop {
             if state == SessionState::SyncConnected {
+                self.note_connection();
                 return Ok(());
             }
             if let Some(cause) = cause_of_end(state) {
@@ -360,6 +362,16 @@ impl Session {
             (None, SessionState::SyncConnected) => Connection::Up,
             (None, _) => Connection::Down,
         });
+    }
+
+    /// Notes that the connection is back before whoever attends to the session does: a lock that is had over it is not
+    /// suspect.
+    fn note_connection(&self) {
+        let mut kept = self.kept();
+        // Asked here, so that no later loss is noted already.
+        if kept.state == Connection::Down && self.client.state() == SessionState::SyncConnected {
+            kept.state = Connection::Up;
+        }
     }
 
     fn change_to(&self, now: Connection) {
