@@ -77,20 +77,22 @@ impl Pairs for Locks {
     }
 }
 
-/// Lets a worker in Java make pairs with `tasks` threads, each with a lock of its own, for as long as `slice`.
+/// Lets a worker process make pairs with `tasks` tasks or threads, each with a lock of its own, for as long as `slice`.
 ///
 /// # Errors
 ///
 /// When the worker says so.
 #[cfg(any(feature = "redis", feature = "zk"))]
-pub async fn java_pairs(java: &mut Peer, kind: &str, tasks: usize, slice: Duration) -> Result<Pace> {
-    let answer = java.ask(&format!("bench {kind} room_ {tasks} {}", slice.as_millis())).await?;
+pub async fn peer_pairs(peer: &mut Peer, kind: &str, tasks: usize, slice: Duration) -> Result<Pace> {
+    let answer = peer.ask(&format!("bench {kind} room_ {tasks} {}", slice.as_millis())).await?;
     let figures: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-    let [pairs, p50, p99] = figures[..] else {
-        anyhow::bail!("an answer to bench has three parts: {answer}")
+    let (pairs, p50, p99, client) = match figures[..] {
+        [pairs, p50, p99] => (pairs, p50, p99, f64::NAN),
+        [pairs, p50, p99, client] => (pairs, p50, p99, client),
+        _ => anyhow::bail!("an answer to bench has three or four parts: {answer}"),
     };
     let rate = pairs / slice.as_secs_f64();
-    Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client: f64::NAN, server: f64::NAN })
+    Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client, server: f64::NAN })
 }
 
 /// A runtime of one thread, or of as many as there are cores.

@@ -12,7 +12,7 @@ use crate::Bench;
 use crate::clients::{self, LEASE, Rslock, Scripts, SetNx};
 use crate::recorded::Recorded;
 use crate::stats;
-use dlock_bench::measure::{Pace, best, drive, java_pairs, pace_row};
+use dlock_bench::measure::{Pace, best, drive, pace_row, peer_pairs};
 use dlock_bench::report::{Row, Spread};
 
 const TASKS: [usize; 3] = [1, 8, 64];
@@ -51,7 +51,7 @@ impl Contenders {
             1 | 2 => drive(&self.scripts[which - 1], tasks, slice).await,
             3 | 4 => drive(&self.set_nx[which - 3], tasks, slice).await,
             5 => drive(&self.rslock, tasks, slice).await,
-            _ => java_pairs(&mut self.redisson, "rlock", tasks, slice).await,
+            _ => peer_pairs(&mut self.redisson, "rlock", tasks, slice).await,
         }
     }
 }
@@ -84,7 +84,7 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     };
     // The virtual machine compiles while it runs.
     for tasks in [64, 8, 1] {
-        java_pairs(&mut contenders.redisson, "rlock", tasks, Duration::from_secs(2)).await?;
+        peer_pairs(&mut contenders.redisson, "rlock", tasks, Duration::from_secs(2)).await?;
     }
     // paces[tasks][client][round]
     let mut paces = vec![vec![Vec::new(); OTHERS.len() + 1]; TASKS.len()];

@@ -1,11 +1,11 @@
 //! The clients that are measured beside each other.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
 use dlock_bench::measure::Pairs;
 use dlock_core::{Locks, Wait};
-use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_zk::ZooKeeper;
 use zookeeper::{Acls, Client, CreateMode, Error};
 
@@ -33,9 +33,9 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    pub(crate) async fn connect(server: &ZooKeeperServer, in_turn: bool) -> Result<Self> {
+    pub(crate) async fn connect(server: SocketAddr, in_turn: bool) -> Result<Self> {
         let connector = Client::connector().with_session_timeout(SESSION);
-        Ok(Self { client: connector.connect(&server.address().to_string()).await?, in_turn })
+        Ok(Self { client: connector.connect(&server.to_string()).await?, in_turn })
     }
 
     /// Makes the directories of `tasks` locks.

@@ -48,8 +48,10 @@ fn p50(took: &[Duration]) -> f64 {
 
 /// How long it takes from the call of a deletion until another session is notified of it.
 async fn told_of_deletion(bench: &Bench) -> Result<Vec<Duration>> {
-    let (deleting, watching) =
-        (Bare::connect(&bench.server, false).await?, Bare::connect(&bench.server, false).await?);
+    let (deleting, watching) = (
+        Bare::connect(bench.server.address(), false).await?,
+        Bare::connect(bench.server.address(), false).await?,
+    );
     deleting.prepare(1).await?;
     let mut took = Vec::new();
     for _ in 0..2 * EACH {

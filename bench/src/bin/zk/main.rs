@@ -12,8 +12,10 @@
 
 #![forbid(unsafe_code)]
 
-mod acquire;
+mod client;
 mod clients;
+mod crowds;
+mod distance;
 mod hand_over;
 mod pairs;
 
@@ -21,40 +23,44 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use dlock_bench::measure::{Options, SLICE, runtime};
 use dlock_interop::{java, worker};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
-use tokio::runtime::Runtime;
 
 #[derive(Debug, Parser)]
-#[command(about = "Measures what dlock costs on ZooKeeper")]
+#[command(about = "Measures what dlock costs on ZooKeeper", args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(flatten)]
     options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Make pairs with one client only, for a profiler to look at
+    Profile(client::Profile),
 }
 
 /// What all benches share.
 struct Bench {
     /// Rounds; odd, so that there is a middle one.
     rounds: usize,
+    quick: bool,
     /// How long each client works in one round. Short: what else runs on the machine then meets neighbours alike.
     slice: Duration,
-    threads: bool,
     server: ZooKeeperServer,
     jar: PathBuf,
 }
 
-impl Bench {
-    fn runtime(&self) -> Result<Runtime> {
-        runtime(self.threads)
-    }
-}
-
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
-    ("acquire", acquire::uncontended),
-    ("pairs", pairs::uncontended),
+    ("pairs near", pairs::near),
+    ("pairs far", pairs::far),
     ("hand-over", hand_over::between_processes),
+    ("crowd of one process", crowds::of_one_process),
+    ("crowd of eight processes", crowds::of_eight),
+    ("dropped", crowds::dropped),
 ];
 
 fn main() -> Result<()> {
@@ -63,7 +69,11 @@ fn main() -> Result<()> {
     match arguments[..] {
         // As the interoperability checks start their processes.
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history),
-        _ => measure_all(&Cli::parse().options),
+        ["client", which, url, ..] => client::serve(which, url),
+        _ => {
+            let cli = Cli::parse();
+            cli.role.map_or_else(|| measure_all(&cli.options), |Role::Profile(profile)| profile.run())
+        }
     }
 }
 
@@ -76,8 +86,8 @@ fn measure_all(options: &Options) -> Result<()> {
     dlock_bench::run(BENCHES, options.filter.as_deref(), || {
         Ok(Bench {
             rounds: options.rounds(),
+            quick: options.quick,
             slice: SLICE,
-            threads: options.threads,
             jar: runtime(true)?.block_on(java::build())?,
             // As it has to be in production: what is confirmed is on the disk.
             server: ZooKeeperServer::options().property("zookeeper.forceSync", "yes").start()?,

@@ -1,92 +1,123 @@
 //! Acquire and release of locks that nobody else wants, as many as go over one session.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dlock_bench::measure::{Pace, best, drive, java_pairs, pace_row};
+use dlock_bench::measure::{Pace, best, pace_row, peer_pairs, runtime};
 use dlock_bench::report::{Row, Spread};
-use dlock_core::Locks;
 use dlock_interop::peer::{Peer, Setting};
 
 use crate::Bench;
-use crate::clients::{self, Bare, SESSION};
+use crate::clients::SESSION;
+use crate::distance;
 
 const TASKS: [usize; 3] = [1, 8, 64];
 
-/// The client, and what ours has to achieve in relation to it with how many tasks.
-const OTHERS: [(&str, [Option<f64>; TASKS.len()]); 3] = [
-    ("create and list together, then delete, bare client", [None, None, Some(0.9)]),
-    ("create, list, delete in turn, bare client", [None, None, None]),
-    ("Curator", [Some(1.3), Some(1.3), Some(1.3)]),
+/// How far off the server is in the second bench, each way.
+const DISTANCE: Duration = Duration::from_micros(500);
+
+/// What ours has to achieve in relation to a client.
+struct Goal {
+    client: &'static str,
+    name: &'static str,
+    pairs: Option<f64>,
+    far_pairs: Option<f64>,
+    /// Processor time of a pair.
+    used: Option<f64>,
+}
+
+const OTHERS: [Goal; 3] = [
+    Goal {
+        client: "together",
+        name: "create and list together, then delete, bare client",
+        pairs: Some(0.95),
+        far_pairs: Some(0.95),
+        used: Some(1.25),
+    },
+    Goal {
+        client: "in-turn",
+        name: "create, list, delete in turn, bare client",
+        pairs: None,
+        far_pairs: None,
+        used: None,
+    },
+    Goal { client: "curator", name: "Curator", pairs: Some(1.1), far_pairs: Some(1.3), used: None },
 ];
 
-struct Contenders {
-    ours: Arc<Locks>,
-    together: Arc<Bare>,
-    in_turn: Arc<Bare>,
-    curator: Peer,
+pub(crate) fn near(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(measure(bench, bench.server.address(), "", |goal| goal.pairs))
 }
 
-impl Contenders {
-    async fn run(&mut self, which: usize, tasks: usize, slice: Duration) -> Result<Pace> {
-        match which {
-            0 => drive(&self.ours, tasks, slice).await,
-            1 => drive(&self.together, tasks, slice).await,
-            2 => drive(&self.in_turn, tasks, slice).await,
-            _ => java_pairs(&mut self.curator, "mutex", tasks, slice).await,
-        }
+pub(crate) fn far(bench: &Bench) -> Result<Vec<Row>> {
+    let address = distance::away(bench.server.address(), DISTANCE)?;
+    runtime(true)?.block_on(measure(bench, address, ", 0.5 ms away", |goal| goal.far_pairs))
+}
+
+/// The processes of all clients, ours first.
+async fn contenders(bench: &Bench, url: &str, histories: &std::path::Path) -> Result<Vec<Peer>> {
+    let setting = |process| Setting { url, lease: SESSION, process, histories };
+    let mut contenders = vec![Peer::own(&["client", "dlock"], setting(0)).await?];
+    for (number, goal) in (1..).zip(&OTHERS) {
+        contenders.push(match goal.client {
+            "curator" => Peer::java(&bench.jar, &[], setting(number)).await?,
+            bare => Peer::own(&["client", bare], setting(number)).await?,
+        });
     }
+    Ok(contenders)
 }
 
-pub(crate) fn uncontended(bench: &Bench) -> Result<Vec<Row>> {
-    bench.runtime()?.block_on(measure(bench))
-}
-
-async fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let (url, histories) = (&*bench.server.url(), tempfile::tempdir()?);
-    let setting = Setting { url, lease: SESSION, process: 0, histories: histories.path() };
-    let mut contenders = Contenders {
-        ours: Arc::new(clients::dlock(url).await?),
-        together: Arc::new(Bare::connect(&bench.server, false).await?),
-        in_turn: Arc::new(Bare::connect(&bench.server, true).await?),
-        curator: Peer::java(&bench.jar, &[], setting).await?,
-    };
-    contenders.together.prepare(64).await?;
+async fn measure(
+    bench: &Bench,
+    address: SocketAddr,
+    way: &str,
+    limit: impl Fn(&Goal) -> Option<f64>,
+) -> Result<Vec<Row>> {
+    let histories = tempfile::tempdir()?;
+    let mut contenders = contenders(bench, &format!("zk://{address}/"), histories.path()).await?;
     // The virtual machines compile while they run.
     for tasks in [64, 8, 1] {
-        java_pairs(&mut contenders.curator, "mutex", tasks, Duration::from_secs(2)).await?;
+        for contender in &mut contenders {
+            peer_pairs(contender, "mutex", tasks, bench.slice * 3).await?;
+        }
     }
     // paces[tasks][client][round]
-    let mut paces = vec![vec![Vec::new(); OTHERS.len() + 1]; TASKS.len()];
-    // The first round warms up and is not counted.
-    for round in 0..=bench.rounds {
+    let mut paces = vec![vec![Vec::new(); contenders.len()]; TASKS.len()];
+    for round in 0..bench.rounds {
         for (&tasks, paces) in TASKS.iter().zip(&mut paces) {
-            for turn in 0..=OTHERS.len() {
+            for turn in 0..contenders.len() {
                 // Each round begins with another one.
-                let which = (turn + round) % (OTHERS.len() + 1);
-                let pace = contenders.run(which, tasks, bench.slice).await?;
-                if round > 0 {
-                    paces[which].push(pace);
-                }
+                let which = (turn + round) % contenders.len();
+                let pace = peer_pairs(&mut contenders[which], "mutex", tasks, bench.slice).await?;
+                paces[which].push(pace);
             }
         }
     }
-    contenders.ours.shutdown(SESSION).await?;
     let mut rows = Vec::new();
-    for (at, (&tasks, paces)) in TASKS.iter().zip(&paces).enumerate() {
+    for (&tasks, paces) in TASKS.iter().zip(&paces) {
         let (ours, others) = paces.split_first().context("no figures")?;
-        rows.push(pace_row(&format!("pairs a second, {tasks} at a time: dlock"), ours));
-        for ((name, limits), theirs) in OTHERS.iter().zip(others) {
-            rows.push(pace_row(&format!("pairs a second, {tasks} at a time: {name}"), theirs));
-            let ratio = Spread::of(ours.iter().zip(theirs).map(|(a, b)| a.rate / b.rate).collect());
+        rows.push(pace_row(&format!("pairs a second, {tasks} at a time{way}: dlock"), ours));
+        for (goal, theirs) in OTHERS.iter().zip(others) {
+            let name = goal.name;
+            rows.push(pace_row(&format!("pairs a second, {tasks} at a time{way}: {name}"), theirs));
+            let ratio = ratio(ours, theirs, |pace| pace.rate);
             let what = format!("    dlock / {name} (of the best rounds: {:.2})", best(ours) / best(theirs));
             let row = Row::spread(what, ratio, "x");
-            rows.push(match limits[at] {
+            rows.push(match limit(goal) {
                 Some(limit) => row.at_least(ratio.median, limit, "x"),
                 None => row,
             });
+            if let Some(limit) = goal.used {
+                let ratio = self::ratio(ours, theirs, |pace| pace.client);
+                let row =
+                    Row::spread(format!("    dlock / {name}: processor time of the client"), ratio, "x");
+                rows.push(row.at_most(ratio.median, limit, "x"));
+            }
         }
     }
     Ok(rows)
+}
+
+fn ratio(ours: &[Pace], theirs: &[Pace], figure: fn(&Pace) -> f64) -> Spread {
+    Spread::of(ours.iter().zip(theirs).map(|(a, b)| figure(a) / figure(b)).collect())
 }

@@ -55,8 +55,17 @@ impl Peer {
     ///
     /// When it does not start.
     pub async fn rust(setting: Setting<'_>) -> Result<Self> {
+        Self::own(&["worker"], setting).await
+    }
+
+    /// This program, called again with these arguments in front.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub async fn own(arguments: &[&str], setting: Setting<'_>) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("worker");
+        command.args(arguments);
         Self::start("rust", command, setting).await
     }
 

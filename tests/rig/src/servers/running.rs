@@ -92,6 +92,12 @@ impl Running {
         self.process.resume();
     }
 
+    /// Returns its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Whether it runs, and is not frozen.
     #[must_use]
     pub fn is_running(&self) -> bool {
