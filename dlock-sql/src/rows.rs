@@ -24,7 +24,7 @@ use dlock_core::{Failure, Holder, Key};
 
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
-pub(crate) use driven::{gone, sleep_until};
+pub(crate) use driven::{gone, sleep_on_own_thread};
 pub(crate) use steps::Step;
 
 use crate::failure::{closed, unchanged};

@@ -264,17 +264,6 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    /// The same, wherever it is polled.
-    pub(crate) async fn anywhere<P: Step<S>>(
-        self: &Arc<Self>,
-        step: P,
-        limit: Duration,
-    ) -> Result<P::Reply, Failure> {
-        let told = self.begin(Kind::Ordinary, step, Limits::of(limit, limit), Arc::new(Progress::new()));
-        let answer = until(Instant::now() + limit, told).await;
-        answer.unwrap_or_else(|| Err(Failure::unknown(format!("no answer within {limit:?}"))))
-    }
-
     /// The answer to a question or order that is no lock's.
     pub(crate) async fn ask<P: Step<S>>(
         self: &Arc<Self>,

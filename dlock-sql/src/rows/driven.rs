@@ -92,8 +92,24 @@ fn timer(end: Instant) -> Sleep {
 }
 
 /// Waits until then, whatever runtime this is polled on.
-pub(crate) async fn sleep_until(end: Instant) {
+pub(super) async fn sleep_until(end: Instant) {
     timer(end).await;
+}
+
+/// Waits until then, but only where dlock's own thread polls it: a timer of another's would wake that thread each time.
+pub(crate) async fn sleep_on_own_thread(end: Instant) {
+    let mut sleep = pin!(None);
+    poll_fn(|context| {
+        let own = keeper::runtime().map(Handle::id).ok();
+        if own.is_none() || own != Handle::try_current().map(|current| current.id()).ok() {
+            return Poll::Pending;
+        }
+        if sleep.is_none() {
+            sleep.set(Some(timer(end)));
+        }
+        sleep.as_mut().as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context))
+    })
+    .await;
 }
 
 /// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at

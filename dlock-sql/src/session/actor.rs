@@ -14,7 +14,7 @@ use super::strategy::{Strategy, TakeError};
 use super::{Name, SESSION_IDLE_TIMEOUT, SessionServer, Wanted};
 use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
-use crate::rows::{Connections, gone, sleep_until};
+use crate::rows::{Connections, gone, sleep_on_own_thread};
 use crate::server::{Conn, Fault, Server, Taken};
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
@@ -436,7 +436,8 @@ impl<M: Strategy> ConnectionActor<M> {
                 tokio::select! {
                     biased;
                     answer = &mut answering => break Some(answer),
-                    () = sleep_until(next.min(end)) => {}
+                    // The task takes over before that from a caller who drives this.
+                    () = sleep_on_own_thread(next.min(end)) => {}
                 }
                 let now = Instant::now();
                 if now >= end {

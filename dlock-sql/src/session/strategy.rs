@@ -146,7 +146,7 @@ pub(crate) async fn take_row<S: RowServer>(
     let limit = wanted.limit;
     let mut found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
     if matches!(found.1, Found::Missing) {
-        let made = others.anywhere(MakeRow(wanted.name.clone()), limit).await;
+        let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
         made.map_err(|failure| TakeError::Elsewhere(unchanged(failure)))?;
         found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
     }
@@ -157,7 +157,7 @@ pub(crate) async fn take_row<S: RowServer>(
         Found::Locked(holder) => return Ok((session, vec![Taken::Busy(holder)])),
         Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
     }
-    match others.anywhere(Count(wanted.clone(), session), limit).await {
+    match others.ask(Count(wanted.clone(), session), limit).await {
         Ok(fence) => Ok((session, vec![Taken::Granted(Some(fence))])),
         Err(failure) => {
             S::free_row(on).await.map_err(TakeError::Unknown)?;
