@@ -21,7 +21,7 @@ use crate::table::TableName;
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | table | `dlock` | each table has its own locks |
-/// | max connections | 8 | how many connections attempts may use at a time; renewals, releases and waiting have one each besides |
+/// | max connections | 8 | how many connections attempts may use at a time; renewals and waiting have some of their own, and releases as many at the most |
 /// | connect timeout | 2 s | how long one connection may take to open |
 /// | fences | yes | whether sessions and locked rows have fences, which cost a write for each lock |
 /// | password | the driver's | a function that is asked for it at each connect |
@@ -139,8 +139,9 @@ impl<S: Server> ServerOptions<S> {
     }
 
     /// Sets a function that is asked for the password each time a connection of dlock's own is opened, within the
-    /// connect timeout: for tokens that rotate. It runs on dlock's own thread and must not block it. With a pool, the
-    /// pool's options of the moment count already; see [`Pool::set_connect_options`].
+    /// connect timeout: for tokens that rotate. It runs on dlock's own thread, or on the runtime of who takes a lock,
+    /// and must not block either. With a pool, the pool's options of the moment count already; see
+    /// [`Pool::set_connect_options`].
     ///
     /// ```no_run
     /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
