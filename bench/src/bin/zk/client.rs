@@ -75,7 +75,8 @@ pub(crate) fn serve(which: &str, url: &str) -> Result<()> {
                     println!("{} {p50} {p99} {}", pace.rate * time.as_secs_f64(), pace.client);
                 }
                 ["wait", key, count] => {
-                    crowd = Some(Crowd::waits(client.ours()?, key, count.parse()?).await?)
+                    let waiters = Crowd::waits(client.ours()?, key, count.parse()?).await?;
+                    crowd = Some(waiters);
                 }
                 ["turns"] => println!("{}", crowd.take().context("nobody waits")?.turns().await?),
                 ["drop", count] => println!("{}", drop_many(client.ours()?, count.parse()?).await?),
