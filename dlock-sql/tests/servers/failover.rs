@@ -88,15 +88,17 @@ async fn a_session_is_left_when_its_server_can_only_be_read() {
 }
 
 /// A waiter that a statement on the server lets wait, while that server dies and a standby takes its place.
-async fn goes_on_waiting<B: Backend>(connect: impl AsyncFn(String) -> dlock_core::Result<B>) {
+async fn goes_on_waiting<B: Backend, F>(connect: impl Fn(String) -> F + Send + Sync)
+where
+    F: Future<Output = dlock_core::Result<B>> + Send,
+{
     let (primary, standby, proxy) = pair().await;
-    let locks = async |url: String| {
-        let backend = Box::pin(connect(url)).await.unwrap();
-        let locks = Locks::builder(backend).with_lease(Duration::from_secs(6));
+    let locks = |backend: dlock_core::Result<B>| {
+        let locks = Locks::builder(backend.unwrap()).with_lease(Duration::from_secs(6));
         locks.with_wait(Duration::from_secs(40)).build().unwrap()
     };
     let url = primary.url_through(proxy.address());
-    let (ours, theirs) = (locks(url.clone()).await, locks(url).await);
+    let (ours, theirs) = (locks(connect(url.clone()).await), locks(connect(url).await));
     let waiting = |server: &PostgresServer| {
         server.query("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     };
@@ -108,7 +110,7 @@ async fn goes_on_waiting<B: Backend>(connect: impl AsyncFn(String) -> dlock_core
     until("it waits on the primary", || waiting(&primary) == "1").await;
     drop(primary);
     standby.promote();
-    let third = locks(standby.url()).await;
+    let third = locks(connect(standby.url()).await);
     let first = take(&third, "hot").await;
     assert!(first.fence() > held.fence());
     proxy.retarget(standby.address());
@@ -129,10 +131,10 @@ async fn goes_on_waiting<B: Backend>(connect: impl AsyncFn(String) -> dlock_core
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_session_lock_on_the_server_goes_on_waiting_at_the_standby_that_takes_over() {
-    Box::pin(goes_on_waiting(async |url: String| PostgresSessions::connect(&url).await)).await;
+    Box::pin(goes_on_waiting(|url| async move { PostgresSessions::connect(&url).await })).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_locked_row_on_the_server_goes_on_waiting_at_the_standby_that_takes_over() {
-    Box::pin(goes_on_waiting(async |url: String| PostgresRowLocks::connect(&url).await)).await;
+    Box::pin(goes_on_waiting(|url| async move { PostgresRowLocks::connect(&url).await })).await;
 }
