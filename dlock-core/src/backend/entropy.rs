@@ -27,8 +27,8 @@ struct EntropySource {
 
 /// Bits for the tokens of the next moment, since a system call for each costs more than all else that a claim needs.
 ///
-/// A copy of the process would draw the same ones. After a fork no engine of the parent makes claims in the child; and a
-/// machine that is copied with all its memory finds them too old.
+/// A copy of the process would draw the same ones. After a fork no engine of the parent makes claims in the child;
+/// and a machine that is copied with all its memory finds them too old.
 #[cfg_attr(test, derive(Clone))]
 struct Stock {
     bits: [u8; TOKENS * 16],

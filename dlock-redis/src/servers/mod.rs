@@ -62,8 +62,8 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime. What is
-    /// rarely needed is boxed here and below: each request allocates its whole future.
+    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime. What
+    /// is rarely needed is boxed here and below: each request allocates its whole future.
     ///
     /// # Cancel safety
     ///

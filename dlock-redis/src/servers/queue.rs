@@ -85,8 +85,8 @@ pub(super) struct Pending<'a> {
 }
 
 impl Queue {
-    /// Lets a request pass the queue if nothing waits or is under way. Where several shared the last call they are likely
-    /// to share the next one too, which costs less than one for the first of them and one for the others.
+    /// Lets a request pass the queue if nothing waits or is under way. Where several shared the last call they are
+    /// likely to share the next one too, which costs less than one for the first of them and one for the others.
     pub(super) fn alone(&self) -> Option<Alone<'_>> {
         if self.crowded.load(Ordering::Relaxed) {
             return None;

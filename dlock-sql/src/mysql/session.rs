@@ -419,12 +419,20 @@ impl RowServer for MysqlServer {
             return Ok(false);
         }
         // Never pruned, since that could take it from under a lock.
-        let statement = format!(
-            "INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (?, 0, 9223372036854775807, X'')",
-            self.quoted()
+        // One that was made and locked since then is waited for, as briefly as these servers allow.
+        let statements = format!(
+            "SET @dlock_patience = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1;
+            INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (X'{}', 0, 9223372036854775807, X'')",
+            self.quoted(),
+            hex(&name.row)
         );
-        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
-        Ok(made.rows_affected() == 1)
+        let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
+        sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await?;
+        match made {
+            Ok(made) => Ok(made.rows_affected() == 1),
+            Err(error) if LOCKED.contains(&number(&error)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {

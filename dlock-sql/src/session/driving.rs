@@ -49,11 +49,11 @@ impl<M: Strategy> Driver<M> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to carry out a command in the caller's place, unless somebody uses the connection, it is not open, or the command
-    /// needs several answers, which come to dlock's own thread.
-    pub(super) fn begin(self: &Arc<Self>, command: Command) -> Result<Driven<M>, Command> {
+    /// Begins to carry out a command in the caller's place, unless somebody uses the connection, it is not open, or
+    /// the command needs several answers, which come to dlock's own thread.
+    pub(super) fn begin(self: &Arc<Self>, command: Command) -> Result<Driven<M>, Box<Command>> {
         if !M::SHARED && !matches!(command, Command::Release(_)) {
-            return Err(command);
+            return Err(Box::new(command));
         }
         let mut place = self.place();
         match std::mem::replace(&mut place.0, Place::Taken) {
@@ -71,7 +71,7 @@ impl<M: Strategy> Driver<M> {
             }
             other => {
                 place.0 = other;
-                Err(command)
+                Err(Box::new(command))
             }
         }
     }

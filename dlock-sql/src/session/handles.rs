@@ -41,7 +41,7 @@ impl<M: Strategy> ConnectionHandle<M> {
         let mut driven = match self.shared.driver.begin(command(answer)) {
             Ok(driven) => Some(driven),
             Err(command) => {
-                self.shared.commands.send(command).map_err(|_| closed())?;
+                self.shared.commands.send(*command).map_err(|_| closed())?;
                 None
             }
         };

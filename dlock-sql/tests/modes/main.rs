@@ -2,6 +2,7 @@
 
 mod documented;
 mod fenced;
+mod first_row;
 mod kept;
 mod kept_by;
 mod optimistic;

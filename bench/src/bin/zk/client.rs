@@ -1,4 +1,4 @@
-//! A process with one client, which makes pairs when it is told to: what clients of one process have in common, such as
+//! A process with one client, which makes pairs on request: what clients of one process have in common, such as
 //! the reactor of their sockets, would blur the figures of each.
 //!
 //! A profiler can look at one:
