@@ -7,9 +7,9 @@ use redis::aio::MultiplexedConnection;
 
 /// Commands that only scripts call; all others come over the wire.
 const INSIDE: &[&str] = &[
-    "append", "del", "exists", "get", "getrange", "hdel", "hexists", "hget", "hincrby", "hlen", "hmget",
-    "hset", "hsetnx", "incr", "incrby", "mget", "pexpire", "psetex", "pttl", "publish", "set", "spublish",
-    "time", "unlink",
+    "append", "decr", "decrby", "del", "exists", "get", "getrange", "hdel", "hexists", "hget", "hincrby",
+    "hlen", "hmget", "hset", "hsetnx", "incr", "incrby", "mget", "pexpire", "psetex", "pttl", "publish",
+    "set", "spublish", "time", "unlink",
 ];
 
 /// How often each command was carried out so far, also by scripts.
