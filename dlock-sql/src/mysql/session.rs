@@ -427,12 +427,14 @@ impl RowServer for MysqlServer {
             hex(&name.row)
         );
         let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
-        sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await?;
-        match made {
-            Ok(made) => Ok(made.rows_affected() == 1),
-            Err(error) if LOCKED.contains(&number(&error)) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let restored =
+            sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await;
+        let made = match made {
+            Ok(made) => made.rows_affected() == 1,
+            Err(error) if LOCKED.contains(&number(&error)) => false,
+            Err(error) => return Err(error),
+        };
+        restored.map(|_| made)
     }
 
     async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {

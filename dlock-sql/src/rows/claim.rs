@@ -23,6 +23,8 @@ pub struct RowClaim<S: Server> {
     request: ClaimRequest,
     /// Attempts that were made and, as far as is known, not answered yet.
     unanswered: Vec<Arc<Progress>>,
+    /// The outcome of an earlier attempt is not known: it may have taken the lock.
+    unknown: bool,
     held: bool,
     /// Somebody had the lock at the last attempt.
     contended: bool,
@@ -38,6 +40,7 @@ impl<S: Server> RowClaim<S> {
             rows,
             request,
             unanswered: Vec::new(),
+            unknown: false,
             held: false,
             contended: false,
             listener: None,
@@ -84,12 +87,17 @@ impl<S: Server> Claim for RowClaim<S> {
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder: self.request.describe() };
         let contended = self.contended && self.unanswered.is_empty();
         let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
-        let together = connections.take_together(&ask, limits, &self.sent()).await;
+        // What others of this process learn does not say whether it is this token that holds the lock.
+        let together = match std::mem::replace(&mut self.unknown, true) {
+            true => Ok(None),
+            false => connections.take_together(&ask, limits, &self.sent()).await,
+        };
         let answer = match together.transpose() {
             Some(answer) => answer,
             None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, self.sent()).await,
         };
         self.unanswered.retain(|earlier| !earlier.is_over());
+        self.unknown = answer.is_err();
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (true, None);
