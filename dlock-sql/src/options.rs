@@ -116,8 +116,8 @@ impl<S: Server> ServerOptions<S> {
         Ok(self)
     }
 
-    /// Sets how many connections attempts may use at a time: of the runtime that locks, and as many of dlock's own thread
-    /// for releases and callers from elsewhere. Default 8; 1 to 1000. With a pool its own limit counts.
+    /// Sets how many connections attempts may use at a time: of the runtime that locks, and as many of dlock's own
+    /// thread for releases and callers from elsewhere. Default 8; 1 to 1000. With a pool its own limit counts.
     pub const fn with_max_connections(mut self, count: u32) -> Self {
         self.settings.max_connections = count;
         self
