@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks};
-use dlock_rig::proxy::Proxy;
+use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_rig::servers::postgres::PostgresServer;
+use dlock_testkit::cancel::poll_n_then_drop;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Db, is_error, on_both, once, take, until};
@@ -140,6 +141,41 @@ on_both! {
         assert!(locks.inspect("held").await.unwrap().is_none());
         elsewhere(move || runtime.shutdown_background()).await;
         until("everything is withdrawn", || locks.stats().background == 0 && db.held() == 0).await;
+    }
+
+    async fn who_asks_again_after_a_lost_reply_is_not_answered_by_what_another_has_learned<D: Db>(db: D) {
+        db.backend().await;
+        let proxy = db.proxy();
+        let one = format!("{}{}max_connections=1", db.url_through(proxy.address()), &D::MIGRATE[..1]);
+        let backend = D::connect(&one).await.unwrap();
+        let locks = || {
+            let locks = Locks::builder(backend.clone()).with_lease(Duration::from_secs(20));
+            locks.with_request_timeout(Duration::from_secs(6)).build().unwrap()
+        };
+        let (ours, theirs) = (locks(), locks());
+        for _ in 0..2 {
+            take(&ours, "a").await.release().await.unwrap();
+        }
+        proxy.set(Direction::ToClient, Flow::Hold);
+        proxy.lose_reply(1, "EXECUTE", Loss::Cut);
+        let lock = once(&ours, "a");
+        let taking = tokio::spawn(async move { lock.acquire().await });
+        until("it is granted", || db.held() == 1).await;
+        let fence = db.query("SELECT fence FROM dlock WHERE token IS NOT NULL");
+        // Stands in the line for the only connection before the one who will ask again.
+        let lock = once(&theirs, "a");
+        let mut other = Box::pin(lock.acquire());
+        assert!(poll_n_then_drop(&mut other, 1).await.is_none(), "it waits for a connection");
+        // The connection for the line cannot be opened yet.
+        proxy.set(Direction::ToServer, Flow::Hold);
+        proxy.set(Direction::ToClient, Flow::Pass);
+        until("it is asked for again", || ours.stats().rechecks == 1).await;
+        proxy.set(Direction::ToServer, Flow::Pass);
+        is_error(other.await, ErrorKind::Busy, &[]);
+        let guard = taking.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(guard.fence().unwrap().get().to_string(), fence, "it was adopted, and not granted anew");
+        guard.release().await.unwrap();
+        until("the lock is free", || db.held() == 0).await;
     }
 
     async fn locks_follow_their_user_from_runtime_to_runtime<D: Db>(db: D) {
