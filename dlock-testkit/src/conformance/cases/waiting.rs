@@ -1,5 +1,6 @@
 //! Waiting for a lock that somebody else holds.
 
+use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -143,27 +144,27 @@ async fn waiters_of_one_process_come_in_their_order(stage: Stage) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = JoinSet::new();
     for n in 0..8 {
-        let (lock, order) = (process.locks.lock(&key), Arc::clone(&order));
-        let (polled, was_polled) = tokio::sync::oneshot::channel();
+        let (lock, order, wire) = (process.locks.lock(&key), Arc::clone(&order), process.wire.clone());
+        let before = wire.attempts();
+        let (queued, is_queued) = tokio::sync::oneshot::channel();
         waiters.spawn(async move {
-            let mut acquire = Box::pin(lock.acquire());
-            // It stands in line once its first poll is over, or its first answer is there.
-            let first = crate::cancel::poll_n_then_drop(&mut acquire, 1).await;
-            let _ = polled.send(());
-            let guard = match first {
-                Some(result) => result,
-                None => acquire.await,
-            };
-            let guard = guard.expect("its turn comes");
+            let (mut acquire, mut queued) = (Box::pin(lock.acquire()), Some(queued));
+            let guard = poll_fn(|context| {
+                let polled = acquire.as_mut().poll(context);
+                // The first one stands in line after the poll that has brought its answer, the others after their first.
+                let answered = wire.attempts() > before && wire.unanswered_attempts() == 0;
+                if (n > 0 || answered)
+                    && let Some(queued) = queued.take()
+                {
+                    let _ = queued.send(());
+                }
+                polled
+            });
+            let guard = guard.await.expect("its turn comes");
             order.lock().expect("not poisoned").push(n);
             give_back(guard).await;
         });
-        was_polled.await.expect("it was polled");
-        if n == 0 {
-            until("the first waiter's attempt", || process.wire.attempts() > 1).await;
-            // The answer that puts the first one in line.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        is_queued.await.expect("it was polled");
     }
     give_back(guard).await;
     while let Some(waiter) = waiters.join_next().await {
