@@ -234,6 +234,8 @@ impl QueueNode {
         }
         loop {
             self.learn().await?;
+            // Others need not wait for the deletion to send what they have.
+            self.turn.asked();
             self.send_deletion();
             if self.deletion.is_none() {
                 break;

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dlock_core::backend::Signal;
-use dlock_core::{Clock, Failure, Timestamp};
-use tokio::sync::{Notify, oneshot};
+use dlock_core::{Clock, Failure, Timestamp, keeper};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 use zookeeper::{Client, Error, SessionState};
 
@@ -43,6 +43,9 @@ const WATCHED_AFTER: Duration = Duration::from_millis(20);
 /// An answer that is waited for by whoever has it, and not by the step that asked.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// What came of a proof of life.
+type Proven = Option<Result<(), Error>>;
+
 /// A session that was opened. It is closed when the last share of it is dropped.
 pub(crate) struct Session {
     pub(crate) client: Client,
@@ -53,6 +56,8 @@ pub(crate) struct Session {
     pub(crate) requests: Requests,
     timeout: Duration,
     proof: ProofNode,
+    /// A proof of life that is under way, for whoever wants one.
+    proving: Mutex<Option<watch::Receiver<Proven>>>,
     kept: Mutex<Kept>,
     /// Held while signals are given, so that they are given in the order of their causes.
     telling: Mutex<()>,
@@ -148,6 +153,7 @@ impl Session {
             clock: Clock::system(),
             requests: Requests::new(),
             proof: ProofNode::new(config, id),
+            proving: Mutex::default(),
             kept: Mutex::new(Kept {
                 state: Connection::Up,
                 losses: 0,
@@ -222,35 +228,71 @@ impl Session {
     }
 
     /// Makes sure that proofs of life can be written, before a lock depends on them.
-    pub(crate) async fn provable(&self, until: Instant) -> Result<(), Failure> {
+    pub(crate) async fn provable(self: &Arc<Self>, until: Instant) -> Result<(), Failure> {
         if self.proof.exists() {
             return Ok(());
         }
-        self.prove_life(until).await
+        self.prove_life_together(until).await
     }
 
     /// The last proof of life, a new one when that is old already.
-    pub(crate) async fn fresh_proof(&self, until: Instant) -> Result<Timestamp, Failure> {
+    pub(crate) async fn fresh_proof(self: &Arc<Self>, until: Instant) -> Result<Timestamp, Failure> {
         if self.clock.now().since(self.kept().proof) >= self.timeout / 4 {
-            self.prove_life(until).await?;
+            self.prove_life_together(until).await?;
         }
         Ok(self.kept().proof)
     }
 
+    /// Writes, once for all who ask at the same time. None of them has to go on for that.
+    async fn prove_life_together(self: &Arc<Self>, until: Instant) -> Result<(), Failure> {
+        let mut proving = {
+            let mut proving = lock(&self.proving);
+            match &*proving {
+                Some(under_way) => under_way.clone(),
+                None => {
+                    let (tell, told) = watch::channel(None);
+                    let session = Arc::clone(self);
+                    keeper::runtime()?.spawn(async move {
+                        let written = session.write_proof().await;
+                        *lock(&session.proving) = None;
+                        tell.send_replace(Some(written));
+                    });
+                    proving.insert(told).clone()
+                }
+            }
+        };
+        let written = async {
+            // One that is not told was dropped with its runtime, at the end of the process.
+            let written = proving.wait_for(Option::is_some).await;
+            written.map_or(Err(Error::ClientClosed), |written| written.clone().unwrap_or(Ok(())))
+        };
+        self.in_time(until, written).await
+    }
+
     /// Writes. An error of the kind `Unavailable` when that was not confirmed, be it that the session is over.
     pub(crate) async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
+        self.in_time(until, self.write_proof()).await
+    }
+
+    async fn write_proof(&self) -> Result<(), Error> {
         let sent = self.clock.now();
+        let written = self.proof.write(&self.client).await;
+        match &written {
+            Ok(()) => self.note_proof(sent),
+            Err(error) => self.heed(error),
+        }
+        written
+    }
+
+    async fn in_time(
+        &self,
+        until: Instant,
+        written: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Failure> {
         let path = self.proof.path();
-        match tokio::time::timeout_at(until, self.proof.write(&self.client)).await {
-            Ok(Ok(())) => {
-                self.note_proof(sent);
-                Ok(())
-            }
-            Ok(Err(error)) => {
-                self.heed(&error);
-                // No lock depends on it yet, so that an unknown outcome is none.
-                Err(of_read(error, path))
-            }
+        match tokio::time::timeout_at(until, written).await {
+            // No lock depends on it yet, so that an unknown outcome is none.
+            Ok(written) => written.map_err(|error| of_read(error, path)),
             Err(_) => Err(Failure::unavailable(format!("no answer in time to a write to {path:?}"))),
         }
     }
