@@ -58,6 +58,12 @@ enum Command {
     BeforePublishing,
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
+    /// The same faults against dlock and other libraries, into docs/compared.md; --only, --store and --library narrow it
+    /// down. Installs a JDK, Maven, Go and Python's venv
+    Compare {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// The long run under faults, in release mode; options are passed on
     Reliability {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -112,6 +118,10 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Pictures => {
             needs::install(needs::PICTURES)?;
             cargo(["run", "--release", "--package", "dlock-pictures"]).run()
+        }
+        Command::Compare { arguments } => {
+            needs::install(needs::INTEROP)?;
+            cargo(["run", "--release", "--package", "dlock-compare", "--"]).args(arguments).run()
         }
         Command::Reliability { arguments } => {
             cargo(["run", "--release", "--package", "dlock-reliability", "--"]).args(arguments).run()
