@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// A backend's line to one hold: to say that it is suspect, proven, or lost.
+/// A backend's line to one hold: to say that it is suspect, proven, or lost, or that a renewal would show whether it is.
 ///
 /// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
 #[derive(Clone, Debug)]
@@ -17,6 +18,7 @@ pub(crate) trait SignalSink: Send + Sync {
     fn suspect(&self);
     fn trust(&self, proof: Timestamp);
     fn release_requested(&self);
+    fn renew_within(&self, limit: Duration);
 }
 
 impl Signal {
@@ -44,6 +46,16 @@ impl Signal {
     pub fn release_requested(&self) {
         if let Some(sink) = self.0.upgrade() {
             sink.release_requested();
+        }
+    }
+
+    /// Has the lock renewed within this time, which may find it gone: for a backend that was told of a change of its
+    /// lock, or whose renewals have the server tell of such. Nothing but the next renewal changes by it. The
+    /// pauses between such renewals grow, up to a twelfth of the lease, so that what changes again and again does not
+    /// keep the server busy. Does nothing for a lock that a session keeps.
+    pub fn renew_within(&self, limit: Duration) {
+        if let Some(sink) = self.0.upgrade() {
+            sink.renew_within(limit);
         }
     }
 

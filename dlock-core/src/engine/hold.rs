@@ -25,6 +25,10 @@ const SUSPECT: u8 = 1;
 const LOST: u8 = 2;
 const RELEASED: u8 = 3;
 
+/// The pause after the first renewal that the backend wanted, in nanoseconds. It doubles from each to the next, up to
+/// that after a failed renewal, and is as short again after a renewal that was due by itself.
+const WANTED_PAUSE: u64 = 50_000_000;
+
 /// What a hold is worth at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
@@ -79,6 +83,11 @@ pub(crate) struct Hold {
     state: AtomicU8,
     deadline: AtomicU64,
     renew_at: AtomicU64,
+    /// When the backend wants a renewal besides, and before when it gets none.
+    wanted_at: AtomicU64,
+    not_wanted_before: AtomicU64,
+    /// Between two of these, in nanoseconds.
+    wanted_pause: AtomicU64,
     at_risk: AtomicBool,
     /// Somebody else asked for the lock.
     release_requested: AtomicBool,
@@ -124,6 +133,9 @@ impl Hold {
             state: AtomicU8::new(HELD),
             deadline: AtomicU64::new(deadline.as_nanos()),
             renew_at: AtomicU64::new(renew_at.as_nanos()),
+            wanted_at: AtomicU64::new(Timestamp::NEVER.as_nanos()),
+            not_wanted_before: AtomicU64::new(0),
+            wanted_pause: AtomicU64::new(WANTED_PAUSE),
             at_risk: AtomicBool::new(false),
             release_requested: AtomicBool::new(false),
             shares: AtomicU64::new(ShareKind::Plain.one()),
@@ -255,9 +267,13 @@ impl Hold {
 
     /// A renewal failed: it is tried again soon.
     pub(super) fn renewal_failed(&self) {
-        let pause = (self.lease / 12).max(Duration::from_millis(5));
-        self.plan_renewal(self.engine.clock.now() + part_of(&self.engine, pause, 0.5));
+        self.plan_renewal(self.engine.clock.now() + part_of(&self.engine, self.pause(), 0.5));
         self.mark_at_risk();
+    }
+
+    /// The pause between renewals that are not due by themselves.
+    fn pause(&self) -> Duration {
+        (self.lease / 12).max(Duration::from_millis(5))
     }
 
     /// A renewal is late.
@@ -274,28 +290,36 @@ impl Hold {
         self.at_risk.load(Ordering::Acquire)
     }
 
-    /// When the keeper has to look at this hold: the renewal, or the end.
+    /// When the keeper has to look at this hold: a renewal, or the end.
     pub(super) fn due_at(&self) -> Timestamp {
-        self.renew_at().min(self.deadline())
+        let renewals = [&self.renew_at, &self.wanted_at].map(|at| at.load(Ordering::Acquire));
+        Timestamp::from_nanos(renewals[0].min(renewals[1])).min(self.deadline())
     }
 
-    fn renew_at(&self) -> Timestamp {
-        Timestamp::from_nanos(self.renew_at.load(Ordering::Acquire))
+    /// Whether a renewal is due within `ahead` of `now`; if so it is the caller's to carry out, and nobody else's.
+    pub(super) fn take_renewal(&self, now: Timestamp, ahead: Duration) -> bool {
+        let is_wanted = self.wanted_at.load(Ordering::Acquire) <= now.as_nanos();
+        if !is_wanted && self.renew_at.load(Ordering::Acquire) > (now + ahead).as_nanos() {
+            return false;
+        }
+        if is_wanted {
+            let pause = self.wanted_pause.load(Ordering::Acquire);
+            let next = now + Duration::from_nanos(pause);
+            self.not_wanted_before.store(next.as_nanos(), Ordering::Release);
+            let most = u64::try_from(self.pause().as_nanos()).unwrap_or(u64::MAX);
+            self.wanted_pause.store(pause.saturating_mul(2).min(most), Ordering::Release);
+        } else {
+            self.wanted_pause.store(WANTED_PAUSE, Ordering::Release);
+        }
+        // It is still to be sent, and so all that was wanted until now. Its end plans the next one.
+        self.renew_never();
+        true
     }
 
-    /// Whether a renewal is due at `now`; if so it is the caller's to carry out, and nobody else's.
-    pub(super) fn take_renewal(&self, now: Timestamp) -> bool {
-        let due = self.renew_at();
-        due <= now
-            && self
-                .renew_at
-                .compare_exchange(
-                    due.as_nanos(),
-                    Timestamp::NEVER.as_nanos(),
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                )
-                .is_ok()
+    /// Plans none any more.
+    pub(super) fn renew_never(&self) {
+        self.renew_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
+        self.wanted_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
     }
 
     /// Plans the next renewal, unless the hold ends before by `max_hold`.
@@ -489,6 +513,20 @@ impl SignalSink for Hold {
 
     fn trust(&self, proof: Timestamp) {
         self.confirm(proof);
+    }
+
+    fn renew_within(&self, limit: Duration) {
+        if !matches!(self.term, Term::Lease(_)) || self.state.load(Ordering::Acquire) >= LOST {
+            return;
+        }
+        // One that is not listed yet was granted just now.
+        let listed = self.listing.is_listed();
+        let now = if listed { self.engine.clock.now() } else { self.acquired_at };
+        let at = (now + limit).as_nanos().max(self.not_wanted_before.load(Ordering::Acquire));
+        self.wanted_at.fetch_min(at, Ordering::AcqRel);
+        if listed {
+            self.engine.registry.replan(self);
+        }
     }
 
     fn release_requested(&self) {

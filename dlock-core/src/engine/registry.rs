@@ -232,14 +232,14 @@ impl HoldRegistry {
             let hold = Arc::clone(hold);
             // Renewals that are due soon go out together with those due now, as far as these are few.
             let ahead = if due.len() < TOGETHER { hold.lease / 100 } else { Duration::ZERO };
-            let renews = hold.deadline() > now && hold.take_renewal(now + ahead);
+            let renews = hold.deadline() > now && hold.take_renewal(now, ahead);
             if at > now && !renews {
                 return seen;
             }
             if renews {
                 due.push(Arc::clone(&hold));
             } else if hold.deadline() <= now {
-                hold.plan_renewal(Timestamp::NEVER);
+                hold.renew_never();
                 ended.push(Arc::clone(&hold));
                 // Stays listed until its guard goes, or it is overdue.
                 let overdue = hold.overdue_at();

@@ -60,6 +60,62 @@ async fn a_renewal_that_finds_the_lock_gone_loses_it() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_the_backend_wants_comes_at_once_and_shows_that_the_lock_is_gone() {
+    // Time stands still: nothing is due by itself.
+    let backend = Scripted::with_clock(ManualClock::stopped().clock(), [granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    backend.signal().renew_within(Duration::ZERO);
+    backend.wait_for(|calls| calls.contains(&Call::Renew)).await;
+    // A wish is no loss; the answer to the renewal is.
+    guard.check().unwrap();
+    drop((guard, locks));
+    let backend = Scripted::with_clock(ManualClock::stopped().clock(), [granted()]);
+    renewals(&backend, [Ok(Renewed::Gone)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    backend.signal().renew_within(Duration::ZERO);
+    guard.lost().await;
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn renewals_that_the_backend_wants_again_and_again_come_after_growing_pauses() {
+    let clock = ManualClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    renewals(&backend, (0..9).map(|_| Ok(Renewed::Extended)));
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let mut pause = Duration::from_millis(50);
+    for n in 1..=8 {
+        // The second wish of each round comes while the first renewal is under way, or right after it.
+        for _ in 0..1_000 {
+            backend.signal().renew_within(Duration::ZERO);
+        }
+        eventually("the renewal", || locks.stats().renewals == n).await;
+        backend.signal().renew_within(Duration::ZERO);
+        clock.advance(pause / 2);
+        assert_eq!(locks.stats().renewals, n);
+        clock.advance(pause / 2);
+        pause = (pause * 2).min(LEASE / 12);
+    }
+    eventually("the renewal that was put off", || locks.stats().renewals == 9).await;
+    guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn the_first_renewal_comes_within_what_the_backend_asks_for_at_the_grant() {
+    let clock = ManualClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [granted()]);
+    renewals(&backend, [Ok(Renewed::Extended)]);
+    *backend.0.first_renewal.lock().unwrap() = Some(Duration::from_secs(1));
+    let locks = Locks::new(backend.clone());
+    let _guard = locks.lock("k").acquire().await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    eventually("the renewal", || locks.stats().renewals == 1).await;
+}
+
+#[tokio::test]
 async fn a_failed_renewal_is_a_warning_first_and_a_later_one_lifts_it() {
     let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [granted()]);

@@ -43,6 +43,8 @@ pub(crate) struct Script {
     pub(crate) withdrawals: Mutex<VecDeque<Result<Withdrawal, Failure>>>,
     pub(crate) changes: Mutex<VecDeque<Result<(), Failure>>>,
     pub(crate) signals: Mutex<Vec<Signal>>,
+    /// Within which time the first renewal of a grant is wanted.
+    pub(crate) first_renewal: Mutex<Option<Duration>>,
     pub(crate) called: Notify,
     /// Whether a busy answer leaves something on the server, as a place in a queue.
     pub(crate) queues: bool,
@@ -77,6 +79,7 @@ impl Scripted {
             withdrawals: Mutex::default(),
             changes: Mutex::default(),
             signals: Mutex::default(),
+            first_renewal: Mutex::default(),
             called: Notify::new(),
             queues: capabilities.fair,
             clock,
@@ -194,6 +197,9 @@ impl Claim for ScriptedClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
+        if let Some(limit) = *self.script.first_renewal.lock().unwrap() {
+            signal.renew_within(limit);
+        }
         self.script.signals.lock().unwrap().push(signal);
     }
 

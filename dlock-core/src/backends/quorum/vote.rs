@@ -379,6 +379,12 @@ impl SignalSink for Vote {
         }
     }
 
+    fn renew_within(&self, limit: Duration) {
+        if let Some((signal, _)) = self.tally.upgrade().as_ref().and_then(|tally| tally.signal.get()) {
+            signal.renew_within(limit);
+        }
+    }
+
     fn suspect(&self) {
         self.state().suspect = true;
         self.recount("".into());
