@@ -19,6 +19,7 @@ use crate::error::Fault;
 use crate::keys::Names;
 use crate::request::{Answer, Draw, Request, RequestAlone, Step};
 use crate::servers::{Reply, Untracked};
+use crate::tracking::{TRACKED_AFTER, TrackedLock};
 
 use self::in_flight::{InFlight, InFlightAttempts};
 pub(crate) use batch::attempt_all;
@@ -35,6 +36,9 @@ pub struct RedisClaim {
     /// Where the answer to a renewal or a withdrawal did not come.
     overdue: InFlight,
     listener: Option<Listener>,
+    /// Whom to tell of changes of a lock that is held.
+    signal: Option<Signal>,
+    tracked: Option<TrackedLock>,
 }
 
 impl RedisClaim {
@@ -49,7 +53,17 @@ impl RedisClaim {
             unanswered: InFlightAttempts::default(),
             overdue: InFlight::default(),
             listener: None,
+            signal: None,
+            tracked: None,
         }
+    }
+
+    /// Whether the lock is tracked, or is from its next renewal on.
+    fn is_tracked(&mut self) -> bool {
+        if let (None, Some(signal)) = (&self.tracked, &self.signal) {
+            self.tracked = self.client.tracking.enter(&self.names.lock, signal);
+        }
+        self.tracked.is_some() && self.client.tracking.is_possible()
     }
 
     fn step(&self, step: Step) -> Request {
@@ -156,12 +170,17 @@ impl Claim for RedisClaim {
         Some(self.clock.clone())
     }
 
-    fn granted(&mut self, _signal: Signal) {
+    fn granted(&mut self, signal: Signal) {
         self.listener = None;
+        if self.client.tracking.has_room() {
+            signal.renew_within(TRACKED_AFTER);
+            self.signal = Some(signal);
+        }
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        let request = self.step(Step::Renew { lease: self.lease() });
+        let tracked = self.is_tracked();
+        let request = self.step(Step::Renew { lease: self.lease(), tracked });
         let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         match reply.answer {
             Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
@@ -171,7 +190,7 @@ impl Claim for RedisClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        self.listener = None;
+        (self.listener, self.signal, self.tracked) = (None, None, None);
         let request = self.step(Step::Withdraw);
         if !self.held && !self.unanswered.is_empty() {
             let limit = (self.request.lease, self.patience());

@@ -13,6 +13,7 @@ use crate::keys::{Namer, Names};
 use crate::listening::Listening;
 use crate::request::By;
 use crate::servers::Servers;
+use crate::tracking::Tracking;
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
@@ -23,6 +24,7 @@ pub(crate) struct Client {
     /// The servers and the database, the same in all processes that are configured alike.
     pub(crate) place: String,
     pub(crate) channels: Channels,
+    pub(crate) tracking: Arc<Tracking>,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
     pub(crate) namer: Namer,
@@ -37,10 +39,12 @@ impl Client {
             true => Format::Redisson { client: client_id()?.into(), cluster: config.cluster },
             false => Format::Plain { cluster: config.cluster },
         };
-        let servers = Arc::new(Servers::new(&config, format.clone()));
+        let tracking = Tracking::new(config.tracked);
+        let servers = Arc::new(Servers::new(&config, format.clone(), &tracking));
         servers.watch()?;
         Ok(Self {
             channels: Channels::new(Listening::new(&servers, config.cluster && config.redisson)),
+            tracking,
             place: config.target.place(),
             servers,
             replicas: config.replicas,

@@ -20,6 +20,7 @@ mod listening;
 mod request;
 mod servers;
 mod taken;
+mod tracking;
 mod url;
 
 pub use backend::Redis;

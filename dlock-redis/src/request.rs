@@ -38,6 +38,8 @@ pub(crate) enum Step {
     },
     Renew {
         lease: u64,
+        /// Whether the server shall tell of the next change.
+        tracked: bool,
     },
     Withdraw,
 }
@@ -51,7 +53,7 @@ impl Step {
     /// For how long a lock is to be held.
     pub(crate) const fn lease(&self) -> Option<u64> {
         match self {
-            Self::Acquire { lease, .. } | Self::Renew { lease } => Some(*lease),
+            Self::Acquire { lease, .. } | Self::Renew { lease, .. } => Some(*lease),
             Self::Withdraw => None,
         }
     }

@@ -111,6 +111,7 @@ fn taken(topology: Topology, like: Like, like_of_sentinels: Option<Like>) -> Tak
         min_replicas: None,
         redisson: None,
         hash_slots: None,
+        tracking: None,
     };
     Taken { target, like: Some(like), like_of_sentinels }
 }

@@ -55,6 +55,7 @@ pub(crate) struct Target {
     pub(crate) min_replicas: Option<u32>,
     pub(crate) redisson: Option<bool>,
     pub(crate) hash_slots: Option<bool>,
+    pub(crate) tracking: Option<usize>,
 }
 
 impl Target {
@@ -127,6 +128,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         min_replicas: None,
         redisson: None,
         hash_slots: None,
+        tracking: None,
     };
     target.read_query(query)?;
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -190,6 +192,11 @@ impl Target {
                     self.redisson =
                         Some(yes.map_err(|_| invalid("redisson is neither true nor false".into()))?);
                 }
+                "tracking" => {
+                    let number = value.parse();
+                    self.tracking =
+                        Some(number.map_err(|_| invalid("tracking is not a whole number".into()))?);
+                }
                 "hash_slots" => {
                     let yes = value.parse();
                     self.hash_slots =
@@ -198,7 +205,7 @@ impl Target {
                 other => {
                     return Err(invalid(format!(
                         "nothing is known of the parameter {other:?}; known are db, user, pass, sentinel_user, \
-                         sentinel_pass, prefix, min_replicas, redisson and hash_slots"
+                         sentinel_pass, prefix, min_replicas, redisson, hash_slots and tracking"
                     )));
                 }
             }
@@ -309,6 +316,7 @@ mod tests {
             "unix://",
             "redis://u:%ff@h",
             "redis://u:hunter2@h/?min_replicas=x",
+            "redis://u:hunter2@h/?tracking=x",
         ];
         for url in wrong {
             let failure = parse(url).unwrap_err();

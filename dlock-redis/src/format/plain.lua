@@ -7,9 +7,11 @@
 -- ARGV, in one of three forms:
 --   only releases: their tokens
 --   only one acquire, and nobody listens: the lease in ms, the token, and what is stored behind the first fence
---   all else: how many releases; how many renewals; how many acquires; the lease in ms, or '' where they differ; for
---   each acquire 1 if its maker listens for releases, else 0, or '' where nobody does; the tokens of all; for each
---   acquire what is stored behind the first fence; and where leases differ, those of the renewals and acquires
+--   all else: how many releases; how many renewals; how many of these, the last ones, are tracked; how many acquires;
+--   the lease in ms, or '' where they differ; for each acquire 1 if its maker listens for releases, else 0, or '' where
+--   nobody does; the tokens of all; for each acquire what is stored behind the first fence; and where leases differ,
+--   those of the renewals and acquires
+-- The server tells a client of changes of what it read, but for its own: a lock that is tracked is read once more.
 -- A lock is released or renewed if it has the token; it is acquired if it is free, and adopted if it has the token.
 -- Reply: the first fence of the call, or 0 without a grant, if all went well. Otherwise {that, place in KEYS, reply, ...}
 -- with the replies of the others:
@@ -18,12 +20,13 @@
 --   {remaining lease in ms, value} somebody else has the lock
 --   the text of an error
 local call, try, sub, find, byte = redis.call, redis.pcall, string.sub, string.find, string.byte
-local back, renewed, taken, count, lease, listening, before = #KEYS, 0, 0, nil, nil, '', 0
+local back, renewed, tracked, taken, count, lease, listening, before = #KEYS, 0, 0, 0, nil, nil, '', 0
 if #ARGV == 3 and back == 2 then
   back, taken, count, lease, before = 0, 1, '1', ARGV[1], 1
 elseif #ARGV > back then
-  back, renewed, count, lease, listening = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-  taken, before = tonumber(count), 5
+  back, renewed, tracked = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+  count, lease, listening = ARGV[4], ARGV[5], ARGV[6]
+  taken, before = tonumber(count), 6
 end
 local base, odd, own, value = 0, nil, back + renewed, nil
 local known = own > 1 and try('MGET', unpack(KEYS, 1, own))
@@ -50,6 +53,9 @@ for place = 1, own do
     reply = value and value.err and not find(value.err, 'WRONGTYPE', 1, true) and value or 0
   elseif place > back then
     reply = try('PEXPIRE', name, lease ~= '' and lease or ARGV[before + own + 2 * taken + place - back])
+    if place > own - tracked then
+      try('PTTL', name)
+    end
   else
     reply = removed and 1 or try('DEL', name)
     if byte(value, -1) == 33 then

@@ -27,7 +27,7 @@ pub(super) fn call(requests: &[Request], by: By) -> Cmd {
     let acquires = || in_order().skip(places.own());
     let counter = acquires().next();
     let keys = requests.len() + usize::from(counter.is_some());
-    let mut cmd = SCRIPT.call(by, keys, 9 + 4 * requests.len());
+    let mut cmd = SCRIPT.call(by, keys, 10 + 4 * requests.len());
     for request in in_order() {
         cmd.arg(&*request.names.lock);
     }
@@ -41,7 +41,7 @@ pub(super) fn call(requests: &[Request], by: By) -> Cmd {
     if requests.len() == 1 && places.taken == 1 && !listening {
         lease(uniform, &mut cmd);
     } else if places.back < requests.len() {
-        cmd.arg(places.back).arg(places.renewed).arg(places.taken);
+        cmd.arg(places.back).arg(places.renewed).arg(places.tracked).arg(places.taken);
         lease(uniform, &mut cmd);
         let mark = |request| if listens(request) { '1' } else { '0' };
         cmd.arg(if listening { acquires().map(mark).collect() } else { String::new() });
@@ -75,11 +75,13 @@ fn same(mut numbers: impl Iterator<Item = u64>) -> Option<u64> {
     numbers.all(|other| other == first).then_some(first)
 }
 
-/// The order of requests in a call: first releases, then renewals, then acquires.
+/// The order of requests in a call: first releases, then renewals, the tracked ones last, then acquires.
 struct Places {
     order: SmallVec<[u8; 32]>,
     back: usize,
     renewed: usize,
+    /// So many of the last ones of these.
+    tracked: usize,
     taken: usize,
 }
 
@@ -87,18 +89,20 @@ impl Places {
     fn of(requests: &[Request]) -> Self {
         let kind = |request: &Request| match request.step {
             Step::Withdraw => 0,
-            Step::Renew { .. } => 1,
-            Step::Acquire { .. } => 2,
+            Step::Renew { tracked: false, .. } => 1,
+            Step::Renew { tracked: true, .. } => 2,
+            Step::Acquire { .. } => 3,
         };
-        let mut counts = [0; 3];
+        let mut counts = [0; 4];
         requests.iter().for_each(|request| counts[kind(request)] += 1);
         let mut order: SmallVec<[u8; 32]> = smallvec![0; requests.len()];
-        let mut next = [0, counts[0], counts[0] + counts[1]];
+        let renewed = counts[1] + counts[2];
+        let mut next = [0, counts[0], counts[0] + counts[1], counts[0] + renewed];
         for (index, request) in (0..).zip(requests) {
             order[next[kind(request)]] = index;
             next[kind(request)] += 1;
         }
-        Self { order, back: counts[0], renewed: counts[1], taken: counts[2] }
+        Self { order, back: counts[0], renewed, tracked: counts[2], taken: counts[3] }
     }
 
     /// How many concern what is held.
@@ -331,18 +335,22 @@ mod tests {
         let token = lone[0].token.to_hex();
         let expected = ["2", "dlock:room_0", "dlock:fence:{0}", "5000", &token, "0 host=a pid=5"];
         assert_eq!(words(&lone), expected);
-        let mixed =
-            requests(vec![acquire(true), Step::Renew { lease: 5_000 }, Step::Withdraw, acquire(false)]);
+        let mixed = requests(vec![
+            acquire(true),
+            Step::Renew { lease: 5_000, tracked: true },
+            Step::Withdraw,
+            acquire(false),
+        ]);
         let token = |index: usize| mixed[index].token.to_hex();
         let (counter, first, second) = ("dlock:fence:{0}", "0 host=a pid=5", "1 host=a pid=5");
         let locks = ["5", "dlock:room_2", "dlock:room_1", "dlock:room_0", "dlock:room_3", counter];
-        let header = ["1", "1", "2", "5000", "10"];
+        let header = ["1", "1", "1", "2", "5000", "10"];
         let tokens = [&*token(2), &token(1), &token(0), &token(3)];
         assert_eq!(words(&mixed), [&locks[..], &header, &tokens, &[first, second]].concat());
-        let uneven = requests(vec![acquire(false), Step::Renew { lease: 7_000 }]);
+        let uneven = requests(vec![acquire(false), Step::Renew { lease: 7_000, tracked: false }]);
         let words = words(&uneven);
-        assert_eq!(words[4..9], ["0", "1", "1", "", ""]);
-        assert_eq!(words[11..], ["0 host=a pid=5", "7000", "5000"]);
+        assert_eq!(words[4..10], ["0", "1", "0", "1", "", ""]);
+        assert_eq!(words[12..], ["0 host=a pid=5", "7000", "5000"]);
     }
 
     #[test]

@@ -56,7 +56,7 @@ for n = 1, count do
     done = try('SET', KEYS[n], ARGV[2 * n + 1] .. first .. ARGV[2 * n + 2], 'NX', 'PX', term)
   end
   if type(done) ~= 'table' or done.err then
-    -- What this call has taken so far is given back.
+    -- What this call has taken so far is released.
     for taken = 1, n - 1 do
       if not adopted[taken] then
         try('DEL', KEYS[taken])

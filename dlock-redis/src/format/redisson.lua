@@ -5,8 +5,9 @@
 -- ARGV: how many operations are an a; then for each operation four values, the first of which says what it is:
 --   a  owner field, lease in ms, who it is     take the lock, or adopt it when the owner has it already
 --   f  the same                                the same with a counter of its own
---   r  owner field, lease in ms, -             extend the lease, if the owner has the lock
---   w  owner field, channel, 1 on a cluster    give the lock back and wake who waits, if the owner has it
+--   r  owner field, lease in ms, 1 to track    extend the lease, if the owner has the lock; the server tells a client of
+--                                              changes of what it read, but for its own: a tracked lock is read again
+--   w  owner field, channel, 1 on a cluster    release the lock and notify who waits, if the owner has it
 -- Replies, one for each operation:
 --   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field, value}
 --   r, w  1 | 0
@@ -92,6 +93,9 @@ for i = 2, #ARGV, 4 do
       reply = try('HEXISTS', name, owner)
       if reply == 1 then
         reply = try('PEXPIRE', name, ARGV[i + 2])
+        if ARGV[i + 3] == '1' then
+          try('PTTL', name)
+        end
       end
     else
       -- Without its only field the hash is gone.

@@ -61,7 +61,7 @@ pub(super) fn call(requests: &[Request], client: &str, cluster: bool, by: By) ->
                 let what = if request.names.own_counter { "f" } else { "a" };
                 cmd.arg(what).arg(owner).arg(*lease).arg(line(who))
             }
-            Step::Renew { lease } => cmd.arg("r").arg(owner).arg(*lease).arg(""),
+            Step::Renew { lease, tracked } => cmd.arg("r").arg(owner).arg(*lease).arg(i32::from(*tracked)),
             Step::Withdraw => {
                 cmd.arg("w").arg(owner).arg(channel(&request.names.lock)).arg(i32::from(cluster))
             }

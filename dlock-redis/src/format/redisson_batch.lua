@@ -90,7 +90,7 @@ for n = 1, count do
     end
   end
   if done ~= 1 then
-    -- What this call has taken so far is given back.
+    -- What this call has taken so far is released.
     for taken = 1, n do
       if type(replies[taken + 1]) == 'number' then
         try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken - 1])

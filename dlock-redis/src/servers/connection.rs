@@ -22,6 +22,7 @@ use crate::config::Replicas;
 use crate::error::Fault;
 use crate::format::Format;
 use crate::request::{Answer, By, Request, RequestAll, RequestAlone, TakenAll};
+use crate::tracking::{ConnectionTracking, Tracking};
 
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
 const FULL: usize = 16;
@@ -46,6 +47,7 @@ pub(crate) struct WireOptions {
     /// Whether requests for different locks may share a call: not on a cluster, where each lock has its slot.
     pub(crate) together: bool,
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) tracking: Arc<Tracking>,
 }
 
 /// One connection.
@@ -53,6 +55,8 @@ pub(crate) struct Connection {
     wire: Wire,
     queue: Arc<Queue>,
     ended: Arc<AtomicBool>,
+    tracking: Arc<ConnectionTracking>,
+    resp3: bool,
     runtime: Handle,
     probing: AtomicBool,
     silent: AtomicBool,
@@ -60,13 +64,13 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Takes over a connection that was opened on the calling runtime.
-    pub(crate) fn new(opened: Opened, options: WireOptions) -> Self {
-        let Opened { connection, ended, .. } = opened;
+    pub(crate) fn new(opened: Opened, options: WireOptions, tracking: Arc<ConnectionTracking>) -> Self {
+        let Opened { connection, ended, resp3 } = opened;
         let (queue, wire) = (Arc::new(Queue::default()), Wire { connection, options });
         let runtime = Handle::current();
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
         let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { wire, queue, ended, runtime, probing, silent }
+        Self { wire, queue, ended, tracking, resp3, runtime, probing, silent }
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -76,6 +80,16 @@ impl Connection {
     /// Nothing more is sent over it.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
+        self.tracking.ended();
+    }
+
+    /// Has the server tell of changes of locks that are renewed over this connection, where it can.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(crate) async fn track(&self) {
+        self.tracking.begin(&self.wire.connection, self.resp3).await;
     }
 
     /// The runtime that drives it.

@@ -25,7 +25,8 @@ pub(crate) use self::track::{Track, Untracked};
 use crate::config::Config;
 use crate::error::Fault;
 use crate::format::{Format, draw};
-use crate::request::{Answer, Draw, Request, RequestAll, RequestAlone, TakenAll};
+use crate::request::{Answer, Draw, Request, RequestAll, RequestAlone, Step, TakenAll};
+use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
 
 /// How often a request follows the servers of a cluster to where they send it.
@@ -39,10 +40,11 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
-    pub(crate) fn new(config: &Config, format: Format) -> Self {
+    pub(crate) fn new(config: &Config, format: Format, tracking: &Arc<Tracking>) -> Self {
         let opener = Opener::to_servers(config);
         let together = !config.cluster;
-        let options = WireOptions { format, together, replicas: config.replicas };
+        let (replicas, tracking) = (config.replicas, Arc::clone(tracking));
+        let options = WireOptions { format, together, replicas, tracking };
         let one = |at| Self::One(Arc::new(Node::new(at, opener.clone(), options.clone())));
         match config.target.topology.clone() {
             Topology::Single(endpoint) => one(Address::Fixed(endpoint)),
@@ -307,6 +309,9 @@ impl Command for Request {
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
+        if let Step::Renew { tracked: true, .. } = self.step {
+            Box::pin(connection.track()).await;
+        }
         match asking {
             true => Box::pin(connection.carry_out_asking(self)).await,
             false => connection.carry_out(self).await,

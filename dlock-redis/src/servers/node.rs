@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::connection::{Connection, WireOptions};
 use super::open::Opener;
 use super::sentinel::Sentinels;
+use crate::tracking::ConnectionTracking;
 use crate::url::Endpoint;
 
 /// What a probe may take at least and at most, beyond the time that replicas are waited for.
@@ -112,11 +113,13 @@ impl Target {
 
     async fn open(&self) -> Result<(Endpoint, Arc<Connection>), Failure> {
         let endpoint = self.endpoint().await?;
-        let opened = self.opener.open(&endpoint, |_| {}).await?;
+        let tracking = ConnectionTracking::new(&self.options.tracking);
+        let told = Arc::clone(&tracking);
+        let opened = self.opener.open(&endpoint, move |said| told.heard(&said)).await?;
         if let Address::Sentinels(_) = &self.address {
             super::sentinel::confirm_master(&opened.connection, &endpoint, self.opener.timeout()).await?;
         }
-        Ok((endpoint, Arc::new(Connection::new(opened, self.options.clone()))))
+        Ok((endpoint, Arc::new(Connection::new(opened, self.options.clone(), tracking))))
     }
 
     fn probe_limit(&self, patience: Duration) -> Duration {

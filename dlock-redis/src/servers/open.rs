@@ -41,7 +41,7 @@ pub(crate) struct Opened {
     pub(crate) connection: MultiplexedConnection,
     pub(crate) ended: Arc<AtomicBool>,
     /// Whether the server can say something unasked on it.
-    resp3: bool,
+    pub(crate) resp3: bool,
 }
 
 impl Opener {

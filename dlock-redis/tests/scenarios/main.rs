@@ -23,4 +23,5 @@ mod restarts;
 mod secrets;
 mod sentinel;
 mod sharding;
+mod tracking;
 mod waiting;

@@ -1,0 +1,198 @@
+//! Locks that somebody deletes or changes while they are held, which the server tells.
+
+use std::time::Duration;
+
+use dlock_core::{Guard, Locks};
+use dlock_redis::{Redis, RedisBuilder};
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
+
+use crate::support::{Proxied, SHORT, over, soon, until};
+
+/// A lease whose renewals no test sees.
+const ENDLESS: Duration = Duration::from_secs(600);
+
+async fn locks(builder: RedisBuilder) -> Locks {
+    over(builder.connect().await.unwrap(), ENDLESS)
+}
+
+async fn take(locks: &Locks, keys: &[&str]) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for key in keys {
+        guards.push(locks.lock(*key).acquire().await.unwrap());
+    }
+    guards
+}
+
+fn tracked(server: &RedisServer) -> usize {
+    server.info("tracking_total_keys").parse().unwrap()
+}
+
+async fn until_tracked(server: &RedisServer, count: usize) {
+    until("the locks to be tracked", || tracked(server) == count).await;
+}
+
+#[tokio::test]
+async fn a_holder_knows_at_once_that_somebody_deleted_or_replaced_its_lock() {
+    for prefix in ["dlock:", ""] {
+        let server = RedisServer::start().unwrap();
+        let locks = locks(Redis::builder(&server.url()).with_prefix(prefix)).await;
+        let keys = ["deleted", "expired", "replaced", "forced", "flushed", "flushed_too"];
+        let guards = take(&locks, &keys).await;
+        until_tracked(&server, keys.len()).await;
+        let name = |key: &str| format!("{prefix}{key}");
+        server.command::<u32>(&["DEL", &name("deleted")]);
+        soon("the first loss", guards[0].lost()).await;
+        server.command::<u32>(&["EXPIREAT", &name("expired"), "1"]);
+        soon("the second loss", guards[1].lost()).await;
+        server.command::<()>(&["SET", &name("replaced"), "somebody's data"]);
+        soon("the third loss", guards[2].lost()).await;
+        let other = over(Redis::builder(&server.url()).with_prefix(prefix).connect().await.unwrap(), ENDLESS);
+        other.force_release("forced").await.unwrap();
+        soon("the fourth loss", guards[3].lost()).await;
+        for guard in &guards[4..] {
+            guard.check().unwrap();
+        }
+        server.command::<()>(&["FLUSHALL"]);
+        for guard in &guards[4..] {
+            soon("the loss of all", guard.lost()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_leaves_the_lock_to_its_holder_is_looked_at_and_is_no_loss() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(Redis::builder(&server.url())).await;
+    let guards = take(&locks, &["room"]).await;
+    until_tracked(&server, 1).await;
+    // As somebody does who begins to wait.
+    server.command::<u32>(&["APPEND", "dlock:room", " !"]);
+    until("the look", || locks.stats().renewals == 2).await;
+    guards[0].check().unwrap();
+    until_tracked(&server, 1).await;
+    server.command::<u32>(&["DEL", "dlock:room"]);
+    soon("the loss", guards[0].lost()).await;
+}
+
+#[tokio::test]
+async fn renewals_of_a_tracked_lock_are_one_request_each_and_nothing_is_told_of_them() {
+    for prefix in ["dlock:", ""] {
+        let on = Proxied::start();
+        let redis = Redis::builder(&on.url()).with_prefix(prefix).connect().await.unwrap();
+        let locks = over(redis, SHORT);
+        let _guard = locks.lock("room").acquire().await.unwrap();
+        until_tracked(&on.server, 1).await;
+        let renewals = || locks.stats().renewals;
+        let (before, requests) = (renewals(), on.proxy.requests());
+        until("eight renewals", || renewals() >= before + 8).await;
+        let (now, carried) = (on.proxy.requests(), renewals() - before);
+        let sent: u64 = now.values().sum::<u64>() - requests.values().sum::<u64>();
+        // One may be under way at the begin, and one at the end.
+        assert!((carried - 1..=carried + 1).contains(&sent), "{now:?} for {carried} renewals");
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_is_released_soon_is_not_tracked_and_one_that_is_released_is_so_no_more() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(Redis::builder(&server.url())).await;
+    for _ in 0..100 {
+        locks.lock("short").acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(server.info("tracking_clients"), "0");
+    let mut guards = take(&locks, &["long"]).await;
+    until("its first renewal", || locks.stats().renewals == 1).await;
+    assert_eq!(tracked(&server), 1);
+    guards.pop().unwrap().release().await.unwrap();
+    assert_eq!(tracked(&server), 0);
+}
+
+#[tokio::test]
+async fn no_more_locks_are_tracked_than_were_asked_for() {
+    let server = RedisServer::start().unwrap();
+    let some = locks(Redis::builder(&server.url()).with_tracking(2)).await;
+    let none = over(Redis::connect(&format!("{}?tracking=0", server.url())).await.unwrap(), SHORT);
+    let _untracked = take(&none, &["a", "b"]).await;
+    until("renewals", || none.stats().renewals >= 6).await;
+    assert_eq!(server.info("tracking_clients"), "0");
+    let mut guards = take(&some, &["c", "d", "e"]).await;
+    until_tracked(&server, 2).await;
+    // What has no place is renewed as it was.
+    until("the first renewals", || some.stats().renewals >= 2).await;
+    assert_eq!(tracked(&server), 2);
+    // A place that became free is another lock's.
+    for guard in guards.drain(..) {
+        guard.release().await.unwrap();
+    }
+    let _guards = take(&some, &["f", "g"]).await;
+    until_tracked(&server, 2).await;
+}
+
+#[tokio::test]
+async fn locks_are_tracked_again_after_their_connection_was_cut() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(Redis::builder(&server.url())).await;
+    let guards = take(&locks, &["room"]).await;
+    for _ in 0..3 {
+        until_tracked(&server, 1).await;
+        server.command::<u32>(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+    until_tracked(&server, 1).await;
+    guards[0].check().unwrap();
+    server.command::<u32>(&["DEL", "dlock:room"]);
+    soon("the loss", guards[0].lost()).await;
+}
+
+#[tokio::test]
+async fn a_lock_that_was_deleted_while_nothing_could_be_told_is_looked_at_over_the_next_connection() {
+    let on = Proxied::start();
+    let locks = over(Redis::connect(&on.url()).await.unwrap(), ENDLESS);
+    let guards = take(&locks, &["room"]).await;
+    until_tracked(&on.server, 1).await;
+    on.proxy.black_hole();
+    on.server.command::<u32>(&["DEL", "dlock:room"]);
+    on.proxy.cut();
+    on.proxy.mend();
+    soon("the loss", guards[0].lost()).await;
+}
+
+#[tokio::test]
+async fn who_may_not_ask_to_be_told_keeps_locks_as_before() {
+    let rights = "~dlock:* &dlock:* +evalsha +eval +get +getrange +pttl +incrby +time +set +append +pexpire +del \
+                  +publish +subscribe +unsubscribe +ping";
+    let rights: Vec<&str> = rights.split(' ').collect();
+    let server = RedisServer::options().user("locks", "pw", &rights).start().unwrap();
+    let locks = over(Redis::connect(&server.url_as("locks", "pw")).await.unwrap(), SHORT);
+    let guards = take(&locks, &["room"]).await;
+    until("renewals", || locks.stats().renewals >= 6).await;
+    guards[0].check().unwrap();
+    assert_eq!(server.info("tracking_clients"), "0");
+    let asked = |what: &str| server.command_calls().get(what).copied().unwrap_or(0);
+    assert_eq!(asked("client|tracking"), 0);
+    server.command::<u32>(&["DEL", "dlock:room"]);
+    soon("the loss at the next renewal", guards[0].lost()).await;
+}
+
+#[tokio::test]
+async fn each_server_of_a_cluster_tells_of_its_locks_also_of_those_that_have_moved() {
+    let cluster = RedisCluster::start().unwrap();
+    let locks = locks(Redis::builder(&cluster.url())).await;
+    let home = |node: usize| {
+        let of_node = |key: &String| cluster.master_of(&format!("dlock:{key}")) == node;
+        (0..).map(|n| format!("room_{n}")).find(of_node).unwrap()
+    };
+    let keys: Vec<String> = (0..3).map(home).collect();
+    let guards = take(&locks, &keys.iter().map(|key| &**key).collect::<Vec<_>>()).await;
+    for node in &cluster.nodes()[..3] {
+        until_tracked(node, 1).await;
+    }
+    let migration = cluster.begin_migration(&format!("dlock:{}", keys[0]), 1);
+    cluster.finish_migration(migration);
+    until_tracked(&cluster.nodes()[1], 2).await;
+    for (key, guard) in keys.iter().zip(&guards) {
+        guard.check().unwrap();
+        let name = format!("dlock:{key}");
+        cluster.command_at::<u32>(&name, &["DEL", &name]);
+        soon("the loss", guard.lost()).await;
+    }
+}
