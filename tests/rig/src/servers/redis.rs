@@ -18,6 +18,7 @@ mod sentinel;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
@@ -30,7 +31,12 @@ pub use options::RedisOptions;
 pub use pair::RedisPair;
 pub use sentinel::RedisSentinel;
 
-const REDIS: Program = Program { name: "redis-server", package: "redis-server" };
+/// The server: `redis-server`, or what the environment variable `DLOCK_TEST_REDIS_SERVER` names, such as a
+/// `valkey-server`.
+static REDIS: LazyLock<Program> = LazyLock::new(|| {
+    let named = std::env::var("DLOCK_TEST_REDIS_SERVER").map(|path| &*path.leak());
+    Program { name: named.unwrap_or("redis-server"), package: "redis-server" }
+});
 
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(30);
@@ -319,7 +325,7 @@ fn spawn(
     clock: Option<&SteppedClock>,
 ) -> Result<Process, ServerError> {
     let environment = clock.map(SteppedClock::environment).into_iter().flatten();
-    Process::start(REDIS, options.arguments(port, tls_port, directory), environment, directory)
+    Process::start(*REDIS, options.arguments(port, tls_port, directory), environment, directory)
 }
 
 /// Waits until `ready` holds.

@@ -148,7 +148,7 @@ impl Sentinel {
         let config = directory.path().join("sentinel.conf");
         std::fs::write(&config, text).map_err(|error| ServerError::because(config.display(), &error))?;
         let arguments = [config.as_os_str(), "--sentinel".as_ref()];
-        let mut process = Process::start(REDIS, arguments, [("LC_ALL", "C")], directory.path())?;
+        let mut process = Process::start(*REDIS, arguments, [("LC_ALL", "C")], directory.path())?;
         let ready = || Self::ask(port, &["PING"]).map(|_: String| ()).map_err(|error| error.to_string());
         process.wait_until_ready(Duration::from_secs(10), ready)?;
         Ok(Self { _process: process, port, _directory: directory })
