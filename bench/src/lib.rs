@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "servers")]
+pub mod distance;
+#[cfg(feature = "servers")]
 pub mod measure;
 pub mod report;
 

@@ -65,9 +65,9 @@ impl Pace {
     }
 }
 
-/// A client that takes a lock and gives it back, again and again.
+/// A client that acquires and releases a lock, again and again.
 pub trait Pairs: Send + Sync + 'static {
-    /// Takes the lock named `key`, and gives it back.
+    /// Acquires and releases the lock named `key`.
     fn pair(&self, key: &str) -> impl Future<Output = Result<()>> + Send;
 }
 

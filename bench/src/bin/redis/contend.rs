@@ -84,7 +84,7 @@ impl Part {
         Ok(())
     }
 
-    /// After an acquire: writes it down and holds the lock. Returns when it begins to give it back.
+    /// After an acquire: writes it down and holds the lock. Returns when it begins to release it.
     async fn hold(&self, recorder: &Recorder, hold: u64, asked: u64) -> Result<u64> {
         recorder.record(&self.event(hold, Op::Acquire, asked))?;
         tokio::time::sleep(Duration::from_micros(self.hold)).await;

@@ -23,7 +23,7 @@ struct Client {
     /// Its part of the handoffs of a round.
     part: u64,
     /// How many milliseconds the lock is held. After it, the process leaves the lock alone for 60 % of that: long
-    /// enough for the other one to take it, and short enough to be waiting again when the other one gives it back.
+    /// enough for the other one to take it, and short enough to be waiting again when the other one releases it.
     hold: u64,
 }
 

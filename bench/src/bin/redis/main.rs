@@ -16,6 +16,7 @@ mod batches;
 mod clients;
 mod contend;
 mod counts;
+mod elsewhere;
 mod handoff;
 mod held;
 mod majority;
@@ -76,6 +77,8 @@ impl Bench {
 
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("pairs", pairs::uncontended),
+    ("distance", elsewhere::at_a_distance),
+    ("cluster", elsewhere::on_a_cluster),
     ("handoff", handoff::between_processes),
     ("counts", counts::commands),
     ("batches", batches::of_ten),

@@ -15,7 +15,6 @@
 mod client;
 mod clients;
 mod crowds;
-mod distance;
 mod hand_over;
 mod pairs;
 

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use dlock_bench::distance;
 use dlock_bench::measure::{Pace, best, pace_row, peer_pairs, runtime};
 use dlock_bench::report::{Row, Spread};
 use dlock_interop::peer::{Peer, Setting};
 
 use crate::Bench;
 use crate::clients::SESSION;
-use crate::distance;
 
 const TASKS: [usize; 3] = [1, 8, 64];
 

@@ -12,7 +12,11 @@ use anyhow::Result;
 
 /// Passes on what goes to `server` and comes from it, this much later. Returns where to connect to. It ends with the
 /// process.
-pub(crate) fn away(server: SocketAddr, delay: Duration) -> Result<SocketAddr> {
+///
+/// # Errors
+///
+/// When there is no free port.
+pub fn away(server: SocketAddr, delay: Duration) -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
