@@ -135,7 +135,7 @@ pub(crate) fn prefix(token: &Token) -> Arc<str> {
 }
 
 /// The sequence number of a node in a queue, whichever client made it.
-fn sequence(name: &str) -> Option<i64> {
+pub(crate) fn sequence(name: &str) -> Option<i64> {
     let text = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?.1;
     let digits = text.strip_prefix('-').unwrap_or(text);
     let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());

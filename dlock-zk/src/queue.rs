@@ -3,7 +3,9 @@
 //! At most [`NODES`] claims have a node on the servers at a time; the others wait in here, first come, first served. So
 //! a crowd of waiters in one process costs the servers no more than a few, and takes turns with other processes.
 
-use std::collections::HashMap;
+mod numbers;
+
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Waker};
 
@@ -12,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use zookeeper::Error;
 
+pub(crate) use self::numbers::{Numbers, Watched};
 use crate::session::{Answer, Pass, Session, read};
 
 /// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
@@ -19,6 +22,9 @@ pub(crate) const NODES: usize = 16;
 
 /// How many keys are remembered before those that nobody needs any more are looked for.
 const FEW: usize = 64;
+
+/// Of so many queues the numbers are kept when nobody is in them.
+const RECENT: usize = 256;
 
 /// The children of a directory; `None` when it is missing.
 pub(crate) type Children = Option<Arc<[String]>>;
@@ -29,6 +35,7 @@ pub(crate) struct Queue {
     slots: Arc<Semaphore>,
     /// A node before which there is none, and never will be one.
     head: Mutex<Option<Arc<str>>>,
+    pub(crate) numbers: Arc<Numbers>,
     /// How many listings were asked for so far.
     asked: Mutex<u64>,
     listing: tokio::sync::Mutex<Listing>,
@@ -46,11 +53,12 @@ struct Listing {
 type Listed = Answer<Result<Vec<String>, Error>>;
 
 impl Queue {
-    fn new(directory: Arc<str>) -> Self {
+    fn new(directory: Arc<str>, numbers: Arc<Numbers>) -> Self {
         Self {
             directory,
             slots: Arc::new(Semaphore::new(NODES)),
             head: Mutex::default(),
+            numbers,
             asked: Mutex::default(),
             listing: tokio::sync::Mutex::default(),
         }
@@ -112,12 +120,16 @@ struct Known {
     queues: HashMap<Arc<str>, Weak<Queue>>,
     /// With so many it is time to forget those that nobody needs any more.
     limit: usize,
+    /// Of queues that somebody may be in again soon.
+    numbers: HashMap<Arc<str>, Arc<Numbers>>,
+    /// The same, the oldest first.
+    recent: VecDeque<Arc<str>>,
 }
 
 impl Queues {
     pub(crate) fn of(&self, directory: Arc<str>) -> Arc<Queue> {
         let mut known = lock(&self.0);
-        let Known { queues, limit } = &mut *known;
+        let Known { queues, limit, numbers, recent } = &mut *known;
         if let Some(queue) = queues.get(&directory).and_then(Weak::upgrade) {
             return queue;
         }
@@ -125,8 +137,22 @@ impl Queues {
             queues.retain(|_, queue| queue.strong_count() > 0);
             *limit = queues.len() * 2;
         }
-        let queue = Arc::new(Queue::new(Arc::clone(&directory)));
+        let mut oldest = None;
+        let numbers = match numbers.get(&directory) {
+            Some(numbers) => Arc::clone(numbers),
+            None => {
+                if recent.len() == RECENT {
+                    oldest = recent.pop_front().and_then(|oldest| numbers.remove(&oldest));
+                }
+                recent.push_back(Arc::clone(&directory));
+                Arc::clone(numbers.entry(Arc::clone(&directory)).or_default())
+            }
+        };
+        let queue = Arc::new(Queue::new(Arc::clone(&directory), numbers));
         queues.insert(directory, Arc::downgrade(&queue));
+        drop(known);
+        // Its watch is removed, outside of the mutex.
+        drop(oldest);
         queue
     }
 }

@@ -14,10 +14,10 @@ use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::names::{self, Position};
-use crate::queue::{Queue, Turn};
+use crate::queue::{Queue, Turn, Watched};
 use crate::session::{Answer, Session, make_directory, read, together};
 
-type Created = (Result<(Stat, CreateSequence), Error>, Result<Vec<String>, Error>);
+type Created = (Result<(Stat, CreateSequence), Error>, Option<Result<Vec<String>, Error>>);
 
 /// How often the directory is made anew when it vanishes between its making and the making of a node in it.
 const DIRECTORIES: u32 = 8;
@@ -41,10 +41,20 @@ pub(crate) struct QueueNode {
     deleted_unseen: bool,
 }
 
-/// A creation and a listing that were sent together.
+/// A creation, and a listing that was sent together with it unless its number may tell enough.
 struct Creation {
     sent: Timestamp,
+    watched: Option<Watched>,
     answer: Answer<Created>,
+}
+
+/// What is known of the queue when a node was made.
+enum Around {
+    /// It stands in front.
+    First,
+    /// These were in it afterwards.
+    Nodes(Vec<String>),
+    Unknown,
 }
 
 #[derive(Clone, Debug)]
@@ -52,6 +62,7 @@ pub(crate) struct Node {
     pub(crate) path: Arc<str>,
     pub(crate) czxid: i64,
     pub(crate) name: String,
+    watched: Option<Watched>,
 }
 
 impl QueueNode {
@@ -92,8 +103,8 @@ impl QueueNode {
         format!("{}/{name}", self.queue.directory)
     }
 
-    fn set_node(&mut self, name: String, stat: &Stat) {
-        self.node = Some(Node { path: self.path_of(&name).into(), czxid: stat.czxid, name });
+    fn set_node(&mut self, name: String, stat: &Stat, watched: Option<Watched>) {
+        self.node = Some(Node { path: self.path_of(&name).into(), czxid: stat.czxid, name, watched });
         self.in_doubt = false;
     }
 
@@ -115,7 +126,16 @@ impl QueueNode {
             self.find(until).await?;
         }
         if self.node.is_none() {
-            let children = self.create(config, describe, until).await?;
+            let children = match self.create(config, describe, until).await? {
+                Around::First => {
+                    if let Some(node) = &self.node {
+                        self.queue.note_head(&node.name);
+                    }
+                    return Ok(Position::First);
+                }
+                Around::Nodes(children) => children.into(),
+                Around::Unknown => self.children(until).await?,
+            };
             let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
             if duplicates == 1 {
                 return Ok(self.position(&children));
@@ -124,8 +144,12 @@ impl QueueNode {
             self.in_doubt = true;
             self.find(until).await?;
         }
-        let children = self.queue.list(&self.session, until).await?;
-        Ok(self.position(children.as_deref().unwrap_or_default()))
+        let children = self.children(until).await?;
+        Ok(self.position(&children))
+    }
+
+    async fn children(&mut self, until: Instant) -> Result<Arc<[String]>, Failure> {
+        Ok(self.queue.list(&self.session, until).await?.unwrap_or_default())
     }
 
     fn position(&mut self, children: &[String]) -> Position {
@@ -139,13 +163,13 @@ impl QueueNode {
         position
     }
 
-    /// Creates the node; returns what the directory contains then.
+    /// Creates the node; returns what is known of the others then.
     async fn create(
         &mut self,
         config: &Config,
         describe: impl Fn() -> String + Send,
         until: Instant,
-    ) -> Result<Vec<String>, Failure> {
+    ) -> Result<Around, Failure> {
         for turn in 0..DIRECTORIES {
             let creation = match &mut self.creation {
                 Some(creation) => creation,
@@ -155,19 +179,31 @@ impl QueueNode {
                     let with_directory = turn % 2 == 1;
                     let (directory, prefix) = (&self.queue.directory, &self.prefix);
                     let sent = self.session.clock.now();
-                    let answer = send(&self.session, directory, prefix, config, describe(), with_directory);
-                    none.insert(Creation { sent, answer })
+                    let watched = self.queue.numbers.creating(&self.session);
+                    let what = Parts {
+                        directory: with_directory,
+                        listing: !watched.is_some_and(Watched::is_decisive),
+                    };
+                    let answer = send(&self.session, directory, prefix, config, describe(), what);
+                    none.insert(Creation { sent, watched, answer })
                 }
             };
-            let ((created, listed), sent) = ((&mut creation.answer).await, creation.sent);
+            let (created, listed) = (&mut creation.answer).await;
+            let (sent, watched) = (creation.sent, creation.watched);
             self.creation = None;
             match created {
                 Ok((stat, sequence)) => {
                     self.session.note_proof(sent);
-                    self.set_node(format!("{}{sequence}", self.prefix), &stat);
-                    return read(&self.queue.directory, until, async { listed })
-                        .await
-                        .map(Option::unwrap_or_default);
+                    self.set_node(format!("{}{sequence}", self.prefix), &stat, watched);
+                    let Some(listed) = listed else {
+                        let numbers = &self.queue.numbers;
+                        let first = watched.is_some_and(|watched| {
+                            numbers.prove(&self.session, watched, sequence.into_i64())
+                        });
+                        return Ok(if first { Around::First } else { Around::Unknown });
+                    };
+                    let children = read(&self.queue.directory, until, async { listed }).await?;
+                    return Ok(Around::Nodes(children.unwrap_or_default()));
                 }
                 Err(Error::NoNode) if turn % 2 == 0 => {}
                 Err(Error::NoNode) => {
@@ -206,7 +242,7 @@ impl QueueNode {
         self.node = None;
         self.in_doubt = false;
         if let Some((name, stat)) = adopted {
-            self.set_node(name, &stat);
+            self.set_node(name, &stat, None);
         }
         Ok(())
     }
@@ -257,7 +293,10 @@ impl QueueNode {
         let deleted = deletion.await;
         self.deletion = None;
         let there = match deleted {
-            Ok(()) => true,
+            Ok(()) => {
+                self.note_gone();
+                true
+            }
             Err(Error::NoNode) => self.deleted_unseen,
             Err(error) => {
                 self.session.heed(&error);
@@ -269,13 +308,23 @@ impl QueueNode {
         Ok(there)
     }
 
+    /// Remembers the number of a node that had the lock.
+    fn note_gone(&self) {
+        if let Some(node) = &self.node
+            && self.queue.is_head(&node.name)
+            && let Some(number) = names::sequence(&node.name)
+        {
+            self.queue.numbers.note_gone(&self.session, &self.queue.directory, node.watched, number);
+        }
+    }
+
     /// Finds out the name of the node, if there is one.
     async fn learn(&mut self) -> Result<(), Failure> {
         if let Some(creation) = &mut self.creation {
             let (created, _) = (&mut creation.answer).await;
             self.creation = None;
             match created {
-                Ok((stat, sequence)) => self.set_node(format!("{}{sequence}", self.prefix), &stat),
+                Ok((stat, sequence)) => self.set_node(format!("{}{sequence}", self.prefix), &stat, None),
                 Err(error) => self.in_doubt |= !is_refusal(&error),
             }
         }
@@ -287,14 +336,22 @@ impl QueueNode {
     }
 }
 
-/// Sends a creation and a listing together; the session keeps their order. `with_directory`, that is created first.
+/// What is sent besides a creation.
+struct Parts {
+    /// The creation of the directory, before.
+    directory: bool,
+    /// A listing, afterwards.
+    listing: bool,
+}
+
+/// Sends a creation and what goes with it together; the session keeps their order.
 fn send(
     session: &Session,
     directory: &Arc<str>,
     prefix: &str,
     config: &Config,
     data: String,
-    with_directory: bool,
+    parts: Parts,
 ) -> Answer<Created> {
     let (client, driver) = (session.client.clone(), Arc::clone(&session.driver));
     let (directory, path) = (Arc::clone(directory), format!("{directory}/{prefix}"));
@@ -304,9 +361,15 @@ fn send(
         let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
         let (_made, created, listed) = driver.send(|| {
             // What came of it shows in the answer to the next request.
-            let made = with_directory.then(|| client.create(&directory, &[], &container));
-            (made, client.create(&path, data.as_bytes(), &options), client.list_children(&directory))
+            let made = parts.directory.then(|| client.create(&directory, &[], &container));
+            let created = client.create(&path, data.as_bytes(), &options);
+            (made, created, parts.listing.then(|| client.list_children(&directory)))
         });
-        (created.await, listed.await)
+        let created = created.await;
+        let listed = match listed {
+            Some(listed) => Some(listed.await),
+            None => None,
+        };
+        (created, listed)
     }))
 }

@@ -69,8 +69,6 @@ pub(crate) struct Session {
 /// The locks that the session keeps.
 struct Kept {
     state: Connection,
-    /// How often the connection was lost.
-    losses: u64,
     locks: HashMap<u64, KeptLock>,
     next: u64,
     /// How many wait for a lock.
@@ -103,6 +101,8 @@ struct KeptLock {
     seen: Timestamp,
     /// The last proof of life that counted for it.
     proof: Timestamp,
+    /// How many losses of the connection it knows of.
+    losses: u64,
     /// The connection was lost since.
     suspect: bool,
     /// The server said that its node is gone.
@@ -156,7 +156,6 @@ impl Session {
             proving: Mutex::default(),
             kept: Mutex::new(Kept {
                 state: Connection::Up,
-                losses: 0,
                 locks: HashMap::new(),
                 next: 0,
                 waiting: 0,
@@ -200,7 +199,7 @@ impl Session {
     /// How often the connection was lost; `None` while it is.
     pub(crate) fn losses(&self) -> Option<u64> {
         let kept = self.kept();
-        (kept.state == Connection::Up).then_some(kept.losses)
+        (kept.state == Connection::Up).then(|| self.driver.losses())
     }
 
     /// Waits until a request would be sent at once. The client library queues requests while it has no connection, and
@@ -362,6 +361,7 @@ impl Session {
             watched: false,
             seen: now,
             proof,
+            losses: self.driver.losses(),
             suspect: state == Connection::Down,
             gone: false,
         };
@@ -423,13 +423,12 @@ impl Session {
             return;
         }
         kept.state = now;
+        let losses = self.driver.losses();
         let mut signals = Vec::new();
-        if now != Connection::Up {
-            kept.losses += 1;
-            for lock in kept.locks.values_mut() {
-                lock.suspect = true;
-                signals.push(lock.signal.clone());
-            }
+        // A connection that is back at once was lost all the same.
+        for lock in kept.locks.values_mut().filter(|lock| now != Connection::Up || lock.losses < losses) {
+            (lock.losses, lock.suspect) = (losses, true);
+            signals.push(lock.signal.clone());
         }
         drop(kept);
         for signal in signals {

@@ -110,7 +110,7 @@ impl Session {
             let limit = self.timeout / LOOKS;
             let due = |lock: &KeptLock| lock.suspect || sent.since(lock.seen) >= limit;
             let to_see = kept.locks.iter().filter(|(_, lock)| due(lock));
-            (kept.losses, to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
+            (self.driver.losses(), to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
         };
         if let Err(error) = self.proof.write(&self.client).await {
             return self.heed(&error);
@@ -138,7 +138,7 @@ impl Session {
     fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
         let telling = lock(&self.telling);
         let mut kept = self.kept();
-        if kept.losses != losses || kept.state != Connection::Up {
+        if self.driver.losses() != losses || kept.state != Connection::Up {
             return;
         }
         let mut signals = Vec::new();

@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use dlock_core::backend::tell;
 use spawns_core::{Spawn, Task};
 use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
-use zookeeper::{Client, Error};
+use zookeeper::{Client, Error, SessionState, StateWatcher};
 
 use super::Answer;
 use crate::queue::lock;
@@ -30,7 +30,7 @@ thread_local! {
     /// Who sends on this thread polls the session afterwards.
     static SENDING: Cell<bool> = const { Cell::new(false) };
     /// Whom this thread wakes when it has polled the session.
-    static ANSWERED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    static ANSWERED: RefCell<Option<Vec<Answered>>> = const { RefCell::new(None) };
 }
 
 type Tasks = Vec<Pin<Box<dyn Future<Output = ()> + Send>>>;
@@ -48,6 +48,13 @@ pub(crate) struct Driver {
     looks: AtomicBool,
     /// The runtime that is about to poll the session.
     sender: Mutex<Option<runtime::Id>>,
+    connection: OnceLock<StateWatcher>,
+    /// It was there after the last poll.
+    connected: AtomicBool,
+    /// How often it was lost.
+    losses: AtomicU64,
+    /// Waiters that their runtime was to wake by now.
+    handed: Mutex<Vec<Arc<Batch>>>,
 }
 
 /// Wakes the thread when the session is woken, unless whoever wakes it is about to poll it.
@@ -79,7 +86,20 @@ impl Wake for Wakes {
 
 /// Wakes who waits for an answer: not before the session was polled to its end, which whoever is woken may want to poll
 /// too.
-struct Answered(Waker);
+#[derive(Clone)]
+struct Answered {
+    waiter: Waker,
+    /// Where it is a task, if it is one.
+    runtime: Option<Handle>,
+}
+
+impl Answered {
+    fn by(waiter: &Waker) -> Self {
+        // What is no task may hold up its runtime while it waits.
+        let runtime = tokio::task::try_id().and_then(|_| Handle::try_current().ok());
+        Self { waiter: waiter.clone(), runtime }
+    }
+}
 
 impl Wake for Answered {
     fn wake(self: Arc<Self>) {
@@ -89,11 +109,31 @@ impl Wake for Answered {
     fn wake_by_ref(self: &Arc<Self>) {
         let later = ANSWERED.with_borrow_mut(|answered| {
             let answered = answered.as_mut();
-            answered.map(|answered| answered.push(self.0.clone())).is_some()
+            answered.map(|answered| answered.push(Self::clone(self))).is_some()
         });
         if !later {
-            self.0.wake_by_ref();
+            self.waiter.wake_by_ref();
         }
+    }
+}
+
+/// Waiters of one runtime. Woken by one of its own tasks they cost it one wake-up, and not one each.
+#[derive(Default)]
+struct Batch(Mutex<Vec<Waker>>);
+
+impl Batch {
+    fn wake(&self) {
+        let waiters = std::mem::take(&mut *lock(&self.0));
+        waiters.into_iter().for_each(|waiter| tell(|| waiter.wake()));
+    }
+}
+
+/// Wakes a batch, also when its runtime has ended.
+struct Deliver(Arc<Batch>);
+
+impl Drop for Deliver {
+    fn drop(&mut self) {
+        self.0.wake();
     }
 }
 
@@ -105,7 +145,8 @@ pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
             Some(waker) if waker.0.will_wake(context.waker()) => waker,
             waker => {
                 let theirs = context.waker().clone();
-                waker.insert((theirs.clone(), Waker::from(Arc::new(Answered(theirs)))))
+                let ours = Waker::from(Arc::new(Answered::by(&theirs)));
+                waker.insert((theirs, ours))
             }
         };
         answer.as_mut().poll(&mut Context::from_waker(ours))
@@ -129,7 +170,25 @@ impl Driver {
             wakes,
             looks: AtomicBool::new(false),
             sender: Mutex::default(),
+            connection: OnceLock::new(),
+            connected: AtomicBool::new(true),
+            losses: AtomicU64::new(0),
+            handed: Mutex::default(),
         })
+    }
+
+    /// How often the connection was lost. Grows before anything is answered over the next one.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Counts the losses of the connection. To connect takes the session several polls, so that none is missed.
+    fn note_connection(&self) {
+        let Some(connection) = self.connection.get() else { return };
+        let connected = connection.peek_state() == SessionState::SyncConnected;
+        if self.connected.swap(connected, Ordering::SeqCst) && !connected {
+            self.losses.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Sends what `requests` asks of the client, and nothing else does, without waking the session's thread.
@@ -173,13 +232,14 @@ impl Driver {
 
     /// Polls the session, and lets its thread end when that has.
     fn poll_for_thread(&self) {
-        if self.poll() {
+        if self.poll(|answered| answered.into_iter().for_each(|answered| tell(|| answered.waiter.wake()))) {
             self.wakes.thread();
         }
     }
 
-    /// Polls the session, or has it polled again by whoever does so already. Whether it has ended.
-    fn poll(&self) -> bool {
+    /// Polls the session, or has it polled again by whoever does so already. `wake` wakes those whose answers came.
+    /// Whether it has ended.
+    fn poll(&self, wake: impl Fn(Vec<Answered>)) -> bool {
         loop {
             let Some(mut tasks) = self.try_lock() else {
                 self.again.store(true, Ordering::SeqCst);
@@ -192,10 +252,9 @@ impl Driver {
             self.again.store(false, Ordering::SeqCst);
             ANSWERED.set(Some(Vec::new()));
             let ended = self.poll_tasks(&mut tasks);
+            self.note_connection();
             drop(tasks);
-            for waiter in ANSWERED.take().into_iter().flatten() {
-                tell(|| waiter.wake());
-            }
+            wake(ANSWERED.take().unwrap_or_default());
             if !self.again.load(Ordering::SeqCst) {
                 return ended;
             }
@@ -232,14 +291,38 @@ impl Driver {
             self.looks.store(!looked, Ordering::SeqCst);
             if looked {
                 timer = Timer::never();
+                // Whose runtime is held up may be woken from here.
+                std::mem::take(&mut *lock(&self.handed)).iter().for_each(|batch| batch.wake());
             } else if !timer.will_fire() {
                 timer.set_after(LOOK);
                 // Has it wake this thread.
                 let _ = Pin::new(&mut timer).poll(thread);
             }
-            if self.poll() { Poll::Ready(()) } else { Poll::Pending }
+            if self.poll(|answered| self.hand_over(answered)) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+    }
+
+    /// Wakes waiters from the session's thread, which looks again soon.
+    fn hand_over(&self, mut answered: Vec<Answered>) {
+        while let Some(Answered { waiter, runtime }) = answered.pop() {
+            let of_runtime = |other: &mut Answered| match (&runtime, &other.runtime) {
+                (Some(ours), Some(theirs)) => ours.id() == theirs.id(),
+                _ => false,
+            };
+            let mut batch: Vec<Waker> =
+                answered.extract_if(.., of_runtime).map(|other| other.waiter).collect();
+            match runtime {
+                Some(runtime) if !batch.is_empty() => {
+                    batch.push(waiter);
+                    let batch = Arc::new(Batch(Mutex::new(batch)));
+                    lock(&self.handed).push(Arc::clone(&batch));
+                    let deliver = Deliver(batch);
+                    runtime.spawn(async move { drop(deliver) });
+                }
+                _ => tell(|| waiter.wake()),
+            }
+        }
     }
 }
 
@@ -277,6 +360,9 @@ pub(crate) async fn open(
                 opened = connect => opened,
                 () = tell.closed() => return,
             };
+            if let Ok(client) = &opened {
+                driver.connection.get_or_init(|| client.state_watcher());
+            }
             // One that nobody takes is closed by being dropped.
             drop(tell.send(opened.map(|client| Driven { client, driver: Arc::clone(&driver) })));
             driver.run().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Wait};
+use dlock_core::{ErrorKind, Wait, keeper};
 use dlock_rig::proxy::{Arrivals, Direction, Flow};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
@@ -47,6 +47,28 @@ async fn a_node_that_was_deleted_while_the_connection_was_gone_is_never_held_aga
     };
     soon("certainty", looks).await;
     error_of(guard.check(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_back_before_anybody_looked_was_lost_all_the_same() {
+    let on = Proxied::start();
+    // By itself nobody looks at a lock for a third of that.
+    let locks = on.locks(LONG * 10).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let count = |name: &str| on.proxy.requests().get(name).copied().unwrap_or_default();
+    until("the watch on its node", || on.server.admin().watches() == 1).await;
+    let (connects, looks) = (count("CONNECT"), count("EXISTS"));
+    let (go_on, held_up) = std::sync::mpsc::channel::<()>();
+    // Whoever notes the state of connections is held up meanwhile, and the other tests are for no longer than this.
+    let hold_up = async move { drop(held_up.recv_timeout(Duration::from_millis(400))) };
+    keeper::runtime().unwrap().spawn(hold_up);
+    on.proxy.cut();
+    until("the next connection", || count("CONNECT") > connects && count("SETWATCHES") > 0).await;
+    soon("an answer over it", locks.inspect("room")).await.unwrap();
+    drop(go_on);
+    until("a look at the lock over the new connection", || count("EXISTS") > looks).await;
+    until("certainty", || guard.check().is_ok()).await;
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

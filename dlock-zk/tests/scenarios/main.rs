@@ -8,6 +8,7 @@ mod connections;
 mod crowds;
 mod dropping;
 mod ensemble;
+mod numbers;
 mod outcomes;
 mod queue;
 mod restarts;
