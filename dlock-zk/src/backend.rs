@@ -18,6 +18,8 @@ use crate::session::{Sessions, read};
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
+/// So much of what is in a node is shown; another library's may be as large as servers allow.
+const DESCRIPTION: usize = 2_048;
 /// The server tells of changes; this often waiters ask by themselves.
 const SAFETY_NET: Duration = Duration::from_secs(5);
 
@@ -197,7 +199,7 @@ impl fmt::Debug for ZooKeeper {
 
 /// The holder by what is in the node: our own line, or another library's text.
 pub(crate) fn holder(data: &[u8], stat: &Stat) -> Holder {
-    let text = String::from_utf8_lossy(data);
+    let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);
     if holder == Holder::default() && !text.is_empty() {
         holder.label = Some(text.into_owned());

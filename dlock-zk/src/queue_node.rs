@@ -63,6 +63,8 @@ pub(crate) struct Node {
     pub(crate) czxid: i64,
     pub(crate) name: String,
     watched: Option<Watched>,
+    /// Nobody stood before it when it was made.
+    at_once: bool,
 }
 
 impl QueueNode {
@@ -104,7 +106,8 @@ impl QueueNode {
     }
 
     fn set_node(&mut self, name: String, stat: &Stat, watched: Option<Watched>) {
-        self.node = Some(Node { path: self.path_of(&name).into(), czxid: stat.czxid, name, watched });
+        self.node =
+            Some(Node { path: self.path_of(&name).into(), czxid: stat.czxid, name, watched, at_once: false });
         self.in_doubt = false;
     }
 
@@ -128,7 +131,8 @@ impl QueueNode {
         if self.node.is_none() {
             let children = match self.create(config, describe, until).await? {
                 Around::First => {
-                    if let Some(node) = &self.node {
+                    if let Some(node) = &mut self.node {
+                        node.at_once = true;
                         self.queue.note_head(&node.name);
                     }
                     return Ok(Position::First);
@@ -138,7 +142,11 @@ impl QueueNode {
             };
             let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
             if duplicates == 1 {
-                return Ok(self.position(&children));
+                let position = self.position(&children);
+                if let Some(node) = &mut self.node {
+                    node.at_once = position == Position::First;
+                }
+                return Ok(position);
             }
             // An earlier request under the same token was carried out too, or somebody deleted the node already.
             self.in_doubt = true;
@@ -314,7 +322,8 @@ impl QueueNode {
             && self.queue.is_head(&node.name)
             && let Some(number) = names::sequence(&node.name)
         {
-            self.queue.numbers.note_gone(&self.session, &self.queue.directory, node.watched, number);
+            let directory = &self.queue.directory;
+            self.queue.numbers.note_gone(&self.session, directory, node.watched, number, node.at_once);
         }
     }
 

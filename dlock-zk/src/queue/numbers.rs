@@ -76,19 +76,22 @@ impl Numbers {
         in_front
     }
 
-    /// Notes that a node which stood in front is gone; `watched` is what was known when its creation was sent.
+    /// Notes that a node which stood in front is gone; `watched` is what was known when its creation was sent, and
+    /// `at_once` whether nobody had been before it.
     pub(crate) fn note_gone(
         self: &Arc<Self>,
         session: &Session,
         directory: &Arc<str>,
         watched: Option<Watched>,
         number: i64,
+        at_once: bool,
     ) {
         let mut state = lock(&self.0);
         match state.last {
             Some(last) if last >= number => {}
             last => {
-                state.row = if last == Some(number - 1) { state.row.saturating_add(1) } else { 0 };
+                let follows = at_once && last == Some(number - 1);
+                state.row = if follows { state.row.saturating_add(1) } else { 0 };
                 state.last = Some(number);
             }
         }

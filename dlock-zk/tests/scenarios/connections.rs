@@ -60,7 +60,9 @@ async fn a_connection_that_is_back_before_anybody_looked_was_lost_all_the_same()
     let (connects, looks) = (count("CONNECT"), count("EXISTS"));
     let (go_on, held_up) = std::sync::mpsc::channel::<()>();
     // Whoever notes the state of connections is held up meanwhile, and the other tests are for no longer than this.
-    let hold_up = async move { drop(held_up.recv_timeout(Duration::from_millis(400))) };
+    let hold_up = async move {
+        let _ = held_up.recv_timeout(Duration::from_millis(400));
+    };
     keeper::runtime().unwrap().spawn(hold_up);
     on.proxy.cut();
     until("the next connection", || count("CONNECT") > connects && count("SETWATCHES") > 0).await;

@@ -12,4 +12,5 @@ mod numbers;
 mod outcomes;
 mod queue;
 mod restarts;
+mod rights;
 mod sessions;
