@@ -1,6 +1,8 @@
 //! A server that is some way off: what goes to it and comes from it arrives a little later.
 //!
-//! The test rig's proxy counts in milliseconds, which is too coarse for that.
+//! The test rig's proxy counts in milliseconds, which is too coarse for that. Both sides send at once what they have;
+//! the client library in Rust does not, so that its second request of two waits for an acknowledgement of the first,
+//! which comes with the answer to it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

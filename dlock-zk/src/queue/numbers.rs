@@ -87,14 +87,9 @@ impl Numbers {
         at_once: bool,
     ) {
         let mut state = lock(&self.0);
-        match state.last {
-            Some(last) if last >= number => {}
-            last => {
-                let follows = at_once && last == Some(number - 1);
-                state.row = if follows { state.row.saturating_add(1) } else { 0 };
-                state.last = Some(number);
-            }
-        }
+        let follows = at_once && state.last == Some(number - 1);
+        state.row = if follows { state.row.saturating_add(1) } else { 0 };
+        state.last = Some(number);
         match state.watch(session) {
             Some(watch) if watched.is_some_and(|watched| watched.watch == watch) => {
                 state.gone = state.gone.max(Some(number));

@@ -291,8 +291,7 @@ impl Driver {
             self.looks.store(!looked, Ordering::SeqCst);
             if looked {
                 timer = Timer::never();
-                // Whose runtime is held up may be woken from here.
-                std::mem::take(&mut *lock(&self.handed)).iter().for_each(|batch| batch.wake());
+                self.wake_handed();
             } else if !timer.will_fire() {
                 timer.set_after(LOOK);
                 // Has it wake this thread.
@@ -301,6 +300,13 @@ impl Driver {
             if self.poll(|answered| self.hand_over(answered)) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+        self.wake_handed();
+    }
+
+    /// Wakes those whose runtime is held up.
+    fn wake_handed(&self) {
+        let handed = std::mem::take(&mut *lock(&self.handed));
+        handed.iter().for_each(|batch| batch.wake());
     }
 
     /// Wakes waiters from the session's thread, which looks again soon.
