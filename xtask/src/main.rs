@@ -64,7 +64,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// The long run under faults, in release mode; options are passed on
+    /// The long run under faults, in release mode; options are passed on: `--hours N` goes on for so long, all backends
+    /// in turn, and watches what the process keeps. Installs the servers and faketime
     Reliability {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -124,6 +125,7 @@ fn carry_out(command: Command) -> Result<()> {
             cargo(["run", "--release", "--package", "dlock-compare", "--"]).args(arguments).run()
         }
         Command::Reliability { arguments } => {
+            needs::install(needs::RELIABILITY)?;
             cargo(["run", "--release", "--package", "dlock-reliability", "--"]).args(arguments).run()
         }
     }

@@ -31,17 +31,10 @@ pub(crate) const LINT: &[Need] = &[
 ];
 
 /// For `test`. A server that tests start is one more line here.
-pub(crate) const TEST: &[Need] = &[
-    C_COMPILER,
-    REDIS,
-    Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") },
-    ZOOKEEPER,
-    POSTGRES,
-    PSQL,
-    MARIADB,
-    MARIADB_CLIENT,
-];
+pub(crate) const TEST: &[Need] =
+    &[C_COMPILER, REDIS, JAVA, ZOOKEEPER, POSTGRES, PSQL, MARIADB, MARIADB_CLIENT];
 
+const JAVA: Need = Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") };
 const ZOOKEEPER: Need =
     Need { probe: &["test", "-f", "/usr/share/java/zookeeper.jar"], source: Source::Apt("zookeeper") };
 const REDIS: Need = Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") };
@@ -79,6 +72,20 @@ pub(crate) const INTEROP: &[Need] = &[
     Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
     Need { probe: &["go", "version"], source: Source::Apt("golang-go") },
     Need { probe: &["python3", "-c", "import venv, ensurepip"], source: Source::Apt("python3-venv") },
+];
+
+/// For `reliability`.
+pub(crate) const RELIABILITY: &[Need] = &[
+    C_COMPILER,
+    REDIS,
+    JAVA,
+    ZOOKEEPER,
+    POSTGRES,
+    PSQL,
+    MARIADB,
+    MARIADB_CLIENT,
+    // Gives processes a wall clock of their own.
+    Need { probe: &["faketime", "--version"], source: Source::Apt("faketime") },
 ];
 
 /// For `before-publishing`.

@@ -14,6 +14,7 @@ use dlock_testkit::history::{self, Event, Op, Outcome};
 use dlock_testkit::register::Register;
 use tokio::task::JoinSet;
 
+use crate::clock::WallClock;
 use crate::figure::{Report, progress};
 use crate::store::{Kind, Server, Store};
 use crate::{Failed, Volume};
@@ -45,6 +46,8 @@ enum Blow {
     FrozenServer,
     KilledServer,
     Expiry,
+    ClockSet,
+    LostData,
 }
 
 impl Blow {
@@ -75,6 +78,8 @@ impl Blow {
             Self::FrozenServer => "servers frozen",
             Self::KilledServer => "servers killed",
             Self::Expiry => "sessions ended",
+            Self::ClockSet => "times the wall clock of the processes set",
+            Self::LostData => "times all data lost",
         }
     }
 }
@@ -85,86 +90,121 @@ fn describe(blows: &Blows) -> String {
     format!("{total} faults ({})", each.join(", "))
 }
 
+/// What a fight is like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fight {
+    /// Whether the register looks at fences.
+    pub(crate) fenced: bool,
+    /// Faults in each arena.
+    pub(crate) rounds: usize,
+    pub(crate) seed: u64,
+    /// Whether the wall clock of the processes is set to and fro.
+    pub(crate) sets_clocks: bool,
+    /// Whether the server loses all data now and then; only Redis does, whose fences are in order all the same.
+    pub(crate) loses_data: bool,
+}
+
 pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
     // A server and a network have more ways to fail, and fewer of their faults hit a section in the middle.
     let (with, without, quick) = if store.server().is_some() { (170, 17, 8) } else { (34, 9, 4) };
-    let fenced = fight(store, true, volume.of(with, quick), volume, report).await?;
-    let unfenced = fight(store, false, volume.of(without, quick), volume, report).await?;
+    let fight = |fenced, full| Fight {
+        fenced,
+        rounds: volume.of(full, quick),
+        seed: volume.seed,
+        sets_clocks: false,
+        loses_data: false,
+    };
+    let fenced = fight(true, with).fight(store, report).await?;
+    let unfenced = fight(false, without).fight(store, report).await?;
     let bit = fenced.stale_tried > 0 && unfenced.stale_tried > 0;
     let value = format!("{} with fences, {} without", fenced.stale_tried, unfenced.stale_tried);
     report.add(store.name(), "the same: stale writes tried (do the faults bite?)", value, "more than 0", bit);
     Ok(())
 }
 
-async fn fight(
-    store: &Store,
-    fenced: bool,
-    rounds: usize,
-    volume: Volume,
-    report: &mut Report,
-) -> Result<Updates, Failed> {
-    let what = if fenced { "faults, register with fences" } else { "faults, register without fences" };
-    let bar = Arc::new(progress(what, store.name(), rounds * ARENAS));
-    let mut arenas = JoinSet::new();
-    for arena in 0..ARENAS {
-        let seed = volume.seed ^ (u64::try_from(arena)? << 8) ^ u64::from(fenced);
-        let register = if fenced { Register::fenced() } else { Register::unfenced() };
-        let arena = Arena::open(store, register, seed).await?;
-        let bar = Arc::clone(&bar);
-        arenas.spawn(async move { arena.run(rounds, &bar).await });
+impl Fight {
+    /// Lets processes fight for keys of `store` under faults, and judges what they recorded.
+    pub(crate) async fn fight(self, store: &Store, report: &mut Report) -> Result<Updates, Failed> {
+        let Self { fenced, rounds, seed: base, .. } = self;
+        let what = if fenced { "faults, register with fences" } else { "faults, register without fences" };
+        let bar = Arc::new(progress(what, store.name(), rounds * ARENAS));
+        let mut arenas = JoinSet::new();
+        for arena in 0..ARENAS {
+            let seed = base ^ (u64::try_from(arena)? << 8) ^ u64::from(fenced);
+            let register = if fenced { Register::fenced() } else { Register::unfenced() };
+            let arena = Arena::open(store, register, seed, self.sets_clocks).await?;
+            let bar = Arc::clone(&bar);
+            arenas.spawn(async move { arena.run(rounds, &bar).await });
+        }
+        let done = AtomicBool::new(false);
+        let server = hit_the_server(store, self, &done);
+        let collected = async {
+            let fought = collect(arenas).await;
+            done.store(true, Ordering::SeqCst);
+            fought
+        };
+        let (fought, server) = tokio::join!(collected, server);
+        let (mut all, server) = (fought?, server?);
+        all.blows.extend(server);
+        bar.finish_and_clear();
+        for inversion in &all.inversions {
+            eprintln!("{inversion:?}");
+        }
+        for overlap in &all.overlaps {
+            eprintln!("{overlap:?}");
+        }
+        let name = store.name();
+        let All { updates, blows, mut inversions, mut overlaps, grants, releases } = all;
+        // Data that is lost takes every lock from its holder, who knows it at its next renewal.
+        if self.loses_data {
+            let losses = blows.get(&Blow::LostData).copied().unwrap_or_default();
+            let early = inversions.extract_if(.., |it| it.what == Inversion::TOO_EARLY).count();
+            let (most, both) = (losses * ARENAS, overlaps.len());
+            let what = format!("{losses} times all data lost: grants before the time promised, overlaps");
+            let kept = early <= most && both <= most;
+            report.add(name, what, format!("{early}, {both}"), format!("{most} at the most"), kept);
+            overlaps.clear();
+        }
+        // Whoever ends a session by force takes back what was promised to the holder of its lock, and the order stays.
+        let ended = blows.get(&Blow::Expiry).copied().unwrap_or_default();
+        let early = inversions.extract_if(.., |it| ended > 0 && it.what == Inversion::TOO_EARLY).count();
+        if ended > 0 {
+            let what =
+                format!("{ended} sessions ended by force: grants before the time promised to the old holder");
+            report.add(name, what, early, format!("{ended} at the most"), early <= ended);
+        }
+        if fenced {
+            let what = format!("{} over {grants} grants and {releases} releases", describe(&blows));
+            report.add(
+                name,
+                format!("{what}: fences out of order"),
+                inversions.len(),
+                "0",
+                inversions.is_empty() && grants > 0,
+            );
+            report.add(
+                name,
+                "the same: overlaps of believed holds",
+                overlaps.len(),
+                "0",
+                overlaps.is_empty(),
+            );
+            let value = format!("{} of {}", updates.stale_accepted, updates.stale_tried);
+            report.add(name, "the same: stale writes accepted", value, "0", updates.stale_accepted == 0);
+            let value = format!("{} of {}", updates.lost_updates, updates.tried);
+            report.add(name, "the same: updates lost", value, "0", updates.lost_updates == 0);
+        } else {
+            let value = format!("{} of {}", updates.lost_updates, updates.tried);
+            report.add(
+                name,
+                format!("without fences, {}: updates lost", describe(&blows)),
+                value,
+                "more than 0: the lock alone cannot",
+                updates.lost_updates > 0 && inversions.is_empty() && overlaps.is_empty(),
+            );
+        }
+        Ok(updates)
     }
-    let done = AtomicBool::new(false);
-    let server = hit_the_server(store, volume.seed ^ u64::from(fenced), &done);
-    let collected = async {
-        let fought = collect(arenas).await;
-        done.store(true, Ordering::SeqCst);
-        fought
-    };
-    let (fought, server) = tokio::join!(collected, server);
-    let (mut all, server) = (fought?, server?);
-    all.blows.extend(server);
-    bar.finish_and_clear();
-    for inversion in &all.inversions {
-        eprintln!("{inversion:?}");
-    }
-    for overlap in &all.overlaps {
-        eprintln!("{overlap:?}");
-    }
-    let name = store.name();
-    let All { updates, blows, mut inversions, overlaps, grants, releases } = all;
-    // Whoever ends a session by force takes back what was promised to the holder of its lock, and the order stays.
-    let ended = blows.get(&Blow::Expiry).copied().unwrap_or_default();
-    let early = inversions.extract_if(.., |it| ended > 0 && it.what == Inversion::TOO_EARLY).count();
-    if ended > 0 {
-        let what =
-            format!("{ended} sessions ended by force: grants before the time promised to the old holder");
-        report.add(name, what, early, format!("{ended} at the most"), early <= ended);
-    }
-    if fenced {
-        let what = format!("{} over {grants} grants and {releases} releases", describe(&blows));
-        report.add(
-            name,
-            format!("{what}: fences out of order"),
-            inversions.len(),
-            "0",
-            inversions.is_empty() && grants > 0,
-        );
-        report.add(name, "the same: overlaps of believed holds", overlaps.len(), "0", overlaps.is_empty());
-        let value = format!("{} of {}", updates.stale_accepted, updates.stale_tried);
-        report.add(name, "the same: stale writes accepted", value, "0", updates.stale_accepted == 0);
-        let value = format!("{} of {}", updates.lost_updates, updates.tried);
-        report.add(name, "the same: updates lost", value, "0", updates.lost_updates == 0);
-    } else {
-        let value = format!("{} of {}", updates.lost_updates, updates.tried);
-        report.add(
-            name,
-            format!("without fences, {}: updates lost", describe(&blows)),
-            value,
-            "more than 0: the lock alone cannot",
-            updates.lost_updates > 0 && inversions.is_empty() && overlaps.is_empty(),
-        );
-    }
-    Ok(updates)
 }
 
 /// What happened in all arenas.
@@ -203,18 +243,20 @@ async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Fai
 }
 
 /// Freezes and kills the server, where there is one, until the processes are done. It keeps its data.
-async fn hit_the_server(store: &Store, seed: u64, done: &AtomicBool) -> Result<Blows, Failed> {
-    let mut random = fastrand::Rng::with_seed(seed);
+async fn hit_the_server(store: &Store, fight: Fight, done: &AtomicBool) -> Result<Blows, Failed> {
+    let mut random = fastrand::Rng::with_seed(fight.seed ^ u64::from(fight.fenced));
     let mut blows = Blows::new();
     while store.server().is_some() && !done.load(Ordering::SeqCst) {
         tokio::time::sleep(LEASE.mul_f64(3.0 + 3.0 * random.f64())).await;
         let blow = match (random.u8(0..4), store.kind()) {
             (0, Kind::Zk) => Blow::Expiry,
+            (0, Kind::Redis) if fight.loses_data => Blow::LostData,
             (0 | 1, _) => Blow::KilledServer,
             _ => Blow::FrozenServer,
         };
         match blow {
             Blow::KilledServer => store.server().map_or(Ok(()), |mut server| server.restart())?,
+            Blow::LostData => store.lose_data()?,
             Blow::Expiry => {
                 if let Some(Server::ZooKeeper(server)) = store.server().as_deref() {
                     let sessions = server.admin().sessions();
@@ -233,6 +275,8 @@ async fn hit_the_server(store: &Store, seed: u64, done: &AtomicBool) -> Result<B
 }
 
 struct Arena {
+    /// The wall clock of the processes, where it is set.
+    clock: Option<WallClock>,
     command: Command,
     url: String,
     proxy: Option<Proxy>,
@@ -248,7 +292,7 @@ struct Arena {
 }
 
 impl Arena {
-    async fn open(store: &Store, register: Register, seed: u64) -> Result<Self, Failed> {
+    async fn open(store: &Store, register: Register, seed: u64, sets_clocks: bool) -> Result<Self, Failed> {
         let histories = store.file("histories");
         std::fs::create_dir(&histories)?;
         let (proxy, url) = match store.proxy(LEASE)? {
@@ -257,6 +301,7 @@ impl Arena {
         };
         let mut arena = Self {
             command: store.command()?,
+            clock: sets_clocks.then(|| WallClock::new(store.file("clock"))).transpose()?,
             url,
             proxy,
             requests: match store.kind() {
@@ -285,6 +330,7 @@ impl Arena {
         let mut worker = loop {
             let mut command = Command::new(self.command.get_program());
             command.args(self.command.get_args());
+            self.clock.iter().for_each(|clock| clock.give_to(&mut command));
             match Worker::open(command, &self.url, LEASE).await {
                 Ok(worker) => break worker,
                 // The server may just have been hit.
@@ -352,6 +398,11 @@ impl Arena {
                 tokio::time::sleep(LEASE.mul_f64(1.5 * part)).await;
                 proxy.mend();
             }
+            (Blow::ClockSet, _) => {
+                let day = 24 * 3600;
+                let offset = self.random.i64(-day..=day);
+                self.clock.as_ref().map_or(Ok(()), |clock| clock.set(offset))?;
+            }
             (other, _) => return Err(format!("{} cannot happen here", other.name()).into()),
         }
         Ok(())
@@ -364,6 +415,7 @@ impl Arena {
             let gap = if self.proxy.is_some() { 6.0 } else { 0.5 };
             tokio::time::sleep(LEASE.mul_f64(self.random.f64() * gap)).await;
             let blow = match self.proxy {
+                _ if self.clock.is_some() && self.random.u8(0..6) == 0 => Blow::ClockSet,
                 Some(_) => Blow::WITH_NETWORK[self.random.usize(..Blow::WITH_NETWORK.len())],
                 None => Blow::AT_PROCESSES[self.random.usize(..Blow::AT_PROCESSES.len())],
             };

@@ -38,6 +38,11 @@ impl Report {
         self.add(backend, what, value, "", true);
     }
 
+    /// Adds the figures of another one whose promise was broken.
+    pub(crate) fn extend_with_broken(&mut self, other: Self) {
+        self.0.extend(other.0.into_iter().filter(|figure| !figure.kept));
+    }
+
     pub(crate) fn is_kept(&self) -> bool {
         self.0.iter().all(|figure| figure.kept)
     }

@@ -1,20 +1,23 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
-//! `cargo run --release -p dlock-reliability -- [--quick] [--seed N]
-//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]`
+//! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
+//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`
 //!
 //! The exit code is 1 when a promise was broken.
 
 mod blocked;
 mod cancelled;
+mod clock;
 mod deleted;
 mod disconnected;
 mod dropped;
+mod endurance;
 mod failover;
 mod faults;
 mod figure;
 mod frozen;
 mod killed;
+mod resident;
 mod store;
 mod thawed;
 
@@ -31,9 +34,13 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 /// Measures how dlock behaves when things go wrong.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The backend; all when left out. Processes are killed and frozen where the locks are not in one of them.
+    /// A backend, as often as wanted; all when left out. Processes are killed and frozen where the locks are not in
+    /// one of them.
     #[arg(long)]
-    backend: Option<Kind>,
+    backend: Vec<Kind>,
+    /// Goes on for so many hours, all backends in turn, under faults; watches what this process keeps.
+    #[arg(long, conflicts_with_all = ["quick", "only"])]
+    hours: Option<f64>,
     /// A short run, for continuous integration.
     #[arg(long)]
     quick: bool,
@@ -116,8 +123,11 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let wanted = |measurement| arguments.only.is_empty() || arguments.only.contains(&measurement);
     let started = Instant::now();
     let mut report = Report::default();
-    let kinds = arguments.backend.map_or_else(|| Kind::value_variants().to_vec(), |kind| vec![kind]);
-    for kind in kinds {
+    let kinds = if arguments.backend.is_empty() { Kind::value_variants() } else { &arguments.backend };
+    if let Some(hours) = arguments.hours {
+        endurance::measure(&runtime, kinds, hours, volume.seed, &mut report)?;
+    }
+    for kind in kinds.iter().copied().filter(|_| arguments.hours.is_none()) {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
             // What is cancelled runs on one thread, so that each await point is the same in every run.

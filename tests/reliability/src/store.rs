@@ -184,6 +184,14 @@ impl Store {
         Some(server.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Removes all that the server keeps.
+    pub(crate) fn lose_data(&self) -> Result<(), Failed> {
+        match self.server().as_deref() {
+            Some(Server::Redis(server)) => Ok(redis::cmd("FLUSHALL").exec(&mut server.admin())?),
+            _ => Err("only Redis loses its data here".into()),
+        }
+    }
+
     /// Who can take locks away, where there is a server.
     pub(crate) async fn admin(&self) -> Result<Admin, Failed> {
         let url = self.url(Duration::from_secs(1));
