@@ -58,7 +58,7 @@ impl Renewals {
 
     /// Extends one lease, along with whatever else is due.
     pub(crate) async fn extend(&self, request: &ClaimRequest) -> Result<Renewed, Failure> {
-        let (answer, told) = oneshot::channel();
+        let (answer, receiver) = oneshot::channel();
         let renewal = Renewal {
             key: request.key.clone(),
             token: request.token,
@@ -68,7 +68,7 @@ impl Renewals {
         };
         // The worker lives as long as what it renews on, and the keeper's thread.
         self.0.send(renewal).map_err(|_| closed())?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+        receiver.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) type Conn<S> = <<S as Server>::Database as Database>::Connection;
 /// The driver's options of a connection.
 pub(crate) type DriverOptions<S> = <Conn<S> as Connection>::Options;
 
-pub(crate) type Answer<T> = Result<T, sqlx::Error>;
+pub(crate) type SqlResult<T> = Result<T, sqlx::Error>;
 
 /// What an attempt is made with.
 #[derive(Clone, Debug)]
@@ -102,24 +102,26 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Makes a connection of our own what the statements rely on. Leaves no prepared statement, and nothing behind on a
     /// proxy.
-    fn settle(on: &mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send;
+    fn settle(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// Has the server know the statement that releases before it is needed, where statements are prepared.
-    fn prepare<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send + 'c;
+    fn prepare<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send + 'c;
     /// Whether a connection is still good for writing.
-    fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = Answer<bool>> + Send;
+    fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Refuses a connection of a pool on which a statement would not be a transaction by itself.
-    fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send;
+    fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// The schema of a table that was named without. Leaves no prepared statement.
     fn schema_of<'c>(
         on: &'c mut Conn<Self>,
         table: &'c TableName,
-    ) -> impl Future<Output = Answer<Option<String>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Option<String>>> + Send + 'c;
 
     /// The mark of the lock table, if it has one. Fails where the table or a right to it is missing.
-    fn mark<'c>(&'c self, on: &'c mut Conn<Self>)
-    -> impl Future<Output = Answer<Option<String>>> + Send + 'c;
+    fn mark<'c>(
+        &'c self,
+        on: &'c mut Conn<Self>,
+    ) -> impl Future<Output = SqlResult<Option<String>>> + Send + 'c;
     /// Makes the table and the mark where they are missing.
-    fn make<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = Answer<()>> + Send + 'c;
+    fn make<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send + 'c;
     /// Whether the error says that the table is missing.
     fn is_missing(error: &sqlx::Error) -> bool;
     /// What an error means.
@@ -132,59 +134,59 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         on: &'c mut Conn<Self>,
         ask: &'c Ask,
         contended: bool,
-    ) -> impl Future<Output = Answer<Taken>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Taken>> + Send + 'c;
     /// Gives the lock back and wakes who waits: whether its lease was still running, or nothing when it was not ours.
     fn release<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         key: &'c Key,
         token: &'c Token,
-    ) -> impl Future<Output = Answer<Option<bool>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Option<bool>>> + Send + 'c;
     /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be
     /// asked for by itself.
     fn take_all<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         asks: &'c [Ask],
-    ) -> impl Future<Output = Answer<Vec<Option<Taken>>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Vec<Option<Taken>>>> + Send + 'c;
     /// Releases locks with different keys: whether the lease of each was still running, or nothing where that has to be
     /// asked for by itself.
     fn release_all<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         held: &'c [(Key, Token)],
-    ) -> impl Future<Output = Answer<Vec<Option<bool>>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Vec<Option<bool>>>> + Send + 'c;
     /// Extends what is still ours, and says which of these it is; nothing when all of them are.
     fn renew<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         leases: &'c [Lease],
-    ) -> impl Future<Output = Answer<Option<HashSet<usize>>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send + 'c;
     /// Who has the lock.
     fn read<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         key: &'c Key,
-    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Option<Holder>>> + Send + 'c;
     /// Some locks that are held, in the order of their keys' bytes, after this one.
     fn list<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         after: &'c [u8],
-    ) -> impl Future<Output = Answer<Vec<(Vec<u8>, Holder)>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Vec<(Vec<u8>, Holder)>>> + Send + 'c;
     /// Frees the lock whoever has it, with a higher fence, and wakes who waits: whether somebody had it.
     fn force<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         key: &'c Key,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
     /// Deletes some free rows that nobody used for this long, of those after a key.
     fn prune<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         unused: Duration,
         after: &'c [u8],
-    ) -> impl Future<Output = Answer<Pruned>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Pruned>> + Send + 'c;
 
     /// Whether waiters are notified of releases.
     fn tells(&self) -> bool {
@@ -203,7 +205,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         &'c self,
         on: &'c mut Conn<Self>,
         key: &'c Key,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
     /// Stops listening.
     fn close(&self) {}
 

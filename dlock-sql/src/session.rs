@@ -26,7 +26,7 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use crate::failure::unchanged;
 use crate::options::{Opened, ServerOptions};
 use crate::rows::{Connections, QUESTION};
-use crate::server::{Answer, Conn, Server, Taken};
+use crate::server::{Conn, Server, SqlResult, Taken};
 use actor::{Command, Context, Release, Take, another_session};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
@@ -75,13 +75,17 @@ pub trait SessionServer: Server {
     /// Whether grants are counted.
     fn counts(&self) -> bool;
     /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
-    fn keep_alive(on: &mut Conn<Self>, silence: Duration) -> impl Future<Output = Answer<()>> + Send;
+    fn keep_alive(
+        on: &mut Conn<Self>,
+        silence: Duration,
+        locks_rows: bool,
+    ) -> impl Future<Output = SqlResult<()>> + Send;
     /// The session. Leaves no prepared statement.
-    fn ping(on: &mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send;
+    fn ping(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
     /// Cancels what a session is doing, if it is doing anything.
-    fn cancel(on: &mut Conn<Self>, session: i64) -> impl Future<Output = Answer<()>> + Send;
+    fn cancel(on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
     /// Ends a session, if it is still there.
-    fn end(on: &mut Conn<Self>, session: i64) -> impl Future<Output = Answer<()>> + Send;
+    fn end(on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
 }
 
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),

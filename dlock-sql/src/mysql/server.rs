@@ -10,9 +10,9 @@ use sqlx::query::Query;
 use sqlx::{Executor, MySql, MySqlConnection, Row};
 
 use super::failure::{UNCOMMITTED, classify, number};
-use super::statements::{Statements, schema};
+use super::statements::{MysqlStatements, schema};
 use crate::connector::Connector;
-use crate::server::{Answer, Ask, Fault, Lease, Pruned, Server, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
 use crate::session::FENCE;
 use crate::settings::Settings;
 use crate::table::TableName;
@@ -27,7 +27,7 @@ const MISSING: u16 = 1146;
 #[derive(Debug)]
 pub struct MysqlServer {
     table: TableName,
-    statements: Statements,
+    statements: MysqlStatements,
     /// Whether grants of sessions and locked rows are counted.
     fences: bool,
 }
@@ -38,7 +38,7 @@ impl MysqlServer {
     }
 
     /// What the row of a key says.
-    async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> Answer<Standing> {
+    async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> SqlResult<Standing> {
         let rows = all(on, sqlx::query(self.statements.look.clone()).bind(token).bind(bytes(key))).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         committed(row.try_get(4)?)?;
@@ -50,7 +50,7 @@ impl MysqlServer {
     }
 
     /// Takes the lock with a row that is there.
-    async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Option<Fence>> {
+    async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
         let token = ask.token.as_bytes().as_slice();
         let done = sqlx::query(self.statements.take.clone())
             .bind(token)
@@ -65,7 +65,7 @@ impl MysqlServer {
     }
 
     /// Takes the lock with a new row. Fails when there is one.
-    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> Answer<Option<Fence>> {
+    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
         let done = sqlx::query(self.statements.insert.clone())
             .bind(bytes(&ask.key))
             .bind(ask.token.as_bytes().as_slice())
@@ -84,12 +84,12 @@ enum Standing {
     Held(Box<Holder>),
 }
 
-async fn all(on: &mut MySqlConnection, query: Query<'_, MySql, MySqlArguments>) -> Answer<Vec<MySqlRow>> {
+async fn all(on: &mut MySqlConnection, query: Query<'_, MySql, MySqlArguments>) -> SqlResult<Vec<MySqlRow>> {
     query.fetch_all(on).await
 }
 
 /// The holder by fence, remaining time and description from this column on.
-fn holder(row: &MySqlRow, from: usize) -> Answer<Holder> {
+fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
     let mut holder = Holder::parse(&String::from_utf8_lossy(row.try_get(from + 2)?));
     holder.fence = Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()));
     let left = row.try_get::<i64, _>(from + 1)?;
@@ -128,14 +128,14 @@ impl Server for MysqlServer {
     }
 
     fn on_table(table: &TableName, _: &Arc<Connector<Self>>, settings: &Settings) -> Self {
-        Self { table: table.clone(), statements: Statements::of(table), fences: settings.fences }
+        Self { table: table.clone(), statements: MysqlStatements::of(table), fences: settings.fences }
     }
 
     fn table(&self) -> &TableName {
         &self.table
     }
 
-    async fn settle(on: &mut MySqlConnection) -> Answer<()> {
+    async fn settle(on: &mut MySqlConnection) -> SqlResult<()> {
         // Without the first nothing would ever be committed; the others change what statements answer, or which are
         // refused.
         let settle = "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES', SESSION sql_select_limit = DEFAULT, \
@@ -143,11 +143,11 @@ impl Server for MysqlServer {
         sqlx::raw_sql(settle).execute(on).await.map(drop)
     }
 
-    async fn prepare(&self, on: &mut MySqlConnection) -> Answer<()> {
+    async fn prepare(&self, on: &mut MySqlConnection) -> SqlResult<()> {
         on.prepare(self.statements.release.clone()).await.map(drop)
     }
 
-    async fn is_fit(on: &mut MySqlConnection) -> Answer<bool> {
+    async fn is_fit(on: &mut MySqlConnection) -> SqlResult<bool> {
         sqlx::raw_sql("SELECT CAST(@@GLOBAL.read_only = 0 AS SIGNED)")
             .fetch_one(on)
             .await?
@@ -155,18 +155,18 @@ impl Server for MysqlServer {
             .map(|fit| fit == 1)
     }
 
-    async fn check_pooled(on: &mut MySqlConnection) -> Answer<()> {
+    async fn check_pooled(on: &mut MySqlConnection) -> SqlResult<()> {
         let row = sqlx::query("SELECT CAST(@@SESSION.autocommit AS SIGNED)").fetch_one(on).await?;
         committed(row.try_get(0)?)
     }
 
-    async fn schema_of(on: &mut MySqlConnection, _: &TableName) -> Answer<Option<String>> {
+    async fn schema_of(on: &mut MySqlConnection, _: &TableName) -> SqlResult<Option<String>> {
         let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
         let schema: Option<Vec<u8>> = row.try_get(0)?;
         Ok(schema.map(|schema| String::from_utf8_lossy(&schema).into_owned()))
     }
 
-    async fn mark(&self, on: &mut MySqlConnection) -> Answer<Option<String>> {
+    async fn mark(&self, on: &mut MySqlConnection) -> SqlResult<Option<String>> {
         let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
         for statement in &self.statements.rights {
             sqlx::query(statement.clone()).execute(&mut *on).await?;
@@ -175,7 +175,7 @@ impl Server for MysqlServer {
         Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
     }
 
-    async fn make(&self, on: &mut MySqlConnection) -> Answer<()> {
+    async fn make(&self, on: &mut MySqlConnection) -> SqlResult<()> {
         let [create, mark] = schema(&self.table);
         sqlx::query(create).execute(&mut *on).await?;
         match sqlx::query(mark).execute(on).await {
@@ -193,7 +193,7 @@ impl Server for MysqlServer {
         classify(error, table)
     }
 
-    async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> Answer<Taken> {
+    async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> SqlResult<Taken> {
         let token = ask.token.as_bytes().as_slice();
         let mut standing = if contended { Some(self.look(on, &ask.key, token).await?) } else { None };
         // Writing first costs one statement when the lock is free; looking first disturbs nobody when it is not.
@@ -219,7 +219,7 @@ impl Server for MysqlServer {
         Ok(Taken::Busy(None))
     }
 
-    async fn release(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> Answer<Option<bool>> {
+    async fn release(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> SqlResult<Option<bool>> {
         let done = sqlx::query(self.statements.release.clone())
             .bind(bytes(key))
             .bind(token.as_bytes().as_slice())
@@ -228,7 +228,7 @@ impl Server for MysqlServer {
         Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
     }
 
-    async fn take_all(&self, on: &mut MySqlConnection, asks: &[Ask]) -> Answer<Vec<Option<Taken>>> {
+    async fn take_all(&self, on: &mut MySqlConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
         let mut taken = Vec::new();
         for ask in asks {
             taken.push(Some(self.take(on, ask, false).await?));
@@ -240,7 +240,7 @@ impl Server for MysqlServer {
         &self,
         on: &mut MySqlConnection,
         held: &[(Key, Token)],
-    ) -> Answer<Vec<Option<bool>>> {
+    ) -> SqlResult<Vec<Option<bool>>> {
         let mut released = Vec::new();
         for (key, token) in held {
             released.push(self.release(on, key, token).await?);
@@ -248,7 +248,7 @@ impl Server for MysqlServer {
         Ok(released)
     }
 
-    async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
+    async fn renew(&self, on: &mut MySqlConnection, leases: &[Lease]) -> SqlResult<Option<HashSet<usize>>> {
         let mut by_length: HashMap<Duration, Vec<&Lease>> = HashMap::new();
         for lease in leases {
             by_length.entry(lease.length).or_default().push(lease);
@@ -270,29 +270,29 @@ impl Server for MysqlServer {
         let count = leases.len().next_power_of_two();
         all_of_them.resize(count, &leases[0]);
         let rows = all(on, listed(sqlx::query(self.statements.ours(count)), &all_of_them)).await?;
-        let tokens = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<Answer<Vec<_>>>()?;
+        let tokens = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<SqlResult<Vec<_>>>()?;
         let is_ours = |lease: &Lease| tokens.iter().any(|token| token == lease.token.as_bytes());
         Ok(Some(leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect()))
     }
 
-    async fn read(&self, on: &mut MySqlConnection, key: &Key) -> Answer<Option<Holder>> {
+    async fn read(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<Holder>> {
         Ok(match self.look(on, key, &[0]).await? {
             Standing::Held(holder) => Some(*holder),
             Standing::Missing | Standing::Free => None,
         })
     }
 
-    async fn list(&self, on: &mut MySqlConnection, after: &[u8]) -> Answer<Vec<(Vec<u8>, Holder)>> {
+    async fn list(&self, on: &mut MySqlConnection, after: &[u8]) -> SqlResult<Vec<(Vec<u8>, Holder)>> {
         let rows = all(on, sqlx::query(self.statements.list.clone()).bind(after)).await?;
         rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
     }
 
-    async fn force(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {
+    async fn force(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
         let done = sqlx::query(self.statements.force.clone()).bind(bytes(key)).execute(on).await?;
         Ok(done.rows_affected() == 1)
     }
 
-    async fn prune(&self, on: &mut MySqlConnection, unused: Duration, after: &[u8]) -> Answer<Pruned> {
+    async fn prune(&self, on: &mut MySqlConnection, unused: Duration, after: &[u8]) -> SqlResult<Pruned> {
         let unused = micros(unused);
         let old = sqlx::query(self.statements.old.clone()).bind(after).bind(unused).bind(unused).bind(unused);
         let rows = all(on, old).await?;
@@ -322,13 +322,13 @@ impl Server for MysqlServer {
         Ok(pruned)
     }
 
-    async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> Answer<bool> {
+    async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
         Ok(self.read(on, key).await?.is_some())
     }
 }
 
 /// Refuses a connection on which nothing would be committed.
-fn committed(autocommit: i64) -> Answer<()> {
+fn committed(autocommit: i64) -> SqlResult<()> {
     if autocommit == 1 { Ok(()) } else { Err(sqlx::Error::Configuration(UNCOMMITTED.into())) }
 }
 

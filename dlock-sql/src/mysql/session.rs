@@ -1,16 +1,18 @@
 //! Locks of the sessions and transactions of MariaDB and MySQL.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
+use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
 use super::server::MysqlServer;
 use crate::rows::Connections;
-use crate::server::{Answer, Server, Taken};
+use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
     ByName, ByRow, FENCE, Found, Name, OwningSession, ROW, RowServer, SessionServer, Sessions, Strategy,
     TURN, TakeResult, Wanted, settle_names, take_row,
@@ -76,21 +78,21 @@ fn turn(name: &Name, of: char) -> String {
     format!("dlock:{of}:{}", hex(&name.digest[..MysqlServer::DIGEST]))
 }
 
-async fn queue(on: &mut MySqlConnection, turn: String) -> Answer<bool> {
+async fn queue(on: &mut MySqlConnection, turn: String) -> SqlResult<bool> {
     waited(on, format!("SELECT CAST(GET_LOCK('{turn}', {}) AS SIGNED)", TURN.as_secs())).await
 }
 
 /// Runs a statement that may wait for a name, and says first whether it got it.
-async fn waited(on: &mut MySqlConnection, statement: String) -> Answer<bool> {
+async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
     let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
     Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
 }
 
-async fn leave(on: &mut MySqlConnection, turn: String) -> Answer<()> {
+async fn leave(on: &mut MySqlConnection, turn: String) -> SqlResult<()> {
     sqlx::raw_sql(AssertSqlSafe(format!("DO RELEASE_LOCK('{turn}')"))).execute(on).await.map(drop)
 }
 
-async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> Answer<()> {
+async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
     match sqlx::raw_sql(AssertSqlSafe(format!("KILL {what} {session}"))).execute(on).await {
         // It has ended already.
         Err(error) if number(&error) == Some(1094) => Ok(()),
@@ -113,33 +115,38 @@ fn token(session: i64) -> Vec<u8> {
 /// How many names are looked up in one statement.
 const AT_ONCE: usize = 500;
 
-/// Counts a grant with a row that is there. The fence is the last insert id.
-fn counting(table: &str, wanted: &Wanted) -> String {
+/// Counts a grant to a session with a row that is there. The fence is the last insert id.
+fn counting(table: &str, wanted: &Wanted, session: &str) -> String {
     format!(
         "UPDATE {table} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
-            token = UNHEX(LPAD(HEX(@dlock_session), 32, '0')), holder = X'{}'
+            token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
         WHERE `key` = X'{}'",
         hex(wanted.holder.as_bytes()),
         hex(&wanted.name.fence)
     )
 }
 
-/// Takes a named lock, and counts the grant where its row is there.
-fn taking(table: &str, wanted: &Wanted) -> String {
+/// Takes a named lock if this is that session, and counts the grant where its row is there. What is to be asked about
+/// it later is under its number.
+fn taking(table: &str, wanted: &Wanted, number: usize, session: &str) -> String {
     format!(
-        "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{}', 0);
-        {} AND @dlock = 1;
-        SELECT held.fence, held.holder, {SESSION}, CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
-            CAST(LAST_INSERT_ID() AS SIGNED)
-        FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}' AND @dlock = 0",
+        "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
         name_of(&wanted.name),
-        counting(table, wanted),
+        counting(table, wanted, session)
+    )
+}
+
+/// Who has it, if this session did not get it: fence and holder, the session, and whether it has got it.
+fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
+    format!(
+        "SELECT held.fence, held.holder, {SESSION}, CAST(@dlock_{number} AS SIGNED)
+        FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}' AND @dlock_{number} = 0",
         hex(&wanted.name.fence)
     )
 }
 
 /// Somebody has it; who, if the row with the fence says so.
-fn holder(row: &MySqlRow) -> Answer<Holder> {
+fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
     let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
     holder.fence = row.try_get::<Option<i64>, _>(0)?.map(|fence| Fence::new(fence.unsigned_abs()));
@@ -148,7 +155,7 @@ fn holder(row: &MySqlRow) -> Answer<Holder> {
 
 impl MysqlServer {
     /// Counts the first grant of a key.
-    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
         let table = self.quoted();
         let insert = format!(
             "INSERT INTO {table} (`key`, token, fence, expires, holder)
@@ -166,7 +173,7 @@ impl MysqlServer {
 
     /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which
     /// MariaDB 10.11 was seen to crash.
-    async fn sessions_seen(&self, on: &mut MySqlConnection) -> Answer<Vec<i64>> {
+    async fn sessions_seen(&self, on: &mut MySqlConnection) -> SqlResult<Vec<i64>> {
         let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
         rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
@@ -178,7 +185,7 @@ impl MysqlServer {
         on: &mut MySqlConnection,
         fence: &[u8],
         highest: i64,
-    ) -> Answer<u64> {
+    ) -> SqlResult<u64> {
         let row: Vec<u8> = std::iter::once(ROW).chain(fence.iter().skip(1).copied()).collect();
         let (table, row, fence) = (self.quoted(), hex(&row), hex(fence));
         let name = name_in_sql(&self.place());
@@ -197,7 +204,7 @@ impl MysqlServer {
     }
 
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
-    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> Answer<bool> {
+    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
         let lock = format!("SELECT 1 FROM {} WHERE `key` = ? FOR UPDATE NOWAIT", self.quoted());
         match sqlx::query(AssertSqlSafe(lock)).bind(row).fetch_optional(on).await {
             Ok(_) => Ok(false),
@@ -218,53 +225,79 @@ impl SessionServer for MysqlServer {
         self.fences()
     }
 
-    async fn keep_alive(on: &mut MySqlConnection, silence: Duration) -> Answer<()> {
+    async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
+        // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log
+        // of statements needs the other one.
+        let isolation =
+            if locks_rows { "; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED" } else { "" };
         // No statement waits while others need a sign of life.
         let settings = format!(
-            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1",
+            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1{isolation}",
             silence.as_secs()
         );
         sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
     }
 
-    async fn ping(on: &mut MySqlConnection) -> Answer<i64> {
+    async fn ping(on: &mut MySqlConnection) -> SqlResult<i64> {
         sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
     }
 
-    async fn cancel(on: &mut MySqlConnection, session: i64) -> Answer<()> {
+    async fn cancel(on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
         kill(on, "QUERY", session).await
     }
 
-    async fn end(on: &mut MySqlConnection, session: i64) -> Answer<()> {
+    async fn end(on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
         kill(on, "CONNECTION", session).await
     }
 }
 
 impl MysqlServer {
-    async fn take_names(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
-        // In one message, not prepared: a row for each.
-        let scripts: Vec<String> = wanted.iter().map(|wanted| taking(&self.quoted(), wanted)).collect();
+    /// Where all are to be had, two short answers each say so.
+    async fn take_names(
+        &self,
+        on: &mut MySqlConnection,
+        session: i64,
+        wanted: &[Wanted],
+    ) -> SqlResult<(i64, Vec<Taken>)> {
+        let (table, all) = (self.quoted(), || wanted.iter().enumerate());
+        let text = session.to_string();
+        // In one message, not prepared.
+        let scripts: Vec<String> = all().map(|(n, wanted)| taking(&table, wanted, n, &text)).collect();
+        let done = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_many(&mut *on);
+        let done: Vec<_> = done.try_filter_map(|part| ready(Ok(part.left()))).try_collect().await?;
+        let counted: Vec<Option<Fence>> = done
+            .iter()
+            .skip(1)
+            .step_by(2)
+            .map(|done| (done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
+            .collect();
+        if counted.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        if counted.iter().all(Option::is_some) {
+            return Ok((session, counted.into_iter().map(Taken::Granted).collect()));
+        }
+        let scripts: Vec<String> = all().map(|(n, wanted)| asking(&table, wanted, n)).collect();
         let rows = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_all(&mut *on).await?;
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
         }
-        let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?;
-        let mut all = Vec::new();
-        for (row, wanted) in rows.iter().zip(wanted) {
-            all.push(match row.try_get::<Option<i64>, _>(3)? {
-                Some(1) if row.try_get::<i64, _>(4)? > 0 => {
-                    Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(5)?.unsigned_abs())))
-                }
+        let answers = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?;
+        let mut taken = Vec::new();
+        for ((row, wanted), counted) in rows.iter().zip(wanted).zip(counted) {
+            taken.push(match row.try_get::<Option<i64>, _>(3)? {
+                Some(1) if counted.is_some() => Taken::Granted(counted),
                 Some(1) => Taken::Granted(Some(self.count_first(on, wanted, session).await?)),
                 Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
+                None if answers != session => Taken::Busy(None),
                 None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
             });
         }
-        Ok((session, all))
+        Ok((answers, taken))
     }
 
     /// The same, and counts nothing.
-    async fn take_only(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+    async fn take_only(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let get = |wanted: &Wanted| format!(", CAST(GET_LOCK('{}', 0) AS SIGNED)", name_of(&wanted.name));
         let get: String =
             std::iter::once(format!("SELECT {SESSION}")).chain(wanted.iter().map(get)).collect();
@@ -274,10 +307,10 @@ impl MysqlServer {
             Some(_) => Ok(Taken::Busy(None)),
             None => Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
         };
-        Ok((row.try_get(0)?, (1..=wanted.len()).map(taken).collect::<Answer<_>>()?))
+        Ok((row.try_get(0)?, (1..=wanted.len()).map(taken).collect::<SqlResult<_>>()?))
     }
 
-    async fn free_name(on: &mut MySqlConnection, name: &Name) -> Answer<(i64, bool)> {
+    async fn free_name(on: &mut MySqlConnection, name: &Name) -> SqlResult<(i64, bool)> {
         let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
         let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
         Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
@@ -289,21 +322,23 @@ impl Strategy for ByName<MysqlServer> {
 
     const NAME: &'static str = "mysql-session";
     const SHARED: bool = true;
+    const TAKES_AT_ONCE: bool = false;
 
     async fn take(
         server: &MysqlServer,
         _: &Arc<Connections<MysqlServer>>,
         on: &mut MySqlConnection,
+        session: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
         let asked = match server.fences() {
-            true => server.take_names(on, wanted).await,
+            true => server.take_names(on, session, wanted).await,
             false => server.take_only(on, wanted).await,
         };
         settle_names::<Self>(on, wanted, asked).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
         if let [one] = names {
             return MysqlServer::free_name(on, one)
                 .await
@@ -314,24 +349,28 @@ impl Strategy for ByName<MysqlServer> {
             std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
         let row = sqlx::raw_sql(AssertSqlSafe(free)).fetch_one(on).await?;
         let freed = |place| Ok(row.try_get::<Option<i64>, _>(place)? == Some(1));
-        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<Answer<_>>()?))
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
     }
 
-    async fn queue(on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+    async fn queue(on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         queue(on, turn(name, 's')).await
     }
 
-    async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+    async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         let (name, limit) = (name_of(name), TURN.as_secs());
         waited(on, format!("SELECT CAST(GET_LOCK('{name}', {limit}) AS SIGNED), RELEASE_LOCK('{name}')"))
             .await
     }
 
-    async fn leave(on: &mut MySqlConnection, name: &Name) -> Answer<()> {
+    async fn leave(on: &mut MySqlConnection, name: &Name) -> SqlResult<()> {
         leave(on, turn(name, 's')).await
     }
 
-    async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(
+        server: &MysqlServer,
+        on: &mut MySqlConnection,
+        name: &Name,
+    ) -> SqlResult<Option<Holder>> {
         let statement = format!(
             "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN {} AS held
             ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
@@ -341,13 +380,13 @@ impl Strategy for ByName<MysqlServer> {
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn owner(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<OwningSession> {
+    async fn owner(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<OwningSession> {
         let used = sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(name_of(name));
         let session = used.fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
         Ok(session.map_or(OwningSession::Nobody, OwningSession::Session))
     }
 
-    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let place = server.place();
         let page = format!(
             "SELECT fence, holder, `key`, token FROM {} WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
@@ -379,20 +418,23 @@ impl Strategy for ByName<MysqlServer> {
 }
 
 impl RowServer for MysqlServer {
-    async fn lock_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<(i64, Found)> {
-        // In this isolation only the row is locked, and not the place of one that is missing.
+    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+        let name = &wanted.name;
         let statements = format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION;
-            SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            "START TRANSACTION; SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
             self.quoted(),
             hex(&name.row)
         );
         let is_there = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
             Ok(rows) => match rows.last() {
-                Some(row) => return Ok((row.try_get(0)?, Found::Free)),
+                Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
                 None => false,
             },
             Err(error) if LOCKED.contains(&number(&error)) => true,
+            Err(error @ sqlx::Error::Database(_)) => {
+                sqlx::raw_sql("ROLLBACK").execute(on).await?;
+                return Err(error);
+            }
             Err(error) => return Err(error),
         };
         let statements = format!(
@@ -407,12 +449,12 @@ impl RowServer for MysqlServer {
         Ok((row.try_get(2)?, found))
     }
 
-    async fn free_row(on: &mut MySqlConnection) -> Answer<i64> {
+    async fn free_row(on: &mut MySqlConnection) -> SqlResult<i64> {
         let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
         free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
-    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         // An insert would wait for a row that is there and locked.
         let there = format!("SELECT 1 FROM {} WHERE `key` = ?", self.quoted());
         if sqlx::query(AssertSqlSafe(there)).bind(&name.row).fetch_optional(&mut *on).await?.is_some() {
@@ -437,8 +479,8 @@ impl RowServer for MysqlServer {
         restored.map(|_| made)
     }
 
-    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
-        let count = format!("SET @dlock_session = {session}; {}", counting(&self.quoted(), wanted));
+    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+        let count = counting(&self.quoted(), wanted, &session.to_string());
         let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
         if counted.rows_affected() == 0 {
             return self.count_first(on, wanted, session).await;
@@ -452,35 +494,41 @@ impl Strategy for ByRow<MysqlServer> {
 
     const NAME: &'static str = "mysql-row";
     const SHARED: bool = false;
+    const TAKES_AT_ONCE: bool = false;
 
     async fn take(
         server: &MysqlServer,
         others: &Arc<Connections<MysqlServer>>,
         on: &mut MySqlConnection,
+        _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
         take_row(server, others, on, wanted).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
         Ok((MysqlServer::free_row(on).await?, vec![true; names.len()]))
     }
 
-    async fn queue(on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+    async fn queue(on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         queue(on, turn(name, 'r')).await
     }
 
-    async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<bool> {
+    async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         let (table, row) = (server.quoted(), hex(&name.row));
         let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE");
         sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
     }
 
-    async fn leave(on: &mut MySqlConnection, name: &Name) -> Answer<()> {
+    async fn leave(on: &mut MySqlConnection, name: &Name) -> SqlResult<()> {
         leave(on, turn(name, 'r')).await
     }
 
-    async fn holder(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(
+        server: &MysqlServer,
+        on: &mut MySqlConnection,
+        name: &Name,
+    ) -> SqlResult<Option<Holder>> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(None);
         }
@@ -489,7 +537,7 @@ impl Strategy for ByRow<MysqlServer> {
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
 
-    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> Answer<OwningSession> {
+    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<OwningSession> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(OwningSession::Nobody);
         }
@@ -501,7 +549,7 @@ impl Strategy for ByRow<MysqlServer> {
         Ok(session.map_or(OwningSession::Hidden, OwningSession::Session))
     }
 
-    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let tokens = server.sessions_seen(on).await?.into_iter();
         let tokens: Vec<_> = tokens.map(|session| format!("X'{}'", hex(&token(session)))).collect();
         let granted = format!(

@@ -12,7 +12,7 @@ use crate::table::TableName;
 use crate::text::sql;
 
 #[derive(Debug)]
-pub(super) struct Statements {
+pub(super) struct MysqlStatements {
     /// token, token, lease, holder, key, token: takes a row that is there; the fence is the last insert id.
     pub(super) take: SqlStr,
     /// key, token, lease, holder: makes the row of a key that has none; the fence is the last insert id.
@@ -39,7 +39,7 @@ pub(super) struct Statements {
 /// The server's time in microseconds.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-impl Statements {
+impl MysqlStatements {
     pub(super) fn of(table: &TableName) -> Self {
         let place = super::session::place(table);
         let table = table.quoted('`');

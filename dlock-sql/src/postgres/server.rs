@@ -11,10 +11,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, Sql
 
 use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
 use super::listen::Listening;
-use super::statements::{Statements, schema};
+use super::statements::{PostgresStatements, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
-use crate::server::{Answer, Ask, Fault, Lease, Pruned, Server, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
 use crate::settings::Settings;
 use crate::table::TableName;
 use crate::text::{micros, number};
@@ -23,7 +23,7 @@ use crate::text::{micros, number};
 #[derive(Debug)]
 pub struct PostgresServer {
     table: TableName,
-    statements: Statements,
+    statements: PostgresStatements,
     releases: Option<Channels>,
     /// Values are part of the statements, so that each is one message and prepares nothing.
     simple: bool,
@@ -32,7 +32,7 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    pub(super) fn statements(&self) -> &Statements {
+    pub(super) fn statements(&self) -> &PostgresStatements {
         &self.statements
     }
 
@@ -46,7 +46,7 @@ impl PostgresServer {
         on: &mut PgConnection,
         statement: &SqlStr,
         values: &[Value<'_>],
-    ) -> Answer<Vec<PgRow>> {
+    ) -> SqlResult<Vec<PgRow>> {
         if self.simple {
             let statement = values::written_into(statement.as_str(), values);
             return sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(on).await;
@@ -58,7 +58,7 @@ impl PostgresServer {
             .await
     }
 
-    async fn create(&self, on: &mut PgConnection) -> Answer<()> {
+    async fn create(&self, on: &mut PgConnection) -> SqlResult<()> {
         let mut transaction = on.begin().await?;
         for statement in schema(&self.table) {
             sqlx::query(statement).execute(&mut *transaction).await?;
@@ -74,7 +74,7 @@ impl PostgresServer {
 }
 
 /// The holder by fence, remaining time and description from this column on.
-fn holder(row: &PgRow, from: usize) -> Answer<Holder> {
+fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
     let mut holder = Holder::parse(row.try_get(from + 2)?);
     holder.fence = Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()));
     let left = row.try_get::<i64, _>(from + 1)?;
@@ -83,7 +83,11 @@ fn holder(row: &PgRow, from: usize) -> Answer<Holder> {
 }
 
 /// What the rows say of each of so many requests, whose place in their list is the first column.
-fn placed<T>(rows: &[PgRow], count: usize, read: impl Fn(&PgRow) -> Answer<T>) -> Answer<Vec<Option<T>>> {
+fn placed<T>(
+    rows: &[PgRow],
+    count: usize,
+    read: impl Fn(&PgRow) -> SqlResult<T>,
+) -> SqlResult<Vec<Option<T>>> {
     let mut all: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
     for row in rows {
         let place = usize::try_from(row.try_get::<i64, _>(0)? - 1).unwrap_or(usize::MAX);
@@ -141,35 +145,35 @@ impl Server for PostgresServer {
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
         let releases = settings.notified.then(|| Channels::new(Listening(Arc::clone(connector))));
         let Settings { simple, fences, .. } = *settings;
-        Self { table: table.clone(), statements: Statements::of(table), releases, simple, fences }
+        Self { table: table.clone(), statements: PostgresStatements::of(table), releases, simple, fences }
     }
 
     fn table(&self) -> &TableName {
         &self.table
     }
 
-    async fn settle(on: &mut PgConnection) -> Answer<()> {
+    async fn settle(on: &mut PgConnection) -> SqlResult<()> {
         if Self::is_fit(on).await? { Ok(()) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
     }
 
-    async fn prepare(&self, on: &mut PgConnection) -> Answer<()> {
+    async fn prepare(&self, on: &mut PgConnection) -> SqlResult<()> {
         if self.simple {
             return Ok(());
         }
         on.prepare(self.statements.release.clone()).await.map(drop)
     }
 
-    async fn is_fit(on: &mut PgConnection) -> Answer<bool> {
+    async fn is_fit(on: &mut PgConnection) -> SqlResult<bool> {
         let writes = "SELECT current_setting('transaction_read_only') = 'off'";
         sqlx::raw_sql(writes).fetch_one(on).await?.try_get(0)
     }
 
-    async fn check_pooled(_: &mut PgConnection) -> Answer<()> {
+    async fn check_pooled(_: &mut PgConnection) -> SqlResult<()> {
         // Whatever is set there, a statement is a transaction by itself, and the table is named with its schema.
         Ok(())
     }
 
-    async fn schema_of(on: &mut PgConnection, table: &TableName) -> Answer<Option<String>> {
+    async fn schema_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Option<String>> {
         let schema = format!(
             "SELECT nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
             WHERE pg_class.oid = to_regclass('{}')",
@@ -179,7 +183,7 @@ impl Server for PostgresServer {
         row.map(|row| row.try_get(0)).transpose()
     }
 
-    async fn mark(&self, on: &mut PgConnection) -> Answer<Option<String>> {
+    async fn mark(&self, on: &mut PgConnection) -> SqlResult<Option<String>> {
         let mark = self.all(on, &self.statements.mark, &[]).await?;
         for statement in &self.statements.rights {
             self.all(on, statement, &[]).await?;
@@ -187,7 +191,7 @@ impl Server for PostgresServer {
         mark.first().map(|row| row.try_get(0)).transpose()
     }
 
-    async fn make(&self, on: &mut PgConnection) -> Answer<()> {
+    async fn make(&self, on: &mut PgConnection) -> SqlResult<()> {
         let mut tries = 5;
         loop {
             match self.create(on).await {
@@ -206,7 +210,7 @@ impl Server for PostgresServer {
         classify(error, table)
     }
 
-    async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> Answer<Taken> {
+    async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> SqlResult<Taken> {
         let token = ask.token.as_bytes();
         let values = [
             Value::Bytes(bytes(&ask.key)),
@@ -222,13 +226,13 @@ impl Server for PostgresServer {
         Ok(Taken::Busy(Some(Box::new(holder(row, 0)?))))
     }
 
-    async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> Answer<Option<bool>> {
+    async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<Option<bool>> {
         let channel = self.channel(key);
         let values = [Value::Bytes(bytes(key)), Value::Bytes(token.as_bytes()), Value::Text(&channel)];
         self.all(on, &self.statements.release, &values).await?.first().map(|row| row.try_get(0)).transpose()
     }
 
-    async fn take_all(&self, on: &mut PgConnection, asks: &[Ask]) -> Answer<Vec<Option<Taken>>> {
+    async fn take_all(&self, on: &mut PgConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
         if let [one] = asks {
             return Ok(vec![Some(self.take(on, one, false).await?)]);
         }
@@ -247,7 +251,11 @@ impl Server for PostgresServer {
         })
     }
 
-    async fn release_all(&self, on: &mut PgConnection, held: &[(Key, Token)]) -> Answer<Vec<Option<bool>>> {
+    async fn release_all(
+        &self,
+        on: &mut PgConnection,
+        held: &[(Key, Token)],
+    ) -> SqlResult<Vec<Option<bool>>> {
         if let [(key, token)] = held {
             return Ok(vec![self.release(on, key, token).await?]);
         }
@@ -261,7 +269,7 @@ impl Server for PostgresServer {
         placed(&rows, held.len(), |row| row.try_get(1))
     }
 
-    async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> Answer<Option<HashSet<usize>>> {
+    async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> SqlResult<Option<HashSet<usize>>> {
         let values = [
             Value::ManyBytes(leases.iter().map(|lease| bytes(&lease.key)).collect()),
             Value::ManyBytes(leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect()),
@@ -271,27 +279,27 @@ impl Server for PostgresServer {
         if rows.len() == leases.len() {
             return Ok(None);
         }
-        let places = rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<Answer<Vec<_>>>()?;
+        let places = rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<SqlResult<Vec<_>>>()?;
         Ok(Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
     }
 
-    async fn read(&self, on: &mut PgConnection, key: &Key) -> Answer<Option<Holder>> {
+    async fn read(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Option<Holder>> {
         let rows = self.all(on, &self.statements.read, &[Value::Bytes(bytes(key))]).await?;
         rows.first().map(|row| holder(row, 0)).transpose()
     }
 
-    async fn list(&self, on: &mut PgConnection, after: &[u8]) -> Answer<Vec<(Vec<u8>, Holder)>> {
+    async fn list(&self, on: &mut PgConnection, after: &[u8]) -> SqlResult<Vec<(Vec<u8>, Holder)>> {
         let rows = self.all(on, &self.statements.list, &[Value::Bytes(after)]).await?;
         rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
     }
 
-    async fn force(&self, on: &mut PgConnection, key: &Key) -> Answer<bool> {
+    async fn force(&self, on: &mut PgConnection, key: &Key) -> SqlResult<bool> {
         let channel = self.channel(key);
         let values = [Value::Bytes(bytes(key)), Value::Text(&channel)];
         Ok(!self.all(on, &self.statements.force, &values).await?.is_empty())
     }
 
-    async fn prune(&self, on: &mut PgConnection, unused: Duration, after: &[u8]) -> Answer<Pruned> {
+    async fn prune(&self, on: &mut PgConnection, unused: Duration, after: &[u8]) -> SqlResult<Pruned> {
         let values = [Value::Number(micros(unused)), Value::Bytes(after)];
         let rows = self.all(on, &self.statements.prune, &values).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
@@ -310,7 +318,7 @@ impl Server for PostgresServer {
         self.releases.as_ref()?.join(&self.channel(key))
     }
 
-    async fn await_release(&self, on: &mut PgConnection, key: &Key) -> Answer<bool> {
+    async fn await_release(&self, on: &mut PgConnection, key: &Key) -> SqlResult<bool> {
         let rows = self.all(on, &self.statements.await_release, &[Value::Bytes(bytes(key))]).await?;
         rows.first().map_or(Ok(false), |row| row.try_get(0))
     }

@@ -10,8 +10,9 @@ use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
 
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
+use super::values::{self, Value};
 use crate::rows::Connections;
-use crate::server::{Answer, Server, Taken};
+use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
     ByName, ByRow, Found, Name, OwningSession, RowServer, SessionServer, Sessions, Strategy, TURN,
     TakeResult, Wanted, settle_names, take_row,
@@ -83,6 +84,23 @@ fn number(name: &Name) -> i64 {
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
+/// Prepares what locks a row, on the connection that does it again and again.
+pub(super) fn lock_row(table: &str) -> SqlStr {
+    let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
+    sql(format!(
+        "PREPARE dlock_count (bytea, bytea, text) AS
+            WITH locked AS MATERIALIZED (SELECT FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED),
+            counted AS ({})
+            SELECT fence, 'counted' AS step FROM counted;
+        PREPARE dlock_lock (bytea) AS SELECT 'locked' AS step FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED;
+        PREPARE dlock_look (bytea, bytea) AS
+            SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
+                'seen' AS step
+            FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
+        counting(table, &ours)
+    ))
+}
+
 /// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
 fn counting(table: &str, from: &str) -> String {
     format!(
@@ -104,11 +122,15 @@ fn turn(name: &Name, from: usize) -> String {
     format!("{}, {}", number(from), number(from + 4))
 }
 
+/// The errors of a prepared statement that is not there, and of one whose table was altered.
+const UNPREPARED: &str = "26000";
+const OUTDATED: &str = "0A000";
+
 /// Where the numbers of a turn begin in the digest: for names, and for rows.
 const TURNS: (usize, usize) = (8, 16);
 
 /// Runs a statement that may wait.
-async fn waited(on: &mut PgConnection, statement: String) -> Answer<bool> {
+async fn waited(on: &mut PgConnection, statement: String) -> SqlResult<bool> {
     // In one message, not prepared: the settings are of this transaction.
     let statements = format!(
         "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true); {statement}",
@@ -117,16 +139,16 @@ async fn waited(on: &mut PgConnection, statement: String) -> Answer<bool> {
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(on).await.map(|_| true)
 }
 
-async fn leave(on: &mut PgConnection) -> Answer<()> {
+async fn leave(on: &mut PgConnection) -> SqlResult<()> {
     sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
 }
 
-fn fence(row: &PgRow, column: usize) -> Answer<Option<Fence>> {
+fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
 }
 
 /// With the fence, or somebody has it.
-fn taken(row: &PgRow) -> Answer<Taken> {
+fn taken(row: &PgRow) -> SqlResult<Taken> {
     Ok(match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
         (None, Some(fence)) => Taken::Granted(Some(fence)),
         _ => Taken::Busy(Some(Box::new(holder(row)?))),
@@ -134,14 +156,14 @@ fn taken(row: &PgRow) -> Answer<Taken> {
 }
 
 /// Somebody has it; who, if the row with the fence says so.
-fn holder(row: &PgRow) -> Answer<Holder> {
+fn holder(row: &PgRow) -> SqlResult<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
 }
 
 /// A transaction that was prepared for a commit in two phases is no session's any more.
-fn owner(row: Option<&PgRow>) -> Answer<OwningSession> {
+fn owner(row: Option<&PgRow>) -> SqlResult<OwningSession> {
     let Some(row) = row else { return Ok(OwningSession::Nobody) };
     Ok(row.try_get::<Option<i64>, _>(0)?.map_or(OwningSession::Hidden, OwningSession::Session))
 }
@@ -157,21 +179,21 @@ impl SessionServer for PostgresServer {
         self.fences()
     }
 
-    async fn keep_alive(on: &mut PgConnection, silence: Duration) -> Answer<()> {
+    async fn keep_alive(on: &mut PgConnection, silence: Duration, _: bool) -> SqlResult<()> {
         let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
         sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
     }
 
-    async fn ping(on: &mut PgConnection) -> Answer<i64> {
+    async fn ping(on: &mut PgConnection) -> SqlResult<i64> {
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
     }
 
-    async fn cancel(on: &mut PgConnection, session: i64) -> Answer<()> {
+    async fn cancel(on: &mut PgConnection, session: i64) -> SqlResult<()> {
         let cancel = sqlx::query("SELECT pg_cancel_backend($1::bigint::integer)").bind(session);
         cancel.execute(on).await.map(drop)
     }
 
-    async fn end(on: &mut PgConnection, session: i64) -> Answer<()> {
+    async fn end(on: &mut PgConnection, session: i64) -> SqlResult<()> {
         let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
         end.execute(on).await.map(drop)
     }
@@ -207,7 +229,7 @@ pub(super) fn take_names(table: &str) -> SqlStr {
 }
 
 impl PostgresServer {
-    async fn take_one(&self, on: &mut PgConnection, wanted: &Wanted) -> Answer<(i64, Vec<Taken>)> {
+    async fn take_one(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Vec<Taken>)> {
         let row = sqlx::query(self.statements().take_name.clone())
             .bind(number(&wanted.name))
             .bind(&wanted.name.fence)
@@ -218,7 +240,7 @@ impl PostgresServer {
         Ok((row.try_get(2)?, vec![taken(row)?]))
     }
 
-    async fn take_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+    async fn take_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
         let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
@@ -227,12 +249,12 @@ impl PostgresServer {
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
         }
-        let taken = rows.iter().map(taken).collect::<Answer<_>>()?;
+        let taken = rows.iter().map(taken).collect::<SqlResult<_>>()?;
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
     }
 
     /// Takes them, and counts nothing.
-    async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> Answer<(i64, Vec<Taken>)> {
+    async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let rows = if let [one] = wanted {
             let take = sqlx::query("SELECT pg_backend_pid()::bigint, pg_try_advisory_lock($1)");
             take.bind(number(&one.name)).fetch_all(on).await?
@@ -248,10 +270,10 @@ impl PostgresServer {
             false => Ok(Taken::Busy(None)),
         };
         let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
-        Ok((session, rows.iter().map(taken).collect::<Answer<_>>()?))
+        Ok((session, rows.iter().map(taken).collect::<SqlResult<_>>()?))
     }
 
-    async fn free_name(on: &mut PgConnection, name: &Name) -> Answer<(i64, bool)> {
+    async fn free_name(on: &mut PgConnection, name: &Name) -> SqlResult<(i64, bool)> {
         let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
         let row = free.fetch_one(on).await?;
         Ok((row.try_get(0)?, row.try_get(1)?))
@@ -263,11 +285,13 @@ impl Strategy for ByName<PostgresServer> {
 
     const NAME: &'static str = "postgres-session";
     const SHARED: bool = true;
+    const TAKES_AT_ONCE: bool = true;
 
     async fn take(
         server: &PostgresServer,
         _: &Arc<Connections<PostgresServer>>,
         on: &mut PgConnection,
+        _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
         let asked = match wanted {
@@ -278,7 +302,7 @@ impl Strategy for ByName<PostgresServer> {
         settle_names::<Self>(on, wanted, asked).await
     }
 
-    async fn release(on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
         if let [one] = names {
             return PostgresServer::free_name(on, one)
                 .await
@@ -288,26 +312,30 @@ impl Strategy for ByName<PostgresServer> {
             "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
         let numbers: Vec<i64> = names.iter().map(number).collect();
         let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
-        let freed = rows.iter().map(|row| row.try_get(1)).collect::<Answer<_>>()?;
+        let freed = rows.iter().map(|row| row.try_get(1)).collect::<SqlResult<_>>()?;
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
-    async fn queue(on: &mut PgConnection, name: &Name) -> Answer<bool> {
+    async fn queue(on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.0))).await
     }
 
-    async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+    async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         // Shared, so that nobody takes this moment for a lock.
         let number = number(name);
         waited(on, format!("SELECT pg_advisory_lock_shared({number}), pg_advisory_unlock_shared({number})"))
             .await
     }
 
-    async fn leave(on: &mut PgConnection, _: &Name) -> Answer<()> {
+    async fn leave(on: &mut PgConnection, _: &Name) -> SqlResult<()> {
         leave(on).await
     }
 
-    async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(
+        server: &PostgresServer,
+        on: &mut PgConnection,
+        name: &Name,
+    ) -> SqlResult<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
             LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
@@ -317,13 +345,13 @@ impl Strategy for ByName<PostgresServer> {
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn owner(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<OwningSession> {
+    async fn owner(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<OwningSession> {
         let statement = format!("SELECT session FROM ({ADVISORY}) AS locked WHERE number = $1");
         let query = sqlx::query(AssertSqlSafe(statement)).bind(number(name));
         owner(query.fetch_optional(on).await?.as_ref())
     }
 
-    async fn held(server: &PostgresServer, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let place = server.place();
         // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
         let statement = format!(
@@ -351,33 +379,51 @@ impl Strategy for ByName<PostgresServer> {
 }
 
 impl RowServer for PostgresServer {
-    async fn lock_row(&self, on: &mut PgConnection, name: &Name) -> Answer<(i64, Found)> {
-        let table = self.quoted();
-        let of = |row: &[u8]| format!(r#"{table} WHERE key = decode('{}', 'hex')"#, hex(row));
-        let (locked, counted) = (of(&name.row), of(&name.fence));
-        // In one message, not prepared.
-        let statements = format!(
-            "BEGIN; SELECT (SELECT fence FROM {counted}), (SELECT holder FROM {counted}), {SESSION},
-                EXISTS (SELECT FROM {locked}),
-                (SELECT true FROM (SELECT 1 FROM {locked} FOR UPDATE SKIP LOCKED) AS locked)"
-        );
-        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await?;
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let (session, is_there) = (row.try_get(2)?, row.try_get::<bool, _>(3)?);
-        if row.try_get::<Option<bool>, _>(4)? == Some(true) {
-            return Ok((session, Found::Free));
+    // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
+    // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
+    // if it is still the last one when the row is locked again: nobody else counts from then on.
+    async fn lock_row(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+        let Name { row, fence: counted, .. } = &wanted.name;
+        let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
+        let count = if self.fences() { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
+        let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
+        let statements = sql(values::written_into(&statements, &values));
+        let mut prepares = true;
+        let rows = loop {
+            let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {
+                Err(sqlx::Error::Database(error)) => error,
+                rows => break rows?,
+            };
+            sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
+            match error.code().as_deref() {
+                Some(UNPREPARED) if std::mem::take(&mut prepares) => {
+                    sqlx::raw_sql(self.statements().lock_row.clone()).execute(&mut *on).await?;
+                }
+                // Only a new connection prepares them for a table that was altered.
+                Some(OUTDATED) => return Err(sqlx::Error::Protocol("the table was altered".into())),
+                _ => return Err(sqlx::Error::Database(error)),
+            }
+        };
+        let step = |name| rows.iter().find(|row| row.try_get("step").is_ok_and(|step: &str| step == name));
+        let seen = step("seen").ok_or(sqlx::Error::RowNotFound)?;
+        let session = seen.try_get(2)?;
+        if step("locked").is_none() {
+            let is_there = seen.try_get::<bool, _>(3)?;
+            let found = if is_there { Found::Locked(Some(Box::new(holder(seen)?))) } else { Found::Missing };
+            sqlx::raw_sql("ROLLBACK").execute(on).await?;
+            return Ok((session, found));
         }
-        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
-        sqlx::raw_sql("ROLLBACK").execute(on).await?;
-        Ok((session, found))
+        let counted = step("counted").map_or(Ok(None), |row| fence(row, 0))?;
+        let is_last = seen.try_get::<Option<bool>, _>(4)? == Some(true) && counted == fence(seen, 0)?;
+        Ok((session, Found::Free(counted.filter(|_| is_last))))
     }
 
-    async fn free_row(on: &mut PgConnection) -> Answer<i64> {
+    async fn free_row(on: &mut PgConnection) -> SqlResult<i64> {
         let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
         freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
-    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         // Never pruned, since that could take it from under a lock.
         let statement = format!(
             r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
@@ -387,7 +433,7 @@ impl RowServer for PostgresServer {
         Ok(made.rows_affected() == 1)
     }
 
-    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> Answer<Fence> {
+    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
         let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
         let row = sqlx::query(AssertSqlSafe(counting(&self.quoted(), ours)))
             .bind(&wanted.name.fence)
@@ -404,34 +450,40 @@ impl Strategy for ByRow<PostgresServer> {
 
     const NAME: &'static str = "postgres-row";
     const SHARED: bool = false;
+    const TAKES_AT_ONCE: bool = true;
 
     async fn take(
         server: &PostgresServer,
         others: &Arc<Connections<PostgresServer>>,
         on: &mut PgConnection,
+        _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
         take_row(server, others, on, wanted).await
     }
 
-    async fn release(on: &mut PgConnection, names: &[Name]) -> Answer<(i64, Vec<bool>)> {
+    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
         Ok((PostgresServer::free_row(on).await?, vec![true; names.len()]))
     }
 
-    async fn queue(on: &mut PgConnection, name: &Name) -> Answer<bool> {
+    async fn queue(on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.1))).await
     }
 
-    async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<bool> {
+    async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         let (table, row) = (server.quoted(), hex(&name.row));
         waited(on, format!("SELECT 1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
     }
 
-    async fn leave(on: &mut PgConnection, _: &Name) -> Answer<()> {
+    async fn leave(on: &mut PgConnection, _: &Name) -> SqlResult<()> {
         leave(on).await
     }
 
-    async fn holder(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<Option<Holder>> {
+    async fn holder(
+        server: &PostgresServer,
+        on: &mut PgConnection,
+        name: &Name,
+    ) -> SqlResult<Option<Holder>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
@@ -441,7 +493,7 @@ impl Strategy for ByRow<PostgresServer> {
         query.fetch_optional(on).await?.as_ref().map(holder).transpose()
     }
 
-    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> Answer<OwningSession> {
+    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<OwningSession> {
         let statement = format!(
             r#"SELECT pid::bigint FROM {} AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
             server.quoted()
@@ -450,7 +502,7 @@ impl Strategy for ByRow<PostgresServer> {
         owner(query.fetch_optional(on).await?.as_ref())
     }
 
-    async fn held(server: &PostgresServer, on: &mut PgConnection) -> Answer<Vec<(Key, Holder)>> {
+    async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let statement = format!(
             r#"SELECT held.fence, held.holder, locked.key FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held

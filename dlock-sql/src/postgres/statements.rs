@@ -11,7 +11,7 @@ use crate::table::TableName;
 use crate::text::{hex, sql};
 
 #[derive(Debug)]
-pub(super) struct Statements {
+pub(super) struct PostgresStatements {
     /// key, token, lease in us, holder: the fence; or fence, remaining us and holder of somebody else.
     pub(super) take: SqlStr,
     /// key, token, channel: whether the lease was still running.
@@ -37,6 +37,8 @@ pub(super) struct Statements {
     /// Take named locks of a session.
     pub(super) take_name: SqlStr,
     pub(super) take_names: SqlStr,
+    /// Prepares what locks a row.
+    pub(super) lock_row: SqlStr,
     /// The mark.
     pub(super) mark: SqlStr,
     /// Change nothing, and fail without the right to change.
@@ -55,7 +57,7 @@ pub(super) const ADVISORY: &str =
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
-impl Statements {
+impl PostgresStatements {
     pub(super) fn of(table: &TableName) -> Self {
         let place = super::session::place(table);
         let table = table.quoted('"');
@@ -199,6 +201,7 @@ impl Statements {
             )),
             take_name: super::session::take_name(&table),
             take_names: super::session::take_names(&table),
+            lock_row: super::session::lock_row(&table),
             mark: sql(format!(r#"SELECT holder FROM {table} WHERE key = ''"#)),
             rights: [
                 sql(format!(

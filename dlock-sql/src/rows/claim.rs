@@ -55,7 +55,7 @@ impl<S: Server> RowClaim<S> {
 
     /// One attempt more that is not answered.
     fn sent(&mut self) -> Arc<Progress> {
-        self.unanswered.retain(|earlier| !earlier.is_over());
+        self.unanswered.retain(|earlier| !earlier.try_cancel());
         let progress = Arc::new(Progress::new());
         self.unanswered.push(Arc::clone(&progress));
         progress
@@ -96,7 +96,7 @@ impl<S: Server> Claim for RowClaim<S> {
             Some(answer) => answer,
             None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, self.sent()).await,
         };
-        self.unanswered.retain(|earlier| !earlier.is_over());
+        self.unanswered.retain(|earlier| !earlier.try_cancel());
         self.unknown = answer.is_err();
         match answer? {
             Taken::Granted(fence) => {
@@ -146,7 +146,7 @@ impl<S: Server> Claim for RowClaim<S> {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.listener = None;
         self.rows.check()?;
-        self.unanswered.retain(|attempt| !attempt.is_over());
+        self.unanswered.retain(|attempt| !attempt.try_cancel());
         for attempt in &self.unanswered {
             let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
         }
@@ -156,7 +156,7 @@ impl<S: Server> Claim for RowClaim<S> {
         let open: Vec<bool> = self
             .unanswered
             .iter()
-            .map(|attempt| !attempt.is_over() && !attempt.is_older_than(lease))
+            .map(|attempt| !attempt.try_cancel() && !attempt.is_older_than(lease))
             .collect();
         let withdrawn = self.release().await?;
         let mut open = open.into_iter();
@@ -166,7 +166,7 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     fn is_clean(&self) -> bool {
-        !self.held && self.unanswered.iter().all(|attempt| attempt.is_over())
+        !self.held && self.unanswered.iter().all(|attempt| attempt.try_cancel())
     }
 }
 

@@ -257,10 +257,10 @@ impl<S: Server> Connections<S> {
         step: P,
         limit: Duration,
     ) -> Result<P::Reply, Failure> {
-        let told = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()));
-        match tokio::time::timeout(limit, told).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Failure::unknown(format!("no answer within {limit:?}"))),
+        let request = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()));
+        match until(Instant::now() + limit, request).await {
+            Some(answer) => answer,
+            None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
         }
     }
 

@@ -66,11 +66,15 @@ impl Progress {
         self.ended.notify_waiters();
     }
 
-    /// Whether it certainly does nothing any more: it was answered, or not sent, and then never will be.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Cancels it unless it was sent. Returns whether it certainly does nothing any more: it was answered, or never will
+    /// be sent.
+    pub(crate) fn try_cancel(&self) -> bool {
         let mut stage = self.stage();
         if *stage == Stage::Waiting {
             *stage = Stage::Cancelled;
+            drop(stage);
+            self.ended.notify_waiters();
+            return true;
         }
         matches!(*stage, Stage::Cancelled | Stage::Settled)
     }
@@ -101,16 +105,33 @@ mod tests {
     #[tokio::test]
     async fn what_was_not_sent_can_be_cancelled_and_what_was_sent_cannot() {
         let progress = Progress::new();
-        assert!(progress.is_over());
+        assert!(progress.try_cancel());
         assert!(!progress.send(), "it was cancelled");
         progress.ended().await;
 
         let progress = Progress::new();
         assert!(progress.send());
-        assert!(!progress.is_over());
+        assert!(!progress.try_cancel());
         progress.settle();
-        assert!(progress.is_over());
+        assert!(progress.try_cancel());
         progress.ended().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_the_end_is_notified_however_it_ends() {
+        let ends: [fn(&Progress); 3] = [
+            |of| {
+                of.try_cancel();
+            },
+            Progress::settle,
+            Progress::lose,
+        ];
+        for end in ends {
+            let progress = Progress::new();
+            let ended = tokio::time::timeout(Duration::from_secs(1), progress.ended());
+            let (ended, ()) = tokio::join!(ended, async { end(&progress) });
+            ended.expect("it has ended");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -120,7 +141,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3)).await;
         progress.lose();
         progress.ended().await;
-        assert!(!progress.is_over());
+        assert!(!progress.try_cancel());
         assert!(progress.is_older_than(Duration::from_secs(3)));
         assert!(!progress.is_older_than(Duration::from_secs(4)));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{Holder, Key, Token};
 
-use crate::server::{Answer, Ask, Conn, Lease, Pruned, Server, Taken};
+use crate::server::{Ask, Conn, Lease, Pruned, Server, SqlResult, Taken};
 
 /// One thing to do on a connection. May be done again after an error that changed nothing.
 pub(crate) trait Step<S: Server>: Send + Sync + 'static {
@@ -13,7 +13,7 @@ pub(crate) trait Step<S: Server>: Send + Sync + 'static {
     /// Whether it refuses by itself a connection on which it would not be a transaction by itself.
     const CHECKS: bool = false;
 
-    fn perform(&self, server: &S, on: &mut Conn<S>) -> impl Future<Output = Answer<Self::Reply>> + Send;
+    fn perform(&self, server: &S, on: &mut Conn<S>) -> impl Future<Output = SqlResult<Self::Reply>> + Send;
 }
 
 macro_rules! steps {
@@ -25,7 +25,7 @@ macro_rules! steps {
             type Reply = $reply;
             const CHECKS: bool = $checks;
 
-            async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<Self::Reply> {
+            async fn perform(&self, server: &S, on: &mut Conn<S>) -> SqlResult<Self::Reply> {
                 let Self($($field),*) = self;
                 server.$method(on, $($argument),*).await
             }

@@ -23,14 +23,14 @@ use crate::server::{Ask, Server, Taken};
 const LOOK: usize = 1_000;
 
 /// The answer to a request; nothing where it was not asked for, and has to be asked for by itself.
-type Answer<R> = Result<Option<R>, Failure>;
+type JointResult<R> = Result<Option<R>, Failure>;
 
 /// A request that waits for a connection.
 struct Waiter<Q, R> {
     request: Q,
     limits: Limits,
     progress: Arc<Progress>,
-    answer: Option<oneshot::Sender<Answer<R>>>,
+    answer: Option<oneshot::Sender<JointResult<R>>>,
 }
 
 impl<Q, R> Waiter<Q, R> {
@@ -38,13 +38,13 @@ impl<Q, R> Waiter<Q, R> {
         self.answer.as_ref().is_some_and(|answer| !answer.is_closed())
     }
 
-    fn answer(mut self, answer: Answer<R>) {
+    fn answer(mut self, answer: JointResult<R>) {
         match &answer {
             Err(failure) if failure.kind() == ErrorKind::Unknown => self.progress.lose(),
             _ => self.progress.settle(),
         }
-        if let Some(told) = self.answer.take() {
-            drop(told.send(answer));
+        if let Some(sender) = self.answer.take() {
+            drop(sender.send(answer));
         }
     }
 }
@@ -168,9 +168,9 @@ impl<S: Server> Connections<S> {
         request: Q,
         limits: Limits,
         progress: &Arc<Progress>,
-    ) -> Answer<Q::Reply> {
+    ) -> JointResult<Q::Reply> {
         let end = Instant::now() + limits.patience;
-        let (answer, mut told) = oneshot::channel();
+        let (answer, mut receiver) = oneshot::channel();
         let is_driven = {
             let mut state = Q::line(&lane).state();
             state.waiting.push_back(Waiter {
@@ -185,11 +185,11 @@ impl<S: Server> Connections<S> {
             // Not by the caller, on whom the others would then depend.
             lane.runtime.clone().spawn(Arc::clone(self).send_all::<Q>(lane));
         }
-        let answer = match until(end, &mut told).await {
+        let answer = match until(end, &mut receiver).await {
             Some(answer) => answer,
-            None if progress.is_over() => return Err(super::connections::busy(limits.patience)),
+            None if progress.try_cancel() => return Err(super::connections::busy(limits.patience)),
             // It was sent.
-            None => told.await,
+            None => receiver.await,
         };
         answer.unwrap_or_else(|_| Err(gone()))
     }

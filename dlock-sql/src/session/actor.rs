@@ -234,7 +234,7 @@ impl<M: Strategy> ConnectionActor<M> {
         let opening = async move {
             let mut connection = connector.open().await?;
             let settled = async {
-                M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT).await?;
+                M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT, !M::SHARED).await?;
                 M::Server::ping(&mut connection).await
             };
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
@@ -256,8 +256,8 @@ impl<M: Strategy> ConnectionActor<M> {
     fn name(&self, key: &Key) -> (Id, Name) {
         let name = Name::of(&self.place, key);
         let mut id = Id::default();
-        let told = <M::Server as SessionServer>::DIGEST;
-        id[..told].copy_from_slice(&name.digest[..told]);
+        let length = <M::Server as SessionServer>::DIGEST;
+        id[..length].copy_from_slice(&name.digest[..length]);
         (id, name)
     }
 
@@ -429,7 +429,7 @@ impl<M: Strategy> ConnectionActor<M> {
         let (sent, sent_at) = (Clock::system().now(), Instant::now());
         let end = sent_at + patience;
         let answer = {
-            let answering = answer(context, &mut session.connection, statement);
+            let answering = answer(context, session, statement);
             tokio::pin!(answering);
             let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
             loop {
@@ -513,16 +513,17 @@ impl<M: Strategy> ConnectionActor<M> {
 
 async fn answer<M: Strategy>(
     context: &Context<M>,
-    on: &mut Conn<M::Server>,
+    session: &mut Session<M::Server>,
     statement: &Statement,
 ) -> Result<(i64, Outcome), TakeError> {
+    let Session { connection: on, id } = session;
     match statement {
         Statement::Ping => {
             let session = M::Server::ping(on).await.map_err(TakeError::Unknown)?;
             Ok((session, Outcome::Alive))
         }
         Statement::Take(wanted) => {
-            let (session, taken) = M::take(&context.server, &context.others, on, wanted).await?;
+            let (session, taken) = M::take(&context.server, &context.others, on, *id, wanted).await?;
             Ok((session, Outcome::Taken(taken)))
         }
         Statement::Release(names) => {

@@ -8,7 +8,7 @@ use dlock_core::{Failure, Holder, Key};
 use super::{Name, OwningSession, SessionServer, Sessions, Strategy};
 use crate::failure::unchanged;
 use crate::rows::{QUESTION, Step};
-use crate::server::{Answer, Conn};
+use crate::server::{Conn, SqlResult};
 
 /// How long a list may take.
 const LISTING: Duration = Duration::from_secs(25);
@@ -65,7 +65,7 @@ struct Inspect<M>(Key, PhantomData<fn() -> M>);
 impl<M: Strategy> Step<M::Server> for Inspect<M> {
     type Reply = Option<Holder>;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Option<Holder>> {
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Option<Holder>> {
         M::holder(server, on, &Name::of(&server.place(), &self.0)).await
     }
 }
@@ -76,7 +76,7 @@ struct Find<M>(Key, PhantomData<fn() -> M>);
 impl<M: Strategy> Step<M::Server> for Find<M> {
     type Reply = OwningSession;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<OwningSession> {
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<OwningSession> {
         M::owner(server, on, &Name::of(&server.place(), &self.0)).await
     }
 }
@@ -87,7 +87,7 @@ struct List<M>(PhantomData<fn() -> M>);
 impl<M: Strategy> Step<M::Server> for List<M> {
     type Reply = Vec<(Key, Holder)>;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> Answer<Self::Reply> {
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Self::Reply> {
         M::held(server, on).await
     }
 }
@@ -98,7 +98,7 @@ pub(super) struct Cancel(pub(super) i64);
 impl<S: SessionServer> Step<S> for Cancel {
     type Reply = ();
 
-    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<()> {
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> SqlResult<()> {
         S::cancel(on, self.0).await
     }
 }
@@ -109,7 +109,7 @@ pub(super) struct End(pub(super) i64);
 impl<S: SessionServer> Step<S> for End {
     type Reply = ();
 
-    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<()> {
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> SqlResult<()> {
         S::end(on, self.0).await
     }
 }

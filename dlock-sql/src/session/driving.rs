@@ -22,7 +22,7 @@ type Driving<M> = Pin<Box<dyn Future<Output = Box<ConnectionActor<M>>> + Send>>;
 const FAR: Duration = Duration::from_secs(3_600);
 
 /// Where the connection is.
-enum Place<M: Strategy> {
+enum ActorState<M: Strategy> {
     /// Nobody does anything with it.
     Free(Box<ConnectionActor<M>>),
     /// A caller drives a command, the one of this number.
@@ -33,7 +33,7 @@ enum Place<M: Strategy> {
 
 /// A connection that keeps locks, and who drives it.
 pub(super) struct Driver<M: Strategy> {
-    place: Mutex<(Place<M>, u64)>,
+    state: Mutex<(ActorState<M>, u64)>,
     /// Until when the task sleeps.
     sleeps_until: Mutex<Instant>,
     wake: Notify,
@@ -41,26 +41,26 @@ pub(super) struct Driver<M: Strategy> {
 
 impl<M: Strategy> Driver<M> {
     pub(super) fn new(actor: ConnectionActor<M>) -> Arc<Self> {
-        let place = Mutex::new((Place::Free(Box::new(actor)), 0));
-        Arc::new(Self { place, sleeps_until: Mutex::new(Instant::now()), wake: Notify::new() })
+        let state = Mutex::new((ActorState::Free(Box::new(actor)), 0));
+        Arc::new(Self { state, sleeps_until: Mutex::new(Instant::now()), wake: Notify::new() })
     }
 
-    fn place(&self) -> MutexGuard<'_, (Place<M>, u64)> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, (ActorState<M>, u64)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to carry out a command in the caller's place, unless somebody uses the connection, it is not open, or
     /// the command needs several answers, which come to dlock's own thread.
     pub(super) fn begin(self: &Arc<Self>, command: Command) -> Result<Driven<M>, Box<Command>> {
-        if !M::SHARED && !matches!(command, Command::Release(_)) {
+        if !M::TAKES_AT_ONCE && !matches!(command, Command::Release(_)) {
             return Err(Box::new(command));
         }
-        let mut place = self.place();
-        match std::mem::replace(&mut place.0, Place::Taken) {
-            Place::Free(mut actor) if actor.is_open() => {
-                place.1 += 1;
-                let number = place.1;
-                place.0 = Place::Lent(
+        let mut state = self.state();
+        match std::mem::replace(&mut state.0, ActorState::Taken) {
+            ActorState::Free(mut actor) if actor.is_open() => {
+                state.1 += 1;
+                let number = state.1;
+                state.0 = ActorState::Lent(
                     number,
                     Box::pin(async move {
                         actor.carry_out(&mut vec![command]).await;
@@ -70,7 +70,7 @@ impl<M: Strategy> Driver<M> {
                 Ok(Driven { driver: Some(Arc::clone(self)), number })
             }
             other => {
-                place.0 = other;
+                state.0 = other;
                 Err(Box::new(command))
             }
         }
@@ -78,11 +78,11 @@ impl<M: Strategy> Driver<M> {
 
     /// The connection, after what a caller is doing with it.
     async fn take(&self) -> Option<Box<ConnectionActor<M>>> {
-        let taken = std::mem::replace(&mut self.place().0, Place::Taken);
+        let taken = std::mem::replace(&mut self.state().0, ActorState::Taken);
         match taken {
-            Place::Free(actor) => Some(actor),
-            Place::Lent(_, driving) => Some(driving.await),
-            Place::Taken => None,
+            ActorState::Free(actor) => Some(actor),
+            ActorState::Lent(_, driving) => Some(driving.await),
+            ActorState::Taken => None,
         }
     }
 
@@ -104,7 +104,7 @@ impl<M: Strategy> Driver<M> {
                 None => actor.look_after().await,
             }
             self.sleep(&actor);
-            self.place().0 = Place::Free(actor);
+            self.state().0 = ActorState::Free(actor);
         }
     }
 
@@ -127,19 +127,19 @@ impl<M: Strategy> Driven<M> {
     /// Goes on with the command, as far as the task has not taken it over.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) {
         let Some(driver) = &self.driver else { return };
-        let mut place = driver.place();
-        let done = match &mut place.0 {
-            Place::Lent(number, driving) if *number == self.number => driving.as_mut().poll(context),
+        let mut state = driver.state();
+        let done = match &mut state.0 {
+            ActorState::Lent(number, driving) if *number == self.number => driving.as_mut().poll(context),
             _ => {
-                drop(place);
+                drop(state);
                 self.driver = None;
                 return;
             }
         };
         let Poll::Ready(actor) = done else { return };
         let sooner = actor.due() < *driver.sleeps_until.lock().unwrap_or_else(PoisonError::into_inner);
-        place.0 = Place::Free(actor);
-        drop(place);
+        state.0 = ActorState::Free(actor);
+        drop(state);
         if sooner {
             driver.wake.notify_one();
         }

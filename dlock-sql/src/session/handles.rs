@@ -37,7 +37,7 @@ pub(super) struct ConnectionHandle<M: Strategy> {
 impl<M: Strategy> ConnectionHandle<M> {
     /// Has a command carried out, whatever becomes of the caller.
     pub(super) async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Failure> {
-        let (answer, mut told) = oneshot::channel();
+        let (answer, mut receiver) = oneshot::channel();
         let mut driven = match self.shared.driver.begin(command(answer)) {
             Ok(driven) => Some(driven),
             Err(command) => {
@@ -49,7 +49,7 @@ impl<M: Strategy> ConnectionHandle<M> {
             if let Some(driven) = &mut driven {
                 driven.poll(context);
             }
-            Pin::new(&mut told).poll(context)
+            Pin::new(&mut receiver).poll(context)
         })
         .await
         .unwrap_or_else(|_| Err(closed()))
@@ -140,9 +140,9 @@ impl<M: Strategy> ConnectionHandles<M> {
         self.permits.close();
         let free = std::mem::take(&mut *self.free());
         for shared in free {
-            let (answer, told) = oneshot::channel();
+            let (answer, receiver) = oneshot::channel();
             if shared.commands.send(Command::Close(answer)).is_ok() {
-                let _ = told.await;
+                let _ = receiver.await;
             }
         }
     }

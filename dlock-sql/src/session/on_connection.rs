@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::strategy::TakeError;
 use super::{ByName, Name, POLLING, SessionServer, Sessions, Strategy, Wanted};
+use crate::failure::unchanged;
 use crate::rows::QUESTION;
 use crate::server::{Conn, Server, Taken};
 use crate::tx::Patience;
@@ -78,9 +79,11 @@ where
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
         };
+        let asked = S::ping(connection).await;
+        let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {
-            let taken = ByName::<S>::take(server, &self.others, connection, &wanted).await;
+            let taken = ByName::<S>::take(server, &self.others, connection, session, &wanted).await;
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
             if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
                 return Ok(ConnectionLock { connection, name, key, fence, session });
@@ -105,7 +108,7 @@ fn holder() -> String {
 
 fn failure_of<S: Server>(server: &S, error: TakeError) -> Failure {
     match error {
-        TakeError::Refused(error) => crate::failure::unchanged(server.fault(error).failure),
+        TakeError::Refused(error) => unchanged(server.fault(error).failure),
         TakeError::Elsewhere(failure) => failure,
         TakeError::Unknown(error) => server.fault(error).failure,
     }

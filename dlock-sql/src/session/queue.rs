@@ -17,7 +17,7 @@ use super::administration::{Cancel, End};
 use super::{Name, POLLING, SessionServer, Strategy};
 use crate::connector::end;
 use crate::rows::{Connections, QUESTION};
-use crate::server::{Answer, Conn, Server};
+use crate::server::{Conn, Server, SqlResult};
 
 /// How many connections of a backend wait at the most.
 const MOST: usize = 4;
@@ -52,7 +52,7 @@ impl<M: Strategy> Queue<M> {
     }
 
     /// Joins the queue of a key; none without a connection for it.
-    fn join(self: &Arc<Self>, key: &Key) -> Result<Option<Place>, Failure> {
+    fn join(self: &Arc<Self>, key: &Key) -> Result<Option<QueuePlace>, Failure> {
         let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
         let (tell, seen) = watch::channel(0);
         let (again, asked) = mpsc::unbounded_channel();
@@ -60,14 +60,14 @@ impl<M: Strategy> Queue<M> {
         let name = Name::of(&self.server.place(), key);
         let visit = Visit { queue: Arc::clone(self), name, tell, asked, _stands: stands };
         keeper::runtime()?.spawn(visit.carry_out(permit));
-        Ok(Some(Place { seen, again, asked_again: 0, left }))
+        Ok(Some(QueuePlace { seen, again, asked_again: 0, left }))
     }
 }
 
 /// A claim's way to wait.
 pub(super) struct Waiting<M: Strategy> {
     queue: Arc<Queue<M>>,
-    place: Option<Place>,
+    place: Option<QueuePlace>,
     /// Those that it is leaving: resolve when nothing of it is on the server any more.
     leaving: Vec<oneshot::Receiver<Infallible>>,
     /// How often the lock was seen free before the last attempt.
@@ -80,7 +80,7 @@ pub(super) struct Waiting<M: Strategy> {
 }
 
 /// A place in the queue of a key. Dropping it leaves the queue.
-struct Place {
+struct QueuePlace {
     /// How often the lock was seen free.
     seen: watch::Receiver<u64>,
     again: mpsc::UnboundedSender<()>,
@@ -187,7 +187,7 @@ impl<M: Strategy> Visit<M> {
     }
 
     /// Waits until the claim has gone. After an error the connection is of no use any more.
-    async fn stand(&mut self, on: &mut Conn<M::Server>) -> Answer<()> {
+    async fn stand(&mut self, on: &mut Conn<M::Server>) -> SqlResult<()> {
         let Self { queue, name, tell, asked, .. } = self;
         let session = M::Server::ping(on).await?;
         let mut queued = false;

@@ -4,7 +4,7 @@ use dlock_core::Fence;
 
 use super::{Name, RowServer, SessionServer, Wanted};
 use crate::rows::Step;
-use crate::server::{Answer, Conn};
+use crate::server::{Conn, SqlResult};
 
 /// Says which session answers.
 pub(super) struct WhoAmI;
@@ -12,7 +12,7 @@ pub(super) struct WhoAmI;
 impl<S: SessionServer> Step<S> for WhoAmI {
     type Reply = i64;
 
-    async fn perform(&self, _: &S, on: &mut Conn<S>) -> Answer<i64> {
+    async fn perform(&self, _: &S, on: &mut Conn<S>) -> SqlResult<i64> {
         S::ping(on).await
     }
 }
@@ -23,7 +23,7 @@ pub(super) struct Count(pub(super) Wanted, pub(super) i64);
 impl<S: RowServer> Step<S> for Count {
     type Reply = Fence;
 
-    async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<Fence> {
+    async fn perform(&self, server: &S, on: &mut Conn<S>) -> SqlResult<Fence> {
         server.count(on, &self.0, self.1).await
     }
 }
@@ -34,7 +34,7 @@ pub(super) struct MakeRow(pub(super) Name);
 impl<S: RowServer> Step<S> for MakeRow {
     type Reply = bool;
 
-    async fn perform(&self, server: &S, on: &mut Conn<S>) -> Answer<bool> {
+    async fn perform(&self, server: &S, on: &mut Conn<S>) -> SqlResult<bool> {
         server.make_row(on, &self.0).await
     }
 }

@@ -8,7 +8,7 @@ use super::steps::{Count, MakeRow};
 use super::{Name, OwningSession, SessionServer, Wanted};
 use crate::failure::unchanged;
 use crate::rows::Connections;
-use crate::server::{Answer, Conn, Taken};
+use crate::server::{Conn, SqlResult, Taken};
 
 /// Why a lock could not be asked for.
 #[derive(Debug)]
@@ -32,14 +32,17 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     const NAME: &'static str;
     /// Whether one connection keeps many.
     const SHARED: bool;
+    /// Whether the server answers all at once when a lock is taken. Several answers come to dlock's own thread sooner.
+    const TAKES_AT_ONCE: bool;
 
     /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others`
-    /// is for what must stay when the connection breaks.
+    /// is for what must stay when the connection breaks. `session` is the one of this connection.
     #[doc(hidden)]
     fn take<'c>(
         server: &'c Self::Server,
         others: &'c std::sync::Arc<Connections<Self::Server>>,
         on: &'c mut Conn<Self::Server>,
+        session: i64,
         wanted: &'c [Wanted],
     ) -> impl Future<Output = TakeResult> + Send + 'c;
     /// Gives them back: the session, and whether it had each.
@@ -47,46 +50,46 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     fn release<'c>(
         on: &'c mut Conn<Self::Server>,
         names: &'c [Name],
-    ) -> impl Future<Output = Answer<(i64, Vec<bool>)>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<(i64, Vec<bool>)>> + Send + 'c;
     /// Waits for the turn among all who wait for this lock; whether it came. The session has it until it leaves.
     #[doc(hidden)]
     fn queue<'c>(
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
     /// Waits until nobody has the lock, and leaves it alone; whether that was so.
     #[doc(hidden)]
     fn wait<'c>(
         server: &'c Self::Server,
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
     /// Gives the turn to the next one.
     #[doc(hidden)]
     fn leave<'c>(
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<()>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<()>> + Send + 'c;
     /// Who has it.
     #[doc(hidden)]
     fn holder<'c>(
         server: &'c Self::Server,
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<Option<Holder>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Option<Holder>>> + Send + 'c;
     /// Which session has it.
     #[doc(hidden)]
     fn owner<'c>(
         server: &'c Self::Server,
         on: &'c mut Conn<Self::Server>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<OwningSession>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<OwningSession>> + Send + 'c;
     /// What is held in the table.
     #[doc(hidden)]
     fn held<'c>(
         server: &'c Self::Server,
         on: &'c mut Conn<Self::Server>,
-    ) -> impl Future<Output = Answer<Vec<(Key, Holder)>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Vec<(Key, Holder)>>> + Send + 'c;
 }
 
 /// Named locks of a session, all of a process on one connection.
@@ -100,8 +103,8 @@ pub struct ByRow<S>(PhantomData<S>);
 /// How a row was found.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// It is locked now, in a transaction that has begun.
-    Free,
+    /// It is locked now, in a transaction that has begun; with its fence, where that was counted at the same time.
+    Free(Option<Fence>),
     /// Somebody else has it, if it is known who.
     Locked(Option<Box<Holder>>),
     /// There is no such row.
@@ -110,27 +113,28 @@ pub(crate) enum Found {
 
 /// A server whose transactions lock rows. The first number of an answer is the session that gave it.
 pub(crate) trait RowServer: SessionServer {
-    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when it fails.
+    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when somebody has it, and when the server
+    /// refuses.
     fn lock_row<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = Answer<(i64, Found)>> + Send + 'c;
+        wanted: &'c Wanted,
+    ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send + 'c;
     /// Ends the transaction.
-    fn free_row(on: &mut Conn<Self>) -> impl Future<Output = Answer<i64>> + Send;
+    fn free_row(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
     /// Makes the row that is to be locked; whether it was missing.
     fn make_row<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         name: &'c Name,
-    ) -> impl Future<Output = Answer<bool>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
     /// Counts a grant to this session.
     fn count<'c>(
         &'c self,
         on: &'c mut Conn<Self>,
         wanted: &'c Wanted,
         session: i64,
-    ) -> impl Future<Output = Answer<Fence>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Fence>> + Send + 'c;
 }
 
 const ONE: &str = "a connection locks one row at a time";
@@ -144,16 +148,22 @@ pub(crate) async fn take_row<S: RowServer>(
 ) -> TakeResult {
     let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
     let limit = wanted.limit;
-    let mut found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
+    let failed = |error| match error {
+        sqlx::Error::Database(_) => TakeError::Refused(error),
+        error => TakeError::Unknown(error),
+    };
+    let mut found = server.lock_row(on, wanted).await.map_err(failed)?;
     if matches!(found.1, Found::Missing) {
         let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
         made.map_err(|failure| TakeError::Elsewhere(unchanged(failure)))?;
-        found = server.lock_row(on, &wanted.name).await.map_err(TakeError::Unknown)?;
+        found = server.lock_row(on, wanted).await.map_err(failed)?;
     }
     let (session, found) = found;
     match found {
-        Found::Free if !server.counts() => return Ok((session, vec![Taken::Granted(None)])),
-        Found::Free => {}
+        Found::Free(fence) if fence.is_some() || !server.counts() => {
+            return Ok((session, vec![Taken::Granted(fence)]));
+        }
+        Found::Free(_) => {}
         Found::Locked(holder) => return Ok((session, vec![Taken::Busy(holder)])),
         Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
     }
@@ -171,7 +181,7 @@ pub(crate) async fn take_row<S: RowServer>(
 pub(crate) async fn settle_names<M: Strategy>(
     on: &mut Conn<M::Server>,
     wanted: &[Wanted],
-    asked: Answer<(i64, Vec<Taken>)>,
+    asked: SqlResult<(i64, Vec<Taken>)>,
 ) -> TakeResult {
     match asked {
         Ok(asked) => Ok(asked),

@@ -13,7 +13,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::Shared;
 use super::connections::{Until, Writer};
-use super::database::{Database, Place};
+use super::database::{Database, FileState};
 use super::failure::classify;
 use super::time;
 use crate::failure::unchanged;
@@ -155,7 +155,7 @@ impl Claim for SqliteClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
-        if matches!(database.place(), Ok(Place::Replaced | Place::Gone)) {
+        if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
             // A lock in a file that nobody else can see is none any more.
             self.forget();
             return Ok(Withdrawal::ABSENT);

@@ -203,7 +203,7 @@ impl Until {
 
 /// What a statement came to.
 #[derive(Default)]
-pub(super) struct Answer {
+pub(super) struct StatementResult {
     pub(super) rows: Vec<SqliteRow>,
     /// How many rows it changed.
     pub(super) changed: u64,
@@ -219,7 +219,7 @@ impl Turn<'_> {
         &mut self,
         until: Until,
         statement: impl Fn(i64) -> Query<'q, sqlx::Sqlite, SqliteArguments>,
-    ) -> Result<Answer, sqlx::Error> {
+    ) -> Result<StatementResult, sqlx::Error> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         loop {
@@ -236,8 +236,8 @@ impl Turn<'_> {
 async fn run_once(
     connection: &mut SqliteConnection,
     statement: Query<'_, sqlx::Sqlite, SqliteArguments>,
-) -> Result<Answer, sqlx::Error> {
-    let mut answer = Answer::default();
+) -> Result<StatementResult, sqlx::Error> {
+    let mut answer = StatementResult::default();
     let mut parts = connection.fetch_many(statement);
     while let Some(part) = parts.try_next().await? {
         match part {

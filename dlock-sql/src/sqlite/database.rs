@@ -18,7 +18,7 @@ use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::Presence;
 use super::schema::{self, Wrong};
-use super::statements::{AT_ONCE, Statements};
+use super::statements::{AT_ONCE, SqliteStatements};
 use super::time;
 use crate::failure::unchanged;
 use crate::renewals::{self, Renewals};
@@ -33,7 +33,7 @@ const SHORTEST_QUARANTINE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Database {
     pub(super) connections: Connections,
-    pub(super) statements: Statements,
+    pub(super) statements: SqliteStatements,
     pub(super) boot: Vec<u8>,
     pub(super) renewals: Renewals,
     /// When this file was first seen at the path, if another one under the same name is open somewhere.
@@ -53,7 +53,7 @@ struct Holds {
 
 /// What the path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum FileState {
     /// This database.
     Same,
     /// Another one.
@@ -92,7 +92,7 @@ impl Database {
 
     /// `None` when the files changed in between.
     async fn try_open(options: &SqliteOptions, path: &Path, boot: &[u8]) -> Result<Option<Arc<Self>>, Wrong> {
-        let statements = Statements::of(&options.table);
+        let statements = SqliteStatements::of(&options.table);
         let how = connect_options(path);
         let mut writer = how.connect().await?;
         if options.makes {
@@ -135,28 +135,32 @@ impl Database {
 
     /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now
     /// on.
-    pub(super) fn place(&self) -> Result<Place, Failure> {
+    pub(super) fn file_state(&self) -> Result<FileState, Failure> {
         let now = time::now();
         if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
-            return Ok(Place::Same);
+            return Ok(FileState::Same);
         }
         if self.holds().retired.is_some() {
             // Once given up it stays so: others may have taken over in the meantime.
             let found = self.connections.look().map(|(found, _)| found);
-            return Ok(if matches!(found, Ok(Found::Nothing)) { Place::Gone } else { Place::Replaced });
+            return Ok(if matches!(found, Ok(Found::Nothing)) {
+                FileState::Gone
+            } else {
+                FileState::Replaced
+            });
         }
         match self.connections.look() {
             Ok((_, true)) => {
                 self.looked.store(now, Ordering::Release);
-                Ok(Place::Same)
+                Ok(FileState::Same)
             }
             Ok((Found::Nothing, _)) => {
                 self.retire("the database file was deleted");
-                Ok(Place::Gone)
+                Ok(FileState::Gone)
             }
             Ok((Found::Database(_), _)) => {
                 self.retire("the database file was replaced");
-                Ok(Place::Replaced)
+                Ok(FileState::Replaced)
             }
             Err(error) => Err(of_file(error, "looking at", self.connections.path())),
         }
@@ -299,7 +303,7 @@ impl Database {
 /// read is found out now.
 async fn identify(
     writer: &mut SqliteConnection,
-    statements: &Statements,
+    statements: &SqliteStatements,
     identity: &Identity,
     boot: &[u8],
 ) -> Result<i64, sqlx::Error> {

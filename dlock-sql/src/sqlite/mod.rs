@@ -26,7 +26,7 @@ pub use options::SqliteOptions;
 
 use claim::Standing;
 use connections::Until;
-use database::{Database, Place};
+use database::{Database, FileState};
 
 use crate::failure::closed;
 
@@ -152,17 +152,17 @@ impl Shared {
             return Err(closed());
         }
         let database = Arc::clone(&self.database());
-        match database.place()? {
-            Place::Same => Ok(database),
-            Place::Gone => Err(database.deleted()),
-            Place::Replaced => self.reopen().await,
+        match database.file_state()? {
+            FileState::Same => Ok(database),
+            FileState::Gone => Err(database.deleted()),
+            FileState::Replaced => self.reopen().await,
         }
     }
 
     async fn reopen(&self) -> Result<Arc<Database>, Failure> {
         let _one_at_a_time = self.reopening.lock().await;
         let database = Arc::clone(&self.database());
-        if database.place()? == Place::Same {
+        if database.file_state()? == FileState::Same {
             return Ok(database);
         }
         // SQLite shares what it knows of a file among the connections of a process: none to the old one may be left.

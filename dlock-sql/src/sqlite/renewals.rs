@@ -7,7 +7,7 @@ use dlock_core::Failure;
 use sqlx::{Row, SqlStr};
 
 use super::connections::Until;
-use super::database::{Database, Place};
+use super::database::{Database, FileState};
 use super::failure::classify;
 use super::time;
 use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
@@ -24,7 +24,7 @@ impl Renew for Database {
 }
 
 async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Failure> {
-    if database.place()? != Place::Same {
+    if database.file_state()? != FileState::Same {
         return Ok(Extended::Some(std::collections::HashSet::new()));
     }
     let list = list(renewals);

@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{Connection, Row};
 
 use super::failure::classify;
-use super::statements::{COLUMNS, MARK, Statements, schema};
+use super::statements::{COLUMNS, MARK, SqliteStatements, schema};
 use crate::table::TableName;
 
 /// What is wrong with a table, or with asking for it.
@@ -61,7 +61,7 @@ pub(super) async fn migrate(
 pub(super) async fn verify(
     connection: &mut SqliteConnection,
     table: &TableName,
-    statements: &Statements,
+    statements: &SqliteStatements,
     path: &Path,
 ) -> Result<(), Wrong> {
     let found = columns(connection, table).await?;

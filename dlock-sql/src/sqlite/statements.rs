@@ -26,7 +26,7 @@ pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
 ];
 
 #[derive(Debug)]
-pub(super) struct Statements {
+pub(super) struct SqliteStatements {
     /// key, token, least fence, boot, expiry, holder, now: the fence, or no row when somebody else has it.
     pub(super) take: SqlStr,
     /// key: the row.
@@ -48,13 +48,13 @@ pub(super) struct Statements {
     /// identity, boot, now: notes that the file is another than before.
     pub(super) identify: SqlStr,
     /// Those for several rows at once.
-    pub(super) batch: batch::Statements,
+    pub(super) batch: batch::BatchStatements,
 }
 
 /// How many rows one statement deletes or lists, so that it does not keep others waiting.
 pub(super) const AT_ONCE: usize = 1_000;
 
-impl Statements {
+impl SqliteStatements {
     pub(super) fn of(table: &TableName) -> Self {
         // A list is a JSON array of [key, token, lease]: one bound value, whatever its length.
         let listed = "(SELECT json_each.key AS place, unhex(value ->> 0) AS key, unhex(value ->> 1) AS token, \
@@ -104,7 +104,7 @@ impl Statements {
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
                 AND (token IS NOT ?1 OR boot <> ?2)"#
             )),
-            batch: batch::Statements::of(table),
+            batch: batch::BatchStatements::of(table),
         }
     }
 }

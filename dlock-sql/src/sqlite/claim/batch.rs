@@ -20,14 +20,14 @@ use crate::text::sql;
 
 /// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
 #[derive(Debug)]
-pub(in crate::sqlite) struct Statements {
+pub(in crate::sqlite) struct BatchStatements {
     /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.
     take: SqlStr,
     /// The first of the list that somebody else has: its place, fence, expiry and holder.
     busy: SqlStr,
 }
 
-impl Statements {
+impl BatchStatements {
     pub(in crate::sqlite) fn of(table: &TableName) -> Self {
         // A list is a JSON array of [key, token, lease, holder]: one bound value, whatever its length.
         let busy = format!(
