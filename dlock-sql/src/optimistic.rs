@@ -143,7 +143,7 @@ impl<D: Dialect> Optimistic<D> {
                 Ok(Some(done)) => return Ok(done),
                 Ok(None) => {}
                 Err(Round::Database(error)) if meaning_of::<D>(&error) == Meaning::Conflict => {}
-                Err(error) => return Err(self.into_error(error)),
+                Err(error) => return Err(self.error_of(error)),
             }
             drop(connection);
             if tried < self.tries {
@@ -174,7 +174,7 @@ impl<D: Dialect> Optimistic<D> {
         T: Send,
         F: FnOnce(&D::Row, &mut QueryBuilder<D>) -> Result<T, Cause> + Send,
     {
-        self.round(on, key, change).await.map_err(|error| self.into_error(error))
+        self.round(on, key, change).await.map_err(|error| self.error_of(error))
     }
 
     async fn round<K, T, F>(&self, on: &mut D::Connection, key: K, change: F) -> Result<Option<T>, Round>
@@ -214,7 +214,7 @@ impl<D: Dialect> Optimistic<D> {
         OptimisticError::Database(refused::<D>(Operation::Hold, failure_of::<D>(error)))
     }
 
-    fn into_error(&self, error: Round) -> OptimisticError {
+    fn error_of(&self, error: Round) -> OptimisticError {
         match error {
             Round::Missing => OptimisticError::Missing { table: self.table.clone() },
             Round::Refused(cause) => OptimisticError::Refused(cause),
