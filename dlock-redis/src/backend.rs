@@ -12,8 +12,8 @@ use crate::administration;
 use crate::claim::{self, RedisClaim};
 use crate::client::Client;
 use crate::config::{Config, RedisBuilder};
+use crate::existing;
 use crate::keys;
-use crate::taken;
 
 /// Waiters are notified of releases; this often they ask in case a message was lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Redis {
     /// # Ok(()) }
     /// ```
     pub fn from_client(client: &redis::Client) -> RedisBuilder {
-        RedisBuilder::taken(taken::one(client))
+        RedisBuilder::existing(existing::one(client))
     }
 
     /// Connects to a cluster: these are clients for some of its servers. The `redis` crate's `ClusterClient` shows none
@@ -87,7 +87,7 @@ impl Redis {
     /// The addresses of all are taken, and of the first what [`from_client`](Self::from_client) takes besides, for all
     /// servers of the cluster.
     pub fn from_cluster_nodes(nodes: &[redis::Client]) -> RedisBuilder {
-        RedisBuilder::taken(taken::cluster(nodes))
+        RedisBuilder::existing(existing::cluster(nodes))
     }
 
     /// Connects to the master of `service` that these sentinels name.
@@ -99,7 +99,7 @@ impl Redis {
         service: &str,
         server: &redis::Client,
     ) -> RedisBuilder {
-        RedisBuilder::taken(taken::sentinels(sentinels, service, server))
+        RedisBuilder::existing(existing::sentinels(sentinels, service, server))
     }
 
     pub(crate) fn new(config: Config) -> Result<Self, Failure> {

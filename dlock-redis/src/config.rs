@@ -6,10 +6,10 @@ use std::time::Duration;
 use dlock_core::{Failure, Result};
 
 use crate::backend::Redis;
-use crate::keys::Counters;
 #[cfg(feature = "credentials")]
-use crate::taken::Provider;
-use crate::taken::{Like, Taken};
+use crate::existing::Provider;
+use crate::existing::{ConnectionTemplate, ExistingClients};
+use crate::keys::Counters;
 use crate::url::{self, Topology};
 
 /// How many locks the servers are asked to tell of changes of.
@@ -53,7 +53,7 @@ pub struct RedisBuilder {
 enum Servers {
     Url(String),
     /// Those of clients that the program has.
-    Taken(Box<Result<Taken, &'static str>>),
+    Existing(Box<Result<ExistingClients, &'static str>>),
 }
 
 /// Checked settings.
@@ -72,8 +72,8 @@ pub(crate) struct Config {
     pub(crate) tracked: usize,
     pub(crate) certificates: Certificates,
     /// Where the program has clients: how they connect to the servers, and to the sentinels.
-    pub(crate) like: Option<Like>,
-    pub(crate) like_of_sentinels: Option<Like>,
+    pub(crate) template: Option<ConnectionTemplate>,
+    pub(crate) sentinel_template: Option<ConnectionTemplate>,
     #[cfg(feature = "credentials")]
     pub(crate) provider: Option<Provider>,
 }
@@ -106,8 +106,8 @@ impl RedisBuilder {
     }
 
     /// For the servers of clients that the program has.
-    pub(crate) fn taken(taken: Result<Taken, &'static str>) -> Self {
-        Self::of(Servers::Taken(Box::new(taken)))
+    pub(crate) fn existing(clients: Result<ExistingClients, &'static str>) -> Self {
+        Self::of(Servers::Existing(Box::new(clients)))
     }
 
     fn of(servers: Servers) -> Self {
@@ -252,9 +252,11 @@ impl RedisBuilder {
     }
 
     fn check(self) -> Result<Config, Failure> {
-        let Taken { target, like, like_of_sentinels } = match self.servers {
-            Servers::Url(url) => Taken { target: url::parse(&url)?, like: None, like_of_sentinels: None },
-            Servers::Taken(taken) => taken.map_err(Failure::invalid_config)?,
+        let ExistingClients { target, template, sentinel_template } = match self.servers {
+            Servers::Url(url) => {
+                ExistingClients { target: url::parse(&url)?, template: None, sentinel_template: None }
+            }
+            Servers::Existing(clients) => clients.map_err(Failure::invalid_config)?,
         };
         let within = |name: &str, value: Duration, most: Duration| {
             if (Duration::from_millis(1)..=most).contains(&value) {
@@ -296,8 +298,8 @@ impl RedisBuilder {
             tracked: if hash_slots { 0 } else { tracked },
             certificates: self.certificates,
             target,
-            like,
-            like_of_sentinels,
+            template,
+            sentinel_template,
             #[cfg(feature = "credentials")]
             provider: self.provider,
         })

@@ -13,13 +13,13 @@ mod claim;
 mod client;
 mod config;
 mod error;
+mod existing;
 mod fenced;
 mod format;
 mod keys;
 mod listening;
 mod request;
 mod servers;
-mod taken;
 mod tracking;
 mod url;
 

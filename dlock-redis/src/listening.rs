@@ -43,14 +43,14 @@ impl Listening {
 
 /// What commands are sent on.
 #[derive(Clone)]
-pub(crate) enum Line {
+pub(crate) enum MessageConnection {
     Resp3(MultiplexedConnection),
     /// A connection that is for messages only.
     Resp2(PubSubSink),
 }
 
 pub(crate) struct ListeningConnection {
-    line: Line,
+    line: MessageConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
     /// Where messages come by RESP2.
     messages: Option<PubSubStream>,
@@ -136,7 +136,8 @@ impl Connection for ListeningConnection {
 
     async fn ping(&mut self) -> Result<(), Failure> {
         let shards = self.shards.as_ref().map(Shards::lines).unwrap_or_default();
-        let lines = std::iter::once(self.line.clone()).chain(shards.into_iter().map(Line::Resp3));
+        let lines =
+            std::iter::once(self.line.clone()).chain(shards.into_iter().map(MessageConnection::Resp3));
         let pings = lines.map(|line| async move { line.ping().await });
         futures_util::future::try_join_all(pings).await.map(drop).map_err(|_| broken())
     }
@@ -199,7 +200,7 @@ impl ListeningConnection {
     }
 }
 
-impl Line {
+impl MessageConnection {
     async fn subscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
         let names = texts(names);
         match self.clone() {

@@ -66,13 +66,13 @@ impl Step {
 /// Who acquires: what is stored with the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
-    line: Line,
+    line: HolderLine,
     trace: Option<Arc<str>>,
 }
 
 /// The text of a process, made once.
 #[derive(Clone, Debug)]
-enum Line {
+enum HolderLine {
     Of(Arc<Identity>),
     #[cfg(test)]
     Text(Arc<str>),
@@ -84,20 +84,20 @@ const LONGEST: usize = 400;
 impl Who {
     pub(crate) fn of(request: &ClaimRequest) -> Self {
         let trace = request.trace_context().map(Arc::from);
-        Self { line: Line::Of(Arc::clone(&request.identity)), trace }
+        Self { line: HolderLine::Of(Arc::clone(&request.identity)), trace }
     }
 
     #[cfg(test)]
     pub(crate) fn text(line: &str) -> Self {
-        Self { line: Line::Text(line.into()), trace: None }
+        Self { line: HolderLine::Text(line.into()), trace: None }
     }
 
     /// Writes the line that is stored, as far as there is room for whole fields.
     pub(crate) fn write(&self, to: &mut Vec<u8>) {
         let line = match &self.line {
-            Line::Of(identity) => identity.line(),
+            HolderLine::Of(identity) => identity.line(),
             #[cfg(test)]
-            Line::Text(text) => text,
+            HolderLine::Text(text) => text,
         };
         let end = if line.len() <= LONGEST { line.len() } else { line[..LONGEST].rfind(' ').unwrap_or(0) };
         to.extend_from_slice(&line.as_bytes()[..end]);

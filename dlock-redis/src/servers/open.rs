@@ -16,10 +16,10 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::config::{Certificates, Config};
 use crate::error::{lacks_hello, not_opened};
-use crate::listening::Line;
-use crate::taken::Like;
+use crate::existing::ConnectionTemplate;
 #[cfg(feature = "credentials")]
-use crate::taken::Provider;
+use crate::existing::Provider;
+use crate::listening::MessageConnection;
 use crate::url::{Credentials, Endpoint};
 
 /// How connections are opened.
@@ -29,7 +29,7 @@ pub(crate) struct Opener {
     db: i64,
     timeout: Duration,
     certificates: Certificates,
-    like: Option<Like>,
+    template: Option<ConnectionTemplate>,
     #[cfg(feature = "credentials")]
     provider: Option<Provider>,
     /// The servers, or what stands before them, refused RESP3.
@@ -52,7 +52,7 @@ impl Opener {
             db: config.target.db,
             timeout: config.connect_timeout,
             certificates: config.certificates.clone(),
-            like: config.like.clone(),
+            template: config.template.clone(),
             #[cfg(feature = "credentials")]
             provider: config.provider.clone(),
             resp2: Arc::default(),
@@ -64,7 +64,7 @@ impl Opener {
         Self {
             credentials: config.target.sentinel_credentials.clone(),
             db: 0,
-            like: config.like_of_sentinels.clone(),
+            template: config.sentinel_template.clone(),
             #[cfg(feature = "credentials")]
             provider: None,
             ..Self::to_servers(config)
@@ -116,11 +116,11 @@ impl Opener {
         &self,
         endpoint: &Endpoint,
         push: UnboundedSender<PushInfo>,
-    ) -> Result<(Line, Option<PubSubStream>), Failure> {
+    ) -> Result<(MessageConnection, Option<PubSubStream>), Failure> {
         if !self.resp2.load(Ordering::Relaxed) {
             let opened = self.open(endpoint, move |said| drop(push.send(said))).await?;
             if opened.resp3 {
-                return Ok((Line::Resp3(opened.connection), None));
+                return Ok((MessageConnection::Resp3(opened.connection), None));
             }
         }
         let opening = async {
@@ -133,7 +133,7 @@ impl Opener {
             Ok(opened) => opened.split(),
             Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
         };
-        Ok((Line::Resp2(sink), Some(messages)))
+        Ok((MessageConnection::Resp2(sink), Some(messages)))
     }
 
     /// The client with the credentials of this moment, for a connection that does not ask the provider itself.
@@ -178,10 +178,10 @@ impl Opener {
     }
 
     fn client(&self, endpoint: &Endpoint, protocol: ProtocolVersion) -> RedisResult<Client> {
-        if let Some(like) = &self.like {
+        if let Some(template) = &self.template {
             #[cfg(feature = "tls")]
             choose_crypto();
-            return Client::open(like.at(endpoint, protocol));
+            return Client::open(template.at(endpoint, protocol));
         }
         let tls = matches!(endpoint, Endpoint::Tcp { tls: true, .. });
         let addr = match endpoint {

@@ -10,6 +10,7 @@ mod clients;
 mod clocks;
 mod cluster;
 mod commands;
+mod disturbances;
 mod dropping;
 mod failover;
 mod freezing;

@@ -9,23 +9,23 @@ use crate::url::{Credentials, Endpoint, Target, Topology};
 
 /// The servers of such clients, and how these connect to them.
 #[derive(Clone)]
-pub(crate) struct Taken {
+pub(crate) struct ExistingClients {
     pub(crate) target: Target,
-    pub(crate) like: Option<Like>,
-    pub(crate) like_of_sentinels: Option<Like>,
+    pub(crate) template: Option<ConnectionTemplate>,
+    pub(crate) sentinel_template: Option<ConnectionTemplate>,
 }
 
 /// How a client connects. Never shown.
 #[derive(Clone)]
-pub(crate) struct Like(Arc<ConnectionInfo>);
+pub(crate) struct ConnectionTemplate(Arc<ConnectionInfo>);
 
-impl fmt::Debug for Like {
+impl fmt::Debug for ConnectionTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Like(..)")
+        f.write_str("ConnectionTemplate(..)")
     }
 }
 
-impl Like {
+impl ConnectionTemplate {
     fn of(client: &Client) -> Self {
         Self(Arc::new(client.get_connection_info().clone()))
     }
@@ -73,47 +73,55 @@ impl Like {
     }
 }
 
-pub(crate) fn one(client: &Client) -> Result<Taken, &'static str> {
-    let like = Like::of(client);
-    Ok(taken(Topology::Single(like.endpoint()?), like, None))
+pub(crate) fn one(client: &Client) -> Result<ExistingClients, &'static str> {
+    let template = ConnectionTemplate::of(client);
+    Ok(existing(Topology::Single(template.endpoint()?), template, None))
 }
 
-pub(crate) fn cluster(nodes: &[Client]) -> Result<Taken, &'static str> {
-    let like = first(nodes, "a cluster needs the client of one of its nodes at least")?;
-    if like.db() != 0 {
+pub(crate) fn cluster(nodes: &[Client]) -> Result<ExistingClients, &'static str> {
+    let template = first(nodes, "a cluster needs the client of one of its nodes at least")?;
+    if template.db() != 0 {
         return Err("a cluster has no databases but 0");
     }
-    Ok(taken(Topology::Cluster(endpoints(nodes)?), like, None))
+    Ok(existing(Topology::Cluster(endpoints(nodes)?), template, None))
 }
 
-pub(crate) fn sentinels(sentinels: &[Client], service: &str, server: &Client) -> Result<Taken, &'static str> {
-    let like_of_sentinels = first(sentinels, "the client of one sentinel is needed at least")?;
+pub(crate) fn sentinels(
+    sentinels: &[Client],
+    service: &str,
+    server: &Client,
+) -> Result<ExistingClients, &'static str> {
+    let sentinel_template = first(sentinels, "the client of one sentinel is needed at least")?;
     let topology = Topology::Sentinel { sentinels: endpoints(sentinels)?, service: service.to_owned() };
-    Ok(taken(topology, Like::of(server), Some(like_of_sentinels)))
+    Ok(existing(topology, ConnectionTemplate::of(server), Some(sentinel_template)))
 }
 
-fn first(clients: &[Client], message: &'static str) -> Result<Like, &'static str> {
-    clients.first().map(Like::of).ok_or(message)
+fn first(clients: &[Client], message: &'static str) -> Result<ConnectionTemplate, &'static str> {
+    clients.first().map(ConnectionTemplate::of).ok_or(message)
 }
 
 fn endpoints(clients: &[Client]) -> Result<Vec<Endpoint>, &'static str> {
-    clients.iter().map(|client| Like::of(client).endpoint()).collect()
+    clients.iter().map(|client| ConnectionTemplate::of(client).endpoint()).collect()
 }
 
-fn taken(topology: Topology, like: Like, like_of_sentinels: Option<Like>) -> Taken {
+fn existing(
+    topology: Topology,
+    template: ConnectionTemplate,
+    sentinel_template: Option<ConnectionTemplate>,
+) -> ExistingClients {
     let target = Target {
         topology,
         // They stay where they are.
         credentials: Credentials::default(),
         sentinel_credentials: Credentials::default(),
-        db: like.db(),
+        db: template.db(),
         prefix: None,
         min_replicas: None,
         redisson: None,
         hash_slots: None,
         tracking: None,
     };
-    Taken { target, like: Some(like), like_of_sentinels }
+    ExistingClients { target, template: Some(template), sentinel_template }
 }
 
 /// Credentials that change.
