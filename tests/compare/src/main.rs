@@ -15,11 +15,11 @@ mod rows;
 mod stage;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use dlock_interop::collector::of_the_project;
 
@@ -88,7 +88,6 @@ async fn compare(arguments: &Arguments) -> Result<()> {
     let wanted: Vec<Peer> = PEERS.into_iter().filter(|peer| arguments.wants(peer)).collect();
     let programs = Programs::build(&wanted).await;
     let page = of_the_project("docs/compared.md");
-    let mut tables = page::read(&page)?;
     for store in Store::value_variants() {
         let peers: Vec<&Peer> = wanted.iter().filter(|peer| peer.store == *store).collect();
         if peers.is_empty() {
@@ -96,7 +95,7 @@ async fn compare(arguments: &Arguments) -> Result<()> {
         }
         let columns =
             PEERS.iter().filter(|peer| peer.store == *store).map(|peer| peer.name.to_owned()).collect();
-        let known = tables.remove(store.name()).filter(|known| known.columns == columns);
+        let known = page::read(&page)?.remove(store.name()).filter(|known| known.columns == columns);
         let mut table = Table { columns, lines: known.map(|known| known.lines).unwrap_or_default() };
         let hall = Hall::start(*store, volume.quick)?;
         for row in Row::value_variants() {
@@ -117,9 +116,8 @@ async fn compare(arguments: &Arguments) -> Result<()> {
                 table.set(row.title(), peer.name, &text);
             }
         }
-        tables.insert(store.name().to_owned(), table);
         if !volume.quick {
-            save(&page, &tables)?;
+            save(&page, *store, table)?;
         }
     }
     Ok(())
@@ -130,6 +128,7 @@ fn text(measured: Result<Cell>, peer: &Peer, ours: &mut Option<Duration>) -> Str
     match measured {
         Ok(Cell::Text(text)) => text,
         Ok(Cell::Timed(time, rest)) => {
+            println!("{}: {time:.1?}", peer.name);
             if peer.is_dlock() && ours.is_none() {
                 *ours = Some(time);
             }
@@ -143,14 +142,13 @@ fn text(measured: Result<Cell>, peer: &Peer, ours: &mut Option<Duration>) -> Str
     }
 }
 
-fn save(page: &std::path::Path, tables: &BTreeMap<String, Table>) -> Result<()> {
-    let mut ordered = Vec::new();
-    for store in Store::value_variants() {
-        if let Some(table) = tables.get(store.name()) {
-            ordered.push((store.name().to_owned(), table.clone()));
-        }
-    }
-    page::write(page, &ordered).context("docs/compared.md")
+/// Puts the table of a store into the page.
+fn save(page: &Path, store: Store, table: Table) -> Result<()> {
+    let mut tables = page::read(page)?;
+    tables.insert(store.name().to_owned(), table);
+    let names = Store::value_variants().iter().map(|store| store.name().to_owned());
+    let ordered: Vec<_> = names.filter_map(|name| tables.remove(&name).map(|table| (name, table))).collect();
+    page::write(page, &ordered)
 }
 
 impl Arguments {

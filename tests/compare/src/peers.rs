@@ -68,6 +68,15 @@ impl Peer {
         self.library == "dlock"
     }
 
+    /// Whether its locks end with a session, and not with a lease of their own.
+    pub(crate) fn has_sessions(&self) -> bool {
+        match self.store {
+            Store::Redis => false,
+            Store::ZooKeeper => true,
+            Store::Postgres => self.name != "dlock",
+        }
+    }
+
     /// The command of a process that uses the server at `address`.
     pub(crate) fn command(
         &self,
@@ -99,6 +108,9 @@ impl Peer {
         let mut url = self.store.url(address) + self.parameters;
         if self.is_dlock() && self.store == Store::ZooKeeper {
             url += &format!("?session_timeout={}ms", lease.as_millis());
+            if lease < crate::QUICK * 2 {
+                url += "&tick_time=100ms";
+            }
         }
         command.args([self.library, &url, &lease.as_millis().to_string()]);
         Ok(command)

@@ -51,17 +51,19 @@ impl Row {
         match self {
             Self::Cancelled => "cancelled acquires: keys left blocked",
             Self::TimedOut => "timed-out acquires: keys left blocked",
-            Self::ReplyCut => "the answer that grants is lost with its connection: caller, key",
-            Self::ReplySilent => "the answer that grants never comes: caller, key",
+            Self::ReplyCut => "the answer that grants is lost, and its connection reset",
+            Self::ReplySilent => "the answer that grants is lost, and its connection goes silent",
             Self::Paused => {
-                "paused for longer than the lease: says it holds the lock; stale writes past a fence"
+                "paused for longer than the lease: believes to hold the lock; writes past a fence"
             }
             Self::BlackHole => "network drops all packets: holder is told after; next holder after",
             Self::Killed => "holder killed: next holder after p50 / max",
             Self::Deleted => "lock deleted on the server: holder is told after p50 / max",
-            Self::SessionEnded => "session ended by the server: holder is told after p50 / max",
+            Self::SessionEnded => {
+                "sessions and connections ended by the server: holder is told after p50 / max"
+            }
             Self::Crowd => {
-                "1,000 waiters: time against dlock's; requests per turn; requests a second while waiting; connections"
+                "1,000 waiters: time against dlock's; requests for each turn; requests a second while they wait; connections"
             }
         }
     }

@@ -166,7 +166,7 @@ impl<'a> Stage<'a> {
                 nodes.iter().for_each(|node| server.admin().delete(&format!("{place}/{node}")));
                 !nodes.is_empty()
             }
-            Server::Postgres(_) if self.peer.name != "dlock" => return Ok(false),
+            Server::Postgres(_) if self.peer.has_sessions() => return Ok(false),
             Server::Postgres(server) => {
                 let freed = format!("UPDATE dlock SET token = NULL WHERE key = '{key}' RETURNING true");
                 server.query(&freed) == "t"
@@ -176,19 +176,12 @@ impl<'a> Stage<'a> {
         Ok(true)
     }
 
-    /// Ends the sessions of all clients, as an administrator does, or the server after a long pause. False where there
-    /// are none.
-    pub(crate) fn end_sessions(&self) -> bool {
+    /// Ends the connections and sessions of all clients, as an administrator does, or the server after a long pause.
+    pub(crate) fn end_sessions(&self) {
         match &self.hall.server {
-            Server::Redis(_) => false,
-            Server::ZooKeeper(server) => {
-                server.admin().expire_all();
-                true
-            }
-            Server::Postgres(server) => {
-                server.disconnect_all();
-                true
-            }
+            Server::Redis(server) => drop(server.command::<u32>(&["CLIENT", "KILL", "TYPE", "normal"])),
+            Server::ZooKeeper(server) => server.admin().expire_all(),
+            Server::Postgres(server) => drop(server.disconnect_all()),
         }
     }
 }

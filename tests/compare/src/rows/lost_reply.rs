@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
-use dlock_rig::proxy::Loss;
+use anyhow::{Result, ensure};
+use dlock_rig::proxy::{Loss, Proxy};
 use futures_util::future::join_all;
+use tokio::sync::Mutex;
 
 use super::{Blocked, Cell, LIMIT, leases};
+use crate::contender::Contender;
 use crate::stage::Stage;
 
 /// What came of one acquire whose answer was lost.
@@ -22,9 +24,27 @@ enum Outcome {
 }
 
 pub(super) async fn measure(stage: &Stage<'_>, loss: Loss) -> Result<Cell> {
-    // Each in a process of its own, all at the same time.
-    let all = join_all((0..stage.volume.of(5, 1)).map(|_| once(stage, loss))).await;
-    let outcomes = all.into_iter().collect::<Result<Vec<_>>>()?;
+    let keys = stage.keys(stage.volume.of(5, 1));
+    let mut probe = stage.open().await?;
+    let mut subjects = Vec::new();
+    // Connections, scripts and directories are there afterwards.
+    for key in &keys {
+        let proxy = stage.proxy()?;
+        let mut subject = stage.open_behind(&proxy).await?;
+        for contender in [&mut probe, &mut subject] {
+            for _ in 0..2 {
+                let taken = contender.take(std::slice::from_ref(key), false).await?;
+                contender.release(taken.into_iter().map(|(id, _)| id)).await?;
+            }
+        }
+        subjects.push((key, proxy, subject));
+    }
+    let probe = Mutex::new(probe);
+    let all = join_all(subjects.into_iter().map(|(key, proxy, mut subject)| {
+        let probe = &probe;
+        async move { once(stage, key, &proxy, &mut subject, probe, loss).await }
+    }));
+    let outcomes = all.await.into_iter().collect::<Result<Vec<_>>>()?;
     let count = outcomes.len();
     let got: Vec<Duration> = outcomes
         .iter()
@@ -57,26 +77,26 @@ pub(super) async fn measure(stage: &Stage<'_>, loss: Loss) -> Result<Cell> {
     Ok(Cell::Text(parts.join("; ")))
 }
 
-async fn once(stage: &Stage<'_>, loss: Loss) -> Result<Outcome> {
-    let keys = stage.keys(1);
-    let proxy = stage.proxy()?;
-    let (mut subject, mut probe) = (stage.open_behind(&proxy).await?, stage.open().await?);
-    // Connections, scripts and directories are there afterwards.
-    for contender in [&mut probe, &mut subject] {
-        for _ in 0..2 {
-            let taken = contender.take(&keys, false).await?;
-            contender.release(taken.into_iter().map(|(id, _)| id)).await?;
-        }
-    }
+/// One acquire, by a process of its own.
+async fn once(
+    stage: &Stage<'_>,
+    key: &str,
+    proxy: &Proxy,
+    subject: &mut Contender,
+    probe: &Mutex<Contender>,
+    loss: Loss,
+) -> Result<Outcome> {
     proxy.lose_reply(1, stage.peer.store.grants(), loss);
-    let mut call = subject.acquire(&keys[0], Duration::ZERO, false).await?;
+    let mut call = subject.acquire(key, Duration::ZERO, false).await?;
     let said = call.answer(stage.lease * LIMIT).await;
-    let mut next = probe.acquire(&keys[0], Duration::ZERO, false).await?;
+    let mut next = probe.lock().await.acquire(key, Duration::ZERO, false).await?;
+    ensure!(proxy.lost() == 1, "no reply was lost");
     Ok(match said {
         None => Outcome::Hangs,
         Some(said) if said.is_acquired() => {
             let twice = next.answer(stage.lease / 6).await.is_some();
-            subject.release([call.id]).await?;
+            // It may have been lost since.
+            drop(subject.order(&format!("release {}", call.id)).await?.answer(stage.lease).await);
             if twice { Outcome::Twice } else { Outcome::Got(said.at - call.given) }
         }
         Some(_) => Outcome::Failed(Blocked::of(stage, vec![next]).await),

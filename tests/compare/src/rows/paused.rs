@@ -12,9 +12,9 @@ use crate::stage::Stage;
 pub(super) async fn measure(stage: &Stage<'_>) -> Result<Cell> {
     let (rounds, each) = (stage.volume.of(2, 1), 10);
     let (mut believed, mut accepted, mut fenced) = (0, 0, true);
+    let (mut holder, mut next) = (stage.open().await?, stage.open().await?);
     for _ in 0..rounds {
         let keys = stage.keys(each);
-        let (mut holder, mut next) = (stage.open().await?, stage.open().await?);
         let old = holder.take(&keys, true).await?;
         // It would be told, in time, if it did not stand still.
         for (id, _) in &old {

@@ -14,9 +14,10 @@ pub(super) async fn killed(stage: &Stage<'_>) -> Result<Cell> {
     let mut times = Vec::new();
     let (rounds, each) = (stage.volume.of(3, 1), 5);
     let mut random = fastrand::Rng::with_seed(stage.volume.seed);
+    let mut next = stage.open().await?;
     for _ in 0..rounds {
         let keys = stage.keys(each);
-        let (mut holder, mut next) = (stage.open().await?, stage.open().await?);
+        let mut holder = stage.open().await?;
         holder.take(&keys, false).await?;
         let mut waits = wait_for(&mut next, &keys, false).await?;
         sleep(stage.lease.mul_f64(0.3 + 0.5 * random.f64())).await;
