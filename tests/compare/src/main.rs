@@ -13,6 +13,7 @@ mod page;
 mod peers;
 mod rows;
 mod stage;
+#[expect(clippy::future_not_send, reason = "all of it runs on one thread")]
 mod worker;
 
 use std::path::Path;

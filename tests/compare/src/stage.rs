@@ -123,8 +123,8 @@ impl<'a> Stage<'a> {
     }
 
     /// The same, with another lease.
-    pub(crate) fn with_lease(&self, lease: Duration) -> Stage<'a> {
-        Stage { lease, ..*self }
+    pub(crate) fn with_lease(&self, lease: Duration) -> Self {
+        Self { lease, ..*self }
     }
 
     /// A proxy in front of the server.
