@@ -1,6 +1,7 @@
 //! What `#[distributed_lock]` expands to calls of. Not for use by hand, and not covered by any promise.
 
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dlock_core::{Error, Held, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
@@ -18,18 +19,37 @@ pub struct Site {
 
 /// Which locks the attribute names.
 #[derive(Debug)]
-pub enum Source<'a> {
+pub enum Source {
     /// None: the default ones.
     Default,
     /// Those registered under a name.
     Named(&'static str),
     /// These.
-    Given(&'a Locks),
+    Given(Locks),
 }
 
 /// Returns the locks that `locks = expr` gives.
-pub fn locks_of<T: AsRef<Locks> + ?Sized>(locks: &T) -> &Locks {
-    locks.as_ref()
+pub fn locks_of<T: GivesLocks + ?Sized>(locks: &T) -> Source {
+    Source::Given(locks.locks())
+}
+
+/// What `locks = expr` takes.
+#[diagnostic::on_unimplemented(
+    message = "`locks` takes a `dlock::Locks`, and this is a `{Self}`",
+    label = "no `Locks`",
+    note = "write an expression of the type `Locks`, `&Locks` or `Arc<Locks>`, such as `locks = self.locks`; with a `*` \
+            in front of a static `LazyLock<Locks>`, as in `locks = *LOCKS`"
+)]
+pub trait GivesLocks {
+    /// A handle of them.
+    fn locks(&self) -> Locks;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: AsRef<Locks> + ?Sized> GivesLocks for T {
+    fn locks(&self) -> Locks {
+        self.as_ref().clone()
+    }
 }
 
 /// Collects the keys that `keys = { expression }` gives.
@@ -37,11 +57,27 @@ pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
     keys.into_iter().map(|key| key.to_string()).collect()
 }
 
-/// A critical section that finds its locks when it is entered.
+/// A critical section that finds its locks when it is entered. What each annotated function has of its own is one small
+/// future, [`Run`]; the rest is compiled once.
 #[derive(Debug)]
-pub struct Section<'a> {
+pub struct Section(Box<dyn Hidden>);
+
+/// A [`Setup`] whose type is not seen from outside, so that no lint about what its drop does applies to the functions
+/// that have one.
+trait Hidden: std::fmt::Debug + Send {
+    fn setup(&mut self) -> &mut Setup;
+}
+
+impl Hidden for Setup {
+    fn setup(&mut self) -> &mut Setup {
+        self
+    }
+}
+
+#[derive(Debug)]
+struct Setup {
     site: Site,
-    source: Source<'a>,
+    source: Source,
     keys: SectionKeys,
     requires: &'static [Requirement],
     wait: Option<Wait>,
@@ -50,6 +86,9 @@ pub struct Section<'a> {
     recheck: Option<bool>,
     run_when_unavailable: bool,
     inner: Option<dlock_core::Section>,
+    segmented: Option<SegmentedSection>,
+    /// Whether the body has returned.
+    is_done: bool,
 }
 
 #[derive(Debug)]
@@ -58,21 +97,21 @@ enum SectionKeys {
     All(Vec<String>),
 }
 
-impl<'a> Section<'a> {
+impl Section {
     /// Creates a section under one key; nothing happens yet.
     #[must_use]
-    pub const fn new(site: Site, source: Source<'a>, key: String) -> Self {
+    pub fn new(site: Site, source: Source, key: String) -> Self {
         Self::of(site, source, SectionKeys::One(key))
     }
 
     /// Creates a section under several keys.
     #[must_use]
-    pub const fn all(site: Site, source: Source<'a>, keys: Vec<String>) -> Self {
+    pub fn all(site: Site, source: Source, keys: Vec<String>) -> Self {
         Self::of(site, source, SectionKeys::All(keys))
     }
 
-    const fn of(site: Site, source: Source<'a>, keys: SectionKeys) -> Self {
-        Self {
+    fn of(site: Site, source: Source, keys: SectionKeys) -> Self {
+        Self(Box::new(Setup {
             site,
             source,
             keys,
@@ -83,54 +122,56 @@ impl<'a> Section<'a> {
             recheck: None,
             run_when_unavailable: false,
             inner: None,
-        }
+            segmented: None,
+            is_done: false,
+        }))
     }
 
     /// Applies `wait = ...`.
     #[must_use]
-    pub const fn wait(mut self, wait: Wait) -> Self {
-        self.wait = Some(wait);
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.0.setup().wait = Some(wait);
         self
     }
 
     /// Applies `lease = ...`.
     #[must_use]
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.0.setup().lease = Some(lease);
         self
     }
 
     /// Applies `on_lost = ...`.
     #[must_use]
-    pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.on_lost = Some(on_lost);
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.0.setup().on_lost = Some(on_lost);
         self
     }
 
     /// Applies `recheck = ...`.
     #[must_use]
-    pub const fn recheck(mut self, on: bool) -> Self {
-        self.recheck = Some(on);
+    pub fn recheck(mut self, on: bool) -> Self {
+        self.0.setup().recheck = Some(on);
         self
     }
 
     /// Applies `requires = ...`.
     #[must_use]
-    pub const fn requires(mut self, requirements: &'static [Requirement]) -> Self {
-        self.requires = requirements;
+    pub fn requires(mut self, requirements: &'static [Requirement]) -> Self {
+        self.0.setup().requires = requirements;
         self
     }
 
     /// Applies `segments = ...`.
     #[must_use]
-    pub const fn segments(self, count: u32) -> Segments<'a> {
-        Segments { section: self, count, inner: None }
+    pub fn segments(self, count: u32) -> Segments {
+        Segments { hidden: self.0, count }
     }
 
     /// Applies `on_unavailable = "run"`.
     #[must_use]
-    pub const fn run_when_unavailable(mut self) -> Self {
-        self.run_when_unavailable = true;
+    pub fn run_when_unavailable(mut self) -> Self {
+        self.0.setup().run_when_unavailable = true;
         self
     }
 
@@ -142,9 +183,10 @@ impl<'a> Section<'a> {
     ///
     /// # Cancel safety
     ///
-    /// As [`Lock::acquire`].
+    /// When dropped with the section, as [`Lock::acquire`].
     pub async fn enter(&mut self) -> Result<()> {
-        self.inner()?.enter().await
+        let inner = self.0.setup().inner()?;
+        inner.enter().await
     }
 
     /// Takes the lock if that was not done, runs the body, and releases the lock.
@@ -156,10 +198,66 @@ impl<'a> Section<'a> {
     /// # Cancel safety
     ///
     /// The lock is released in the background once this section is dropped.
-    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
-        self.inner()?.run(body).await
+    pub const fn run<'a, F: Future>(&'a mut self, body: Pin<&'a mut F>) -> Run<'a, F> {
+        Run { section: self, body, output: None }
     }
 
+    fn poll_run(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>,
+    ) -> Poll<Result<()>> {
+        let setup = self.0.setup();
+        let is_done = setup.is_done;
+        let inner = setup.inner()?;
+        if !is_done {
+            ready!(inner.poll_enter(cx))?;
+            ready!(inner.poll_body(cx, body))?;
+        }
+        let left = inner.poll_leave(cx);
+        setup.is_done = left.is_pending();
+        left.map(Ok)
+    }
+}
+
+/// [`Section::run`] of one body.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Run<'a, F: Future> {
+    section: &'a mut Section,
+    body: Pin<&'a mut F>,
+    output: Option<F::Output>,
+}
+
+/// The body is pinned elsewhere, and its output is not.
+impl<F: Future> Unpin for Run<'_, F> {}
+
+impl<F: Future> Future for Run<'_, F> {
+    type Output = Result<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { section, body, output } = &mut *self;
+        let ran = section.poll_run(cx, &mut |cx| match body.as_mut().poll(cx) {
+            Poll::Ready(returned) => {
+                *output = Some(returned);
+                Poll::Ready(())
+            }
+            Poll::Pending => Poll::Pending,
+        });
+        match ran {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(output.take().unwrap_or_else(|| no_output()))),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+#[cold]
+fn no_output() -> ! {
+    unreachable!("a body that has returned has an output")
+}
+
+impl Setup {
     fn inner(&mut self) -> Result<&mut dlock_core::Section> {
         let section = match self.inner.take() {
             Some(section) => section,
@@ -178,7 +276,7 @@ impl<'a> Section<'a> {
     }
 
     fn locks(&self) -> Result<Locks> {
-        let locks = match self.source {
+        let locks = match &self.source {
             Source::Default => registry::default_locks()?,
             Source::Named(name) => registry::registered(name)?,
             Source::Given(locks) => locks.clone(),
@@ -208,13 +306,15 @@ impl<'a> Section<'a> {
 
 /// A critical section in one segment after the other.
 #[derive(Debug)]
-pub struct Segments<'a> {
-    section: Section<'a>,
+pub struct Segments {
+    hidden: Box<dyn Hidden>,
     count: u32,
-    inner: Option<SegmentedSection>,
 }
 
-impl Segments<'_> {
+/// In a box, so that it is compiled once.
+type Step<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+impl Segments {
     /// Takes a segment, if none is taken.
     ///
     /// # Errors
@@ -224,8 +324,8 @@ impl Segments<'_> {
     /// # Cancel safety
     ///
     /// As [`Lock::acquire`].
-    pub async fn enter(&mut self) -> Result<Segment> {
-        self.inner()?.enter().await
+    pub fn enter(&mut self) -> Step<'_, Result<Segment>> {
+        Box::pin(async move { self.inner()?.enter().await })
     }
 
     /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the
@@ -247,24 +347,25 @@ impl Segments<'_> {
     /// # Cancel safety
     ///
     /// When dropped, the release goes on in the background.
-    pub async fn leave(&mut self) {
-        if let Some(section) = &mut self.inner {
-            section.leave().await;
-        }
+    pub fn leave(&mut self) -> Step<'_, ()> {
+        Box::pin(async move {
+            if let Some(section) = &mut self.hidden.setup().segmented {
+                section.leave().await;
+            }
+        })
     }
 
     fn inner(&mut self) -> Result<&mut SegmentedSection> {
-        let section = match self.inner.take() {
+        let setup = self.hidden.setup();
+        let section = match setup.segmented.take() {
             Some(section) => section,
             None => {
-                let locks = self.section.locks()?;
-                let SectionKeys::One(key) = &self.section.keys else {
-                    unreachable!("the attribute gives one key")
-                };
-                SegmentedSection::new(self.section.with_options(locks.lock(key)).segmented(self.count))
+                let locks = setup.locks()?;
+                let SectionKeys::One(key) = &setup.keys else { unreachable!("the attribute gives one key") };
+                SegmentedSection::new(setup.with_options(locks.lock(key)).segmented(self.count))
             }
         };
-        Ok(self.inner.insert(section))
+        Ok(setup.segmented.insert(section))
     }
 }
 
@@ -299,9 +400,38 @@ pub trait FromLock {
     fn from_lock(error: Error) -> Self;
 }
 
-impl<T, E: From<Error>> FromLock for Result<T, E> {
+impl<T, E: FromError> FromLock for Result<T, E> {
     fn from_lock(error: Error) -> Self {
-        Err(error.into())
+        Err(E::from_error(error))
+    }
+}
+
+/// An error that can carry a failure of the lock: one with `From<dlock::Error>`.
+#[diagnostic::on_unimplemented(
+    message = "the lock can fail, and `{Self}` cannot carry the failure",
+    label = "`{Self}` is not `From<dlock::Error>`",
+    note = "for an error of your own write `impl From<dlock::Error> for {Self}`, for example as a variant with thiserror's \
+            `#[from]`; otherwise return `Result<_, dlock::Error>`, or an error that takes any other, such as \
+            `anyhow::Error` or `Box<dyn std::error::Error + Send + Sync>`"
+)]
+pub trait FromError {
+    /// The failure as this type.
+    fn from_error(error: Error) -> Self;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Error>> FromError for E {
+    fn from_error(error: Error) -> Self {
+        error.into()
+    }
+}
+
+/// What the function returns: what the body did, or the failure of the lock.
+#[must_use]
+pub fn output<R: FromLock>(outcome: Result<R>) -> R {
+    match outcome {
+        Ok(output) => output,
+        Err(error) => R::from_lock(error),
     }
 }
 

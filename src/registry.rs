@@ -211,6 +211,22 @@ mod tests {
         assert!(!registered("other").unwrap_err().to_string().contains("compiled"));
     }
 
+    #[tokio::test]
+    async fn an_unknown_name_is_told_of_overrides_under_other_names_and_of_spawned_tasks() {
+        let locks = Locks::new(Memory::new());
+        let text = with_backend("registry-tests", locks, async {
+            registered("registry-d").unwrap_err().to_string()
+        });
+        let text = text.await;
+        assert!(text.contains("with_backend replaces only \"registry-tests\""), "{text}");
+        assert_eq!(text.matches("registered").count(), 1, "once that nothing is: {text}");
+        let spawned = with_backend("registry-d", Locks::new(Memory::new()), async {
+            tokio::spawn(async { registered("registry-d").unwrap_err().to_string() }).await.unwrap()
+        });
+        let text = spawned.await;
+        assert!(text.contains("a task that it spawns with dlock::in_current_scope"), "{text}");
+    }
+
     #[test]
     fn a_name_is_given_once_and_not_empty() {
         register("registry-b", Locks::new(Memory::new())).unwrap();

@@ -50,6 +50,26 @@ async fn impl_return_nested(limit: u8) -> Result<(Option<impl Iterator<Item = u8
     Ok((Some(0..limit), Box::new(limit)))
 }
 
+#[distributed_lock(key = "boxed", backend = "memory")]
+async fn impl_return_in_a_bound(limit: u8) -> Result<Box<dyn Iterator<Item = impl Display> + Send>, Error> {
+    Ok(Box::new(0..limit))
+}
+
+#[distributed_lock(key = "const_<N>", backend = "memory")]
+async fn const_parameter<const N: usize>(locks: &Locks) -> Result<bool, Error> {
+    Ok(is_held(locks, &format!("const_{N}")).await)
+}
+
+#[distributed_lock(key = "future_<id>", backend = "memory")]
+fn returns_a_future(id: u8, locks: &Locks) -> impl Future<Output = Result<bool, Error>> + Send {
+    async move {
+        if id == 0 {
+            return Ok(false);
+        }
+        Ok(is_held(locks, "future_7").await)
+    }
+}
+
 #[distributed_lock(key = "opaque", backend = "memory", on_busy = Ok(1))]
 async fn impl_return_on_busy() -> Result<impl Display, Error> {
     Ok(2)
@@ -128,6 +148,28 @@ async fn an_opaque_return_type_stays_opaque() -> Result<(), Error> {
         let (numbers, shown) = impl_return_nested(3).await?;
         assert_eq!((numbers.map(Iterator::count), format!("{shown:?}")), (Some(3), "3".to_owned()));
         assert_eq!(impl_return_on_busy().await?.to_string(), "2");
+        assert_eq!(impl_return_in_a_bound(3).await?.map(|n| n.to_string()).collect::<String>(), "012");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_const_parameter_is_part_of_the_key() -> Result<(), Error> {
+    on_memory(async |locks| {
+        assert!(const_parameter::<7>(&locks).await?);
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_function_that_returns_a_future_of_one_async_block_is_locked() -> Result<(), Error> {
+    on_memory(async |locks| {
+        let call = returns_a_future(7, &locks);
+        assert!(!is_held(&locks, "future_7").await, "nothing happens before it is polled");
+        assert!(call.await?);
+        assert!(!returns_a_future(0, &locks).await?);
         Ok(())
     })
     .await

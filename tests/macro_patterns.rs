@@ -147,3 +147,18 @@ async fn the_key_is_exactly_the_text_of_the_template() -> Result<(), Error> {
     })
     .await
 }
+
+// The key has the name in its decomposed spelling, the function in the composed one.
+#[distributed_lock(key = "floor_<étage>", backend = "memory")]
+async fn composed(étage: u8, locks: &Locks) -> Result<bool, Error> {
+    Ok(is_held(locks, &format!("floor_{}", étage)).await)
+}
+
+#[tokio::test]
+async fn both_unicode_spellings_of_a_name_are_that_name() -> Result<(), Error> {
+    on_memory(async |locks| {
+        assert!(composed(7, &locks).await?);
+        Ok(())
+    })
+    .await
+}

@@ -19,17 +19,15 @@
 //!                  }
 //!                  { BODY }
 //!              });                                            // declared after `section`: dropped before it
-//!              let outcome = section.run(body).await;
-//!              match outcome {
-//!                  Ok(output) => output,
-//!                  Err(error) => ::dlock::__private::from_lock::<Result<Booking, AppError>>(error),
-//!              }
+//!              // What this does is compiled once for all functions, but for the poll of the body.
+//!              ::dlock::__private::output::<Result<Booking, AppError>>(section.run(body).await)
 //!          }
 //! ```
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
 use crate::args::{Args, KeyArg, KeysArg, LeaseArg, OnLostArg, OnUnavailable, WaitArg};
+use crate::dependency;
 use crate::error::{Mistakes, report};
 use crate::function::{Argument, Function};
 use crate::template::Template;
@@ -66,11 +64,17 @@ fn locked(
     let here = Span::mixed_site();
     let dlock = match &args.krate {
         Some(path) => quote!(#path),
-        None => quote_spanned!(here=> ::dlock),
+        None => {
+            let name = Ident::new(&dependency::name(), here);
+            quote_spanned!(here=> ::#name)
+        }
     };
     let private = quote_spanned!(here=> #dlock::__private);
 
     check_guard(args, function, mistakes);
+    if args.segments.is_some() {
+        mistakes.take(function.returns_no_mutable_borrow());
+    }
     let keys = match &args.keys {
         Some(keys) => several(keys, function, &private, mistakes),
         None => key(args, function, mistakes),
@@ -99,10 +103,9 @@ fn locked(
         return Some(function.with_body(&quote_spanned! {here=>
             #section
             let mut section = section.segments(#segments);
-            #run
+            return { #run };
         }));
     }
-    let failed = failed(&private, &output, None);
     let run = quote_spanned! {here=>
         let body = ::core::pin::pin!(async move {
             #captures
@@ -112,12 +115,9 @@ fn locked(
             #guard
             #body
         });
-        let outcome = section.run(body).await;
-        match outcome {
-            ::core::result::Result::Ok(output) => output,
-            #failed
-        }
+        #private::output::<#output>(section.run(body).await)
     };
+    let failed = failed(&private, &output, None);
     let run = match busy(args, &private, None) {
         None => run,
         // The lock is taken before the arguments move into the body, so that the expression can name them.
@@ -131,9 +131,10 @@ fn locked(
             }
         },
     };
+    // With `return`, for those who deny clippy's `implicit_return`; its opposite spares what a macro wrote.
     Some(function.with_body(&quote_spanned! {here=>
         #section
-        #run
+        return { #run };
     }))
 }
 
@@ -230,7 +231,9 @@ fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStr
         // Where it is written, so that the compiler names it when the body moves it.
         let own = &argument.name;
         let own = quote_spanned!(own.span()=> mut #own);
-        rebound.extend(quote_spanned!(here=> #cfgs let #own = #name; #mention));
+        // It is the parameter's own name again, on purpose.
+        let allow = quote_spanned!(here=> #[allow(clippy::shadow_same, clippy::shadow_reuse, clippy::shadow_unrelated)]);
+        rebound.extend(quote_spanned!(here=> #cfgs #allow let #own = #name; #mention));
         if mentions(&function.body.block.stream(), &name.to_string()) {
             borrowed.extend(mention);
         }
@@ -305,13 +308,10 @@ fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream 
 fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     if let Some(locks) = &args.locks {
-        // A clone, which is a count, so that the body can move what it was borrowed from.
+        // A handle of them, so that the body can move what it was borrowed from.
         let at = here.located_at(locks.span());
         let given = quote_spanned!(at=> &#locks);
-        return (
-            quote_spanned!(here=> let locks = ::core::clone::Clone::clone(#private::locks_of(#given));),
-            quote_spanned!(here=> #private::Source::Given(&locks)),
-        );
+        return (TokenStream::new(), quote_spanned!(here=> #private::locks_of(#given)));
     }
     match &args.backend {
         Some(name) => (feature(name, private), quote_spanned!(here=> #private::Source::Named(#name))),

@@ -5,8 +5,8 @@ use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, FnArg, GenericArgument, Pat, Path, PathArguments, ReturnType, Signature, Token, Type,
-    TypeInfer, TypeParamBound, Visibility,
+    Attribute, FnArg, GenericArgument, Lifetime, Pat, Path, PathArguments, Receiver, ReceiverKind,
+    ReturnType, Signature, Token, Type, TypeInfer, TypeParamBound, Visibility,
 };
 
 const PLACE: &str = "`#[distributed_lock]` goes on an `async fn` with a body; put it there";
@@ -20,7 +20,9 @@ pub(crate) struct Function {
     constants: Vec<Ident>,
     pub body: Body,
     output: Output,
-    boxing: Option<Boxing>,
+    wrapping: Option<Wrapping>,
+    /// The lifetimes of its `&mut` arguments, as far as a return type can name them; `None` for an elided one.
+    mutable: Vec<Option<Lifetime>>,
 }
 
 /// A name that the parameters bind.
@@ -46,10 +48,11 @@ enum Output {
     Type(Box<Type>),
 }
 
-/// What stands around the body in a function that returns its future in a box, as `#[async_trait]`
-/// makes them: `Box::pin(async move { … })`.
-struct Boxing {
-    pin: TokenStream,
+/// What stands around the body in a function that returns its future: `async move { … }`, or in a box, as
+/// `#[async_trait]` makes them, `Box::pin(async move { … })`.
+struct Wrapping {
+    /// `Box::pin`, where it is in a box.
+    pin: Option<TokenStream>,
     r#async: TokenStream,
 }
 
@@ -86,18 +89,28 @@ impl Function {
             return Err(syn::Error::new(constness.span, message));
         }
         let mut body = Body::new(&block);
-        let mut boxing = None;
+        let mut wrapping = None;
         if signature.asyncness.is_none() {
-            let Some((around, inner)) = Boxing::find(&body.block) else {
-                return Err(syn::Error::new(
-                    signature.fn_token.span,
+            let Some((around, inner)) = Wrapping::find(&body.block) else {
+                let returns_future = match &signature.output {
+                    ReturnType::Type(_, ty) => future_output(ty).is_some(),
+                    ReturnType::Default => false,
+                };
+                let message = if returns_future {
+                    format!(
+                        "the whole body of `{name}` has to be one block that the lock can go around; write \
+                         `async move {{ … }}` or `Box::pin(async move {{ … }})` with all statements inside, or \
+                         `async fn {name}`"
+                    )
+                } else {
                     format!(
                         "`{name}` is not `async`; write `async fn {name}`, and put `#[distributed_lock]` above \
                          an attribute that takes the `async` away, such as `#[tokio::main]` or `#[tokio::test]`"
-                    ),
-                ));
+                    )
+                };
+                return Err(syn::Error::new(signature.fn_token.span, message));
             };
-            boxing = Some(around);
+            wrapping = Some(around);
             body.block = generated_block(inner.stream(), inner.span());
         }
         let mut arguments = Vec::new();
@@ -111,11 +124,12 @@ impl Function {
             }
         }
         let constants = signature.generics.const_params().map(|constant| constant.ident.clone()).collect();
+        let mutable = mutable_borrows(&signature);
         let output = match signature.output {
             ReturnType::Default => Output::Unit(signature.ident.span()),
             ReturnType::Type(_, ty) => Output::Type(ty),
         };
-        Ok(Self { header, name, arguments, constants, body, output, boxing })
+        Ok(Self { header, name, arguments, constants, body, output, wrapping, mutable })
     }
 
     /// The names a placeholder can use.
@@ -125,13 +139,13 @@ impl Function {
 
     /// Whether it returns `Box::pin(async move { … })` instead of being `async`.
     pub(crate) fn is_boxed(&self) -> bool {
-        self.boxing.is_some()
+        self.wrapping.as_ref().is_some_and(|wrapping| wrapping.pin.is_some())
     }
 
     /// The type its future resolves to, written so that it can stand in a `let`.
     pub(crate) fn output(&self) -> syn::Result<TokenStream> {
         let mut output = match &self.output {
-            Output::Type(ty) if self.is_boxed() => match future_output(ty) {
+            Output::Type(ty) if self.wrapping.is_some() => match future_output(ty) {
                 Some(output) => output.clone(),
                 None => return Ok(quote!(_)),
             },
@@ -151,12 +165,35 @@ impl Function {
         Ok(output.into_token_stream())
     }
 
+    /// An error where the function returns a `&mut` of an argument: a body that may run again borrows the arguments for
+    /// each run, and could give the borrow away only once.
+    pub(crate) fn returns_no_mutable_borrow(&self) -> syn::Result<()> {
+        let returned = match &self.output {
+            Output::Type(ty) => ty.to_token_stream(),
+            Output::Unit(_) => return Ok(()),
+        };
+        match self.mutable.iter().find(|borrow| gives_away(&returned, borrow.as_ref())) {
+            None => Ok(()),
+            Some(_) => Err(syn::Error::new_spanned(
+                &returned,
+                format!(
+                    "the body of `{}` may run again in another segment, so that it cannot return a `&mut` of an \
+                     argument; return a value, such as an index, and borrow after the call",
+                    self.name
+                ),
+            )),
+        }
+    }
+
     /// `statements` as the whole body of the function.
     pub(crate) fn with_body(&self, statements: &TokenStream) -> TokenStream {
         let header = &self.header;
         let mut inside = self.body.inner_attributes.clone();
-        match &self.boxing {
-            Some(Boxing { pin, r#async }) => inside.extend(quote!(#pin(#r#async { #statements }))),
+        match &self.wrapping {
+            Some(Wrapping { pin: Some(pin), r#async }) => {
+                inside.extend(quote!(#pin(#r#async { #statements })));
+            }
+            Some(Wrapping { pin: None, r#async }) => inside.extend(quote!(#r#async { #statements })),
             None => inside.extend(quote!(#statements)),
         }
         let mut block = Group::new(Delimiter::Brace, inside);
@@ -207,10 +244,13 @@ fn generated_block(statements: TokenStream, braces: Span) -> Group {
     block
 }
 
-impl Boxing {
-    /// The parts of `Box::pin(async move { … })` when that is all there is.
+impl Wrapping {
+    /// The parts of `async move { … }` or `Box::pin(async move { … })` when that is all there is.
     fn find(block: &Group) -> Option<(Self, Group)> {
         let mut tokens: Vec<TokenTree> = block.stream().into_iter().collect();
+        if let Some((r#async, body)) = async_block(&tokens) {
+            return Some((Self { pin: None, r#async }, body));
+        }
         let arguments = match tokens.pop()? {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => group.stream(),
             _ => return None,
@@ -222,15 +262,61 @@ impl Boxing {
         if !matches!(names.as_slice(), [pin, r#box, ..] if pin == "pin" && r#box == "Box") {
             return None;
         }
-        match arguments.into_iter().collect::<Vec<_>>().as_slice() {
-            [TokenTree::Ident(r#async), TokenTree::Ident(r#move), TokenTree::Group(body)]
-                if r#async == "async" && r#move == "move" && body.delimiter() == Delimiter::Brace =>
-            {
-                Some((Self { pin, r#async: quote!(#r#async #r#move) }, body.clone()))
+        let (r#async, body) = async_block(&arguments.into_iter().collect::<Vec<_>>())?;
+        Some((Self { pin: Some(pin), r#async }, body))
+    }
+}
+
+/// `async move` and the braces after it.
+fn async_block(tokens: &[TokenTree]) -> Option<(TokenStream, Group)> {
+    match tokens {
+        [TokenTree::Ident(r#async), TokenTree::Ident(r#move), TokenTree::Group(body)]
+            if r#async == "async" && r#move == "move" && body.delimiter() == Delimiter::Brace =>
+        {
+            Some((quote!(#r#async #r#move), body.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// The lifetimes of the `&mut` arguments that the return type can borrow from: all that are named, and the elided one
+/// that an elided lifetime of the return type stands for.
+fn mutable_borrows(signature: &Signature) -> Vec<Option<Lifetime>> {
+    let is_borrow = |receiver: &Receiver| matches!(receiver.kind, ReceiverKind::Reference(..));
+    let has_self_borrow = signature.receiver().is_some_and(is_borrow);
+    let borrows = signature.inputs.iter().filter_map(|input| match input {
+        FnArg::Receiver(receiver) => match &receiver.kind {
+            ReceiverKind::Reference(_, lifetime, Some(_)) => Some(lifetime.clone()),
+            _ => None,
+        },
+        FnArg::Typed(argument) => match &*argument.ty {
+            Type::Reference(borrow) if borrow.mutability.is_some() => {
+                (borrow.lifetime.is_some() || !has_self_borrow).then(|| borrow.lifetime.clone())
             }
             _ => None,
-        }
-    }
+        },
+    });
+    borrows.collect()
+}
+
+/// Whether `&mut`, or `&'a mut`, occurs.
+fn gives_away(tokens: &TokenStream, lifetime: Option<&Lifetime>) -> bool {
+    let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
+    let is = |token: &TokenTree, text: &str| token.to_string() == text;
+    let here = match lifetime {
+        None => tokens.windows(2).any(|pair| is(&pair[0], "&") && is(&pair[1], "mut")),
+        Some(lifetime) => tokens.windows(4).any(|four| {
+            is(&four[0], "&")
+                && is(&four[1], "'")
+                && lifetime.ident == four[2].to_string()
+                && is(&four[3], "mut")
+        }),
+    };
+    let inside = |token: &TokenTree| match token {
+        TokenTree::Group(group) => gives_away(&group.stream(), lifetime),
+        _ => false,
+    };
+    here || tokens.iter().any(inside)
 }
 
 /// Without the invisible groups that `macro_rules!` puts around what it captured.
@@ -288,7 +374,7 @@ fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T> + …>>`.
+/// `T` of `Pin<Box<dyn Future<Output = T> + …>>` or `impl Future<Output = T> + …`.
 fn future_output(ty: &Type) -> Option<&Type> {
     match ty {
         Type::Path(path)
@@ -299,19 +385,21 @@ fn future_output(ty: &Type) -> Option<&Type> {
                 _ => None,
             })
         }
-        Type::TraitObject(object) => object.bounds.iter().find_map(|bound| match bound {
-            TypeParamBound::Trait(bound) => {
-                arguments(&bound.path)?.iter().find_map(|argument| match argument {
-                    GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
-                    _ => None,
-                })
-            }
-            _ => None,
-        }),
+        Type::TraitObject(object) => object.bounds.iter().find_map(output_of),
+        Type::ImplTrait(opaque) => opaque.bounds.iter().find_map(output_of),
         Type::Group(group) => future_output(&group.elem),
         Type::Paren(paren) => future_output(&paren.elem),
         _ => None,
     }
+}
+
+/// `T` of `Future<Output = T>`.
+fn output_of(bound: &TypeParamBound) -> Option<&Type> {
+    let TypeParamBound::Trait(bound) = bound else { return None };
+    arguments(&bound.path)?.iter().find_map(|argument| match argument {
+        GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
+        _ => None,
+    })
 }
 
 fn arguments(path: &Path) -> Option<&syn::punctuated::Punctuated<GenericArgument, Token![,]>> {

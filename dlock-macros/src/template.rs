@@ -212,7 +212,7 @@ fn placeholder(inside: &str, open: char, close: char) -> Result<Vec<String>, Str
         (i, part) => is_name(part) || (i > 0 && is_index(part)),
     });
     if valid {
-        return Ok(path);
+        return Ok(path.into_iter().map(|part| name(&part).unwrap_or(part)).collect());
     }
     let trimmed = inside.trim();
     if trimmed != inside && is_name(trimmed) {
@@ -225,8 +225,16 @@ fn placeholder(inside: &str, open: char, close: char) -> Result<Vec<String>, Str
 }
 
 fn is_name(part: &str) -> bool {
-    // The comparison keeps out comments and blanks, which the parser skips.
-    Ident::parse_any.parse_str(part).is_ok_and(|name| name == part)
+    name(part).is_some()
+}
+
+/// The name as the compiler spells it, which is NFC for every spelling: so that the placeholder finds the argument.
+fn name(part: &str) -> Option<String> {
+    // The parser skips comments and blanks.
+    if part.contains(|c: char| c.is_whitespace() || c == '/') {
+        return None;
+    }
+    Ident::parse_any.parse_str(part).ok().map(|name| name.to_string())
 }
 
 fn is_index(part: &str) -> bool {

@@ -48,7 +48,7 @@ enum Command {
     Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
     /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench otel` measures
-    /// what metrics and spans cost
+    /// what metrics and spans cost, `bench attribute` what the attribute costs to compile
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -97,7 +97,7 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {
             let (which, arguments) = match arguments.split_first() {
-                Some((which, rest)) if matches!(&**which, "redis" | "zk" | "sql" | "otel") => {
+                Some((which, rest)) if matches!(&**which, "redis" | "zk" | "sql" | "otel" | "attribute") => {
                     (&**which, rest)
                 }
                 _ => ("engine", &*arguments),

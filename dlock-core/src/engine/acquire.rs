@@ -38,18 +38,22 @@ const MOST_TRIES: u32 = 8;
 
 /// What is wanted, or the guards of it; one lock needs no memory for the list.
 pub(super) type Specs = SmallVec<[Spec; 1]>;
-pub(super) type Shares = SmallVec<[Share; 1]>;
+pub(crate) type Shares = SmallVec<[Share; 1]>;
 
-type Taking = Pin<Box<dyn Future<Output = Result<Option<Shares>, Error>> + Send>>;
+/// Locks that are being taken; [`only_share`] has what comes of one.
+pub(crate) type Taking = Pin<Box<dyn Future<Output = Result<Option<Shares>, Error>> + Send>>;
 
-/// Takes one lock, without a look at what the caller holds already. The wait counts from `started`, or from now.
-pub(crate) fn acquire(spec: Spec, started: Option<Instant>) -> impl Future<Output = Result<Share, Error>> {
-    let taking = take(smallvec![spec], started);
-    async move {
-        match taking?.await?.and_then(|shares| shares.into_iter().next()) {
-            Some(share) => Ok(share),
-            None => unreachable!("one lock is never set aside"),
-        }
+/// Begins to take one lock, without a look at what the caller holds already. The wait counts from `started`, or from
+/// now.
+pub(crate) fn begin(spec: Spec, started: Option<Instant>) -> Result<Taking, Error> {
+    take(smallvec![spec], started)
+}
+
+/// The share of the one lock that was taken.
+pub(crate) fn only_share(taken: Option<Shares>) -> Share {
+    match taken.and_then(|shares| shares.into_iter().next()) {
+        Some(share) => share,
+        None => unreachable!("one lock is never set aside"),
     }
 }
 

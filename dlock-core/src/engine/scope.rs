@@ -121,6 +121,11 @@ impl Scope {
         SCOPE.scope(self, body)
     }
 
+    /// Runs `code`, such as one poll of a body, as this owner.
+    pub(crate) fn enter_now<T>(&self, code: impl FnOnce() -> T) -> T {
+        SCOPE.sync_scope(self.clone(), code)
+    }
+
     /// This and those around it, from the inside out.
     fn nodes(&self) -> impl Iterator<Item = &Arc<ScopeNode>> {
         std::iter::successors(Some(&self.0), |node| node.parent.as_ref().map(|scope| &scope.0))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::acquire::{acquire, acquire_all};
+use crate::engine::acquire::{acquire_all, begin, only_share};
 use crate::engine::share::Share;
 use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -197,7 +197,7 @@ async fn take(wanted: &[Spec], taken: &mut [Option<Share>], started: Instant) ->
         }
         for (one, place) in group.iter().zip(taken) {
             if place.is_none() {
-                *place = Some(acquire(one.clone(), Some(started)).await?);
+                *place = Some(only_share(begin(one.clone(), Some(started))?.await?));
             }
         }
     }

@@ -132,15 +132,23 @@ impl Guard {
     ///
     /// When dropped midway, the release goes on in the background.
     pub async fn release(self) -> Result<()> {
+        match self.end() {
+            Ok(leaving) => leaving.await,
+            Err(result) => result,
+        }
+    }
+
+    /// Closes the hold, and returns what is left to do; the result where that is nothing.
+    pub(super) fn end(self) -> std::result::Result<impl Future<Output = Result<()>> + Send, Result<()>> {
         let Self { share, noted: _noted } = self;
         let hold = match share.end() {
             Ok(last) => last,
-            Err(shared) => return if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) },
+            Err(shared) => return Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
         };
         if let Err(failure) = hold.engine.refuse_in_child() {
             let error = hold.error(Operation::Release, failure);
             std::mem::forget(hold);
-            return Err(error);
+            return Err(Err(error));
         }
         let activity = Some(hold.engine.registry.activity.begin());
         let was = hold.close();
@@ -148,15 +156,17 @@ impl Guard {
         // For a caller who has no tokio runtime with timers.
         let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&hold));
         let leaving = Leaving { hold, claim: None, activity }.leave(was).in_span(span.clone());
-        let result = match on_keeper {
-            None => leaving.await,
-            Some(hold) => {
-                let closed = |failure| Err(hold.error(Operation::Release, failure));
-                hold.engine.run(leaving).await.unwrap_or_else(closed)
-            }
-        };
-        Telemetry::released(&span, result.as_ref().err());
-        result
+        Ok(async move {
+            let result = match on_keeper {
+                None => leaving.await,
+                Some(hold) => {
+                    let closed = |failure| Err(hold.error(Operation::Release, failure));
+                    hold.engine.run(leaving).await.unwrap_or_else(closed)
+                }
+            };
+            Telemetry::released(&span, result.as_ref().err());
+            result
+        })
     }
 }
 

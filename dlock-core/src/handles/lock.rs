@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::acquire::acquire;
+use crate::engine::acquire::{Taking, begin, only_share};
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
@@ -91,7 +91,7 @@ impl Lock {
     pub async fn acquire(&self) -> Result<Guard> {
         let mut guard = match self.reenter(true)? {
             Some(guard) => guard,
-            None => self.acquire_anew().await?,
+            None => Guard::new(only_share(self.begin()?.await?)),
         };
         guard.note(self.options.max_depth)?;
         Ok(guard)
@@ -114,17 +114,8 @@ impl Lock {
         }
     }
 
-    /// As [`acquire`](Self::acquire), without noting the guard with an owner opened by hand: a section has a scope of
-    /// its own.
-    pub(super) async fn acquire_unnoted(&self) -> Result<Guard> {
-        match self.reenter(false)? {
-            Some(guard) => Ok(guard),
-            None => self.acquire_anew().await,
-        }
-    }
-
     /// A further guard, if the calling scope holds the lock already.
-    fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
+    pub(super) fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
         let key = self.checked(&self.options)?;
         let share = scope::reenter(&self.engine, key, &self.options, by_hand)?;
         if share.is_some() {
@@ -133,10 +124,9 @@ impl Lock {
         Ok(share.map(Guard::new))
     }
 
-    /// Takes a lock that the calling scope does not hold.
-    async fn acquire_anew(&self) -> Result<Guard> {
-        let key = self.checked(&self.options)?;
-        acquire(self.spec(key, self.options), None).await.map(Guard::new)
+    /// Begins to take a lock that the calling scope does not hold.
+    pub(super) fn begin(&self) -> Result<Taking> {
+        begin(self.spec(self.checked(&self.options)?, self.options), None)
     }
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.

@@ -1,8 +1,10 @@
 //! A body that runs under a lock.
 
+use std::fmt;
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
+use crate::engine::acquire::{Taking, only_share};
 use crate::engine::scope::Scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::batch::{Batch, BatchGuard};
@@ -10,7 +12,7 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::options::OnLost;
-use crate::telemetry::{Span, Spanned, Telemetry};
+use crate::telemetry::{Span, Telemetry};
 
 /// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
 /// made of.
@@ -22,6 +24,8 @@ pub struct Section {
     target: SectionTarget,
     state: SectionState,
     run_when_unavailable: bool,
+    /// What is around the body while it runs.
+    running: Option<Running>,
 }
 
 #[derive(Debug)]
@@ -30,15 +34,24 @@ enum SectionTarget {
     Batch(Batch),
 }
 
-#[derive(Debug)]
 enum SectionState {
     Outside,
+    Entering(Entering),
     Locked(SectionGuard),
     /// The body has returned; the lock is still held.
     Finished(SectionGuard),
+    Leaving(Held, Step<Result<()>>),
     /// The backend could not be asked, and the caller wants the body run all the same.
     Unlocked,
 }
+
+enum Entering {
+    One(Taking),
+    All(Step<Result<SectionGuard>>),
+}
+
+/// In a box, so that the futures of all annotated functions, which contain the section, are small and alike.
+type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 #[derive(Debug)]
 enum SectionGuard {
@@ -54,20 +67,29 @@ impl SectionGuard {
         }
     }
 
-    async fn release(self) -> Result<()> {
+    /// What is left to do for the release; the result where that is nothing.
+    fn end(self) -> std::result::Result<Step<Result<()>>, Result<()>> {
         match self {
-            Self::One(guard) => guard.release().await,
-            Self::All(guards) => guards.release().await,
+            Self::One(guard) => guard.end().map(|leaving| -> Step<_> { Box::pin(leaving) }),
+            Self::All(guards) => Ok(Box::pin(guards.release())),
         }
     }
 }
 
 impl SectionTarget {
-    async fn take(&self) -> Result<SectionGuard> {
-        match self {
-            Self::Lock(lock) => lock.acquire_unnoted().await.map(SectionGuard::One),
-            Self::Batch(batch) => batch.acquire_unnoted().await.map(SectionGuard::All),
-        }
+    /// What there is to wait for; the guard of a lock that is entered again.
+    fn take(&self) -> Result<SectionState> {
+        Ok(match self {
+            Self::Lock(lock) => match lock.reenter(false)? {
+                Some(guard) => SectionState::Locked(SectionGuard::One(guard)),
+                None => SectionState::Entering(Entering::One(lock.begin()?)),
+            },
+            Self::Batch(batch) => {
+                let batch = batch.clone();
+                let taking = async move { batch.acquire_unnoted().await.map(SectionGuard::All) };
+                SectionState::Entering(Entering::All(Box::pin(taking)))
+            }
+        })
     }
 
     fn on_lost(&self) -> OnLost {
@@ -75,6 +97,19 @@ impl SectionTarget {
             Self::Lock(lock) => lock.options().on_lost,
             Self::Batch(batch) => batch.on_lost(),
         }
+    }
+}
+
+impl fmt::Debug for SectionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Outside => "Outside",
+            Self::Entering(_) => "Entering",
+            Self::Locked(_) => "Locked",
+            Self::Finished(_) => "Finished",
+            Self::Leaving(..) => "Leaving",
+            Self::Unlocked => "Unlocked",
+        })
     }
 }
 
@@ -98,7 +133,7 @@ impl Section {
     }
 
     const fn of(target: SectionTarget) -> Self {
-        Self { target, state: SectionState::Outside, run_when_unavailable: false }
+        Self { target, state: SectionState::Outside, run_when_unavailable: false, running: None }
     }
 
     /// Runs the body without the lock when the backend cannot be asked for it.
@@ -116,19 +151,49 @@ impl Section {
     ///
     /// # Cancel safety
     ///
-    /// As [`Lock::acquire`].
+    /// When dropped, the next call goes on with what this one began. When the section is dropped too, as
+    /// [`Lock::acquire`].
     pub async fn enter(&mut self) -> Result<()> {
-        if !matches!(self.state, SectionState::Outside) {
-            return Ok(());
+        std::future::poll_fn(|cx| self.poll_enter(cx)).await
+    }
+
+    /// Polls what [`enter`](Self::enter) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`enter`](Self::enter).
+    pub fn poll_enter(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        if matches!(self.state, SectionState::Outside) {
+            self.running = None;
+            self.state = match self.target.take() {
+                Ok(state) => state,
+                Err(error) => return Poll::Ready(self.refused(error)),
+            };
         }
-        self.state = match self.target.take().await {
-            Ok(taken) => SectionState::Locked(taken),
-            Err(error) if self.run_when_unavailable && is_unavailable(error.kind()) => {
-                Telemetry::body_unlocked(&error);
-                SectionState::Unlocked
+        let SectionState::Entering(taking) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let taken = match taking {
+            Entering::One(taking) => {
+                ready!(taking.as_mut().poll(cx)).map(|taken| SectionGuard::One(Guard::new(only_share(taken))))
             }
-            Err(error) => return Err(error),
+            Entering::All(taking) => ready!(taking.as_mut().poll(cx)),
         };
+        self.state = SectionState::Outside;
+        Poll::Ready(match taken {
+            Ok(taken) => {
+                self.state = SectionState::Locked(taken);
+                Ok(())
+            }
+            Err(error) => self.refused(error),
+        })
+    }
+
+    /// The lock could not be taken.
+    fn refused(&mut self, error: Error) -> Result<()> {
+        if !self.run_when_unavailable || !is_unavailable(error.kind()) {
+            return Err(error);
+        }
+        Telemetry::body_unlocked(&error);
+        self.state = SectionState::Unlocked;
         Ok(())
     }
 
@@ -160,50 +225,93 @@ impl Section {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub async fn run_body<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
+    pub async fn run_body<F: Future>(&mut self, mut body: Pin<&mut F>) -> Result<F::Output> {
         self.enter().await?;
-        let held = self.held();
-        let span = held.holds().first().map_or_else(Span::none, |hold| {
-            let telemetry = &hold.engine.telemetry;
-            telemetry.body_started(hold.subject(), held.holds().len(), held.fence())
-        });
-        let supervised = supervise(&held, self.target.on_lost(), body).in_span(span);
-        let output = Scope::of_body(held.clone()).enter(supervised).await;
+        let mut output = None;
+        std::future::poll_fn(|cx| {
+            self.poll_body(cx, &mut |cx| body.as_mut().poll(cx).map(|returned| output = Some(returned)))
+        })
+        .await?;
+        Ok(output.unwrap_or_else(|| unreachable!("the body has returned")))
+    }
+
+    /// Polls a body of the lock that was [entered](Self::enter): what [`run_body`](Self::run_body) does at each poll,
+    /// compiled once for all bodies.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`], as [`run`](Self::run).
+    pub fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>,
+    ) -> Poll<Result<()>> {
+        if self.running.is_none() {
+            self.running = Some(Running::new(self.held(), self.target.on_lost()));
+        }
+        let is_lost = self.running.as_mut().map_or(Poll::Ready(false), |running| running.poll(cx, body));
+        let is_lost = ready!(is_lost);
+        let running = self.running.take();
         // When the lock was lost, the guard stays until the caller has dropped the body.
-        let output = output.ok_or_else(|| loss(&held))?;
+        if let Some(running) = running.filter(|_| is_lost) {
+            return Poll::Ready(Err(loss(&running.held)));
+        }
         self.state = match std::mem::replace(&mut self.state, SectionState::Outside) {
             SectionState::Locked(taken) => SectionState::Finished(taken),
             other => other,
         };
-        Ok(output)
+        Poll::Ready(Ok(()))
     }
 
     /// Releases the lock of a body that has returned; a failure is logged. Does nothing else.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the release goes on in the background.
+    /// When dropped, the next call goes on with what this one began. When the section is dropped too, the release
+    /// goes on in the background.
     pub async fn leave(&mut self) {
-        match std::mem::replace(&mut self.state, SectionState::Outside) {
+        std::future::poll_fn(|cx| self.poll_leave(cx)).await;
+    }
+
+    /// Polls what [`leave`](Self::leave) does.
+    pub fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.state = match std::mem::replace(&mut self.state, SectionState::Outside) {
             SectionState::Finished(taken) => {
                 let held = taken.held();
-                if let Err(error) = taken.release().await
-                    && let Some(hold) = held.holds().first()
-                {
-                    hold.engine.telemetry.release_after_body_failed(hold.subject(), &error);
+                match taken.end() {
+                    Ok(leaving) => SectionState::Leaving(held, leaving),
+                    Err(result) => {
+                        note_release(&held, result);
+                        SectionState::Outside
+                    }
                 }
             }
-            SectionState::Unlocked | SectionState::Outside => {}
-            locked @ SectionState::Locked(_) => self.state = locked,
+            SectionState::Unlocked => SectionState::Outside,
+            other => other,
+        };
+        if let SectionState::Leaving(held, leaving) = &mut self.state {
+            let result = ready!(leaving.as_mut().poll(cx));
+            note_release(held, result);
+            self.state = SectionState::Outside;
         }
+        Poll::Ready(())
     }
 
     /// What is held; nothing outside, and for a body that runs without the lock.
     pub(super) fn held(&self) -> Held {
         match &self.state {
             SectionState::Locked(taken) | SectionState::Finished(taken) => taken.held(),
-            SectionState::Outside | SectionState::Unlocked => Held::nothing(),
+            _ => Held::nothing(),
         }
+    }
+}
+
+/// Tells of a release that failed.
+fn note_release(held: &Held, result: Result<()>) {
+    if let Err(error) = result
+        && let Some(hold) = held.holds().first()
+    {
+        hold.engine.telemetry.release_after_body_failed(hold.subject(), &error);
     }
 }
 
@@ -215,27 +323,67 @@ fn loss(held: &Held) -> Error {
     }
 }
 
-/// Runs `body` to its end; `None` when a lock is lost before and the body is not to go on.
-///
-/// The loss is looked for before each poll, so that a process that was stopped and continues does not run a
-/// single step of the body any more.
-async fn supervise<F: Future>(held: &Held, on_lost: OnLost, mut body: Pin<&mut F>) -> Option<F::Output> {
-    if held.holds().is_empty() || on_lost == OnLost::Continue {
-        return Some(body.await);
+/// What is around a body that runs: its scope, its span, and what drops it when a lock is lost.
+struct Running {
+    held: Held,
+    scope: Scope,
+    span: Span,
+    /// Whether a loss ends it.
+    ends: bool,
+    /// Waits for the loss, once the body waits for something.
+    lost: Option<Loss>,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Running").field(&self.held).finish()
     }
-    let mut lost = std::pin::pin!(held.lost());
-    let output = std::future::poll_fn(|cx| {
-        if held.find_lost().is_some() {
-            return Poll::Ready(None);
-        }
-        if let Poll::Ready(output) = body.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        lost.as_mut().poll(cx).map(|()| None)
-    })
-    .await;
-    Telemetry::body_ended(output.is_none());
-    output
+}
+
+type Loss = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+impl Running {
+    fn new(held: Held, on_lost: OnLost) -> Self {
+        let span = held.holds().first().map_or_else(Span::none, |hold| {
+            let telemetry = &hold.engine.telemetry;
+            telemetry.body_started(hold.subject(), held.holds().len(), held.fence())
+        });
+        let ends = !held.holds().is_empty() && on_lost == OnLost::Abort;
+        Self { scope: Scope::of_body(held.clone()), held, span, ends, lost: None }
+    }
+
+    /// Ready when the body has returned, or is not to go on because a lock was lost; says whether it was lost.
+    ///
+    /// The loss is looked for before each poll, so that a process that was stopped and continues does not run a
+    /// single step of the body any more.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>,
+    ) -> Poll<bool> {
+        let Self { held, scope, span, ends, lost } = self;
+        scope.enter_now(|| {
+            span.in_scope(|| {
+                if !*ends {
+                    return body(cx).map(|()| false);
+                }
+                let is_lost = if held.find_lost().is_some() {
+                    true
+                } else if body(cx).is_ready() {
+                    false
+                } else {
+                    let lost = lost.get_or_insert_with(|| {
+                        let held = held.clone();
+                        Box::pin(async move { held.lost().await })
+                    });
+                    ready!(lost.as_mut().poll(cx));
+                    true
+                };
+                Telemetry::body_ended(is_lost);
+                Poll::Ready(is_lost)
+            })
+        })
+    }
 }
 
 const fn is_unavailable(kind: ErrorKind) -> bool {

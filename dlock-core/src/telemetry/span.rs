@@ -36,7 +36,7 @@ impl Span {
     }
 
     /// Runs `code` inside. Its own panics go on.
-    pub(super) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
+    pub(crate) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
         let Some(span) = &self.0 else { return code() };
         let entered = guard(|| span.enter());
         let result = catch_unwind(AssertUnwindSafe(code));

@@ -21,7 +21,7 @@ fn the_lock_is_put_around_the_body_as_written_at_the_top() {
                 ::dlock::__private::Source::Named("zk"),
                 ::std::format!("room_{}", id)
             );
-            let body = ::core::pin::pin!(async move {
+            return { let body = ::core::pin::pin!(async move {
                 let _ = &who;
                 let _ = &id;
                 if let ::core::option::Option::Some(output) =
@@ -31,12 +31,7 @@ fn the_lock_is_put_around_the_body_as_written_at_the_top() {
                 }
                 { who.book().await }
             });
-            let outcome = section.run(body).await;
-            match outcome {
-                ::core::result::Result::Ok(output) => output,
-                ::core::result::Result::Err(error) =>
-                    ::dlock::__private::from_lock::<Result<Booking, AppError> >(error),
-            }
+            ::dlock::__private::output::<Result<Booking, AppError> >(section.run(body).await) };
         }
     };
     assert_eq!(expand(args, item).to_string(), expected.to_string());

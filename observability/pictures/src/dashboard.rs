@@ -39,7 +39,10 @@ struct Settings {
     #[serde(rename = "type")]
     kind: String,
     grid_pos: Place,
+    /// A row has none.
+    #[serde(default)]
     targets: Vec<Target>,
+    #[serde(default)]
     field_config: FieldConfig,
 }
 
@@ -56,12 +59,12 @@ struct Target {
     expr: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct FieldConfig {
     defaults: Defaults,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Defaults {
     unit: Option<String>,
 }
@@ -116,6 +119,11 @@ impl Panel {
     fn draw(&self, area: &Area<'_>) -> Result<(), Box<dyn std::error::Error>> {
         let (width, height) = area.dim_in_pixel();
         let (width, height) = (width.cast_signed(), height.cast_signed());
+        if self.settings.kind == "row" {
+            let style = ("sans-serif", 16).into_font().color(&INK);
+            area.draw(&Text::new(self.settings.title.clone(), (8, 4), style))?;
+            return Ok(());
+        }
         area.draw(&Rectangle::new([(0, 0), (width - 1, height - 1)], FRAME))?;
         area.draw(&Text::new(
             self.settings.title.clone(),
@@ -129,11 +137,17 @@ impl Panel {
             area.draw(&Text::new(text, (width / 2 - 24, height / 2 - 10), style))?;
             return Ok(());
         }
-        let plot = area.clone().shrink((4, 26), (width - 12, height - 32));
-        let most = self.lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
-        // With room for the legend above.
-        let rows = f64::from(u32::try_from(self.lines.len())? + 1) * 14.0 / f64::from(height - 50);
-        let most = if most > 0.0 { most * 1.05 / (1.0 - rows.min(0.6)) } else { 1.0 };
+        let lines: Vec<_> = self.lines.iter().filter(|line| !line.points.is_empty()).collect();
+        if lines.is_empty() {
+            let style = ("sans-serif", 13).into_font().color(&INK.mix(0.6));
+            area.draw(&Text::new("none", (width / 2 - 14, height / 2), style))?;
+            return Ok(());
+        }
+        // The legend is below, as in Grafana, where it covers no curve.
+        let legend = 14 * i32::try_from(lines.len())?.min(5);
+        let plot = area.clone().shrink((4, 26), (width - 12, height - 32 - legend));
+        let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
+        let most = if most > 0.0 { most * 1.05 } else { 1.0 };
         let mut chart = ChartBuilder::on(&plot)
             .x_label_area_size(18)
             .y_label_area_size(58)
@@ -150,23 +164,15 @@ impl Panel {
             .y_label_formatter(&|value| self.shown(*value))
             .label_style(("sans-serif", 11).into_font().color(&INK))
             .draw()?;
-        if self.lines.iter().all(|line| line.points.is_empty()) {
-            let style = ("sans-serif", 13).into_font().color(&INK.mix(0.6));
-            area.draw(&Text::new("nothing of this in the run", (width / 2 - 60, height / 2), style))?;
-            return Ok(());
-        }
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
+        for (n, (line, colour)) in (0..).zip(lines.into_iter().zip(COLOURS.iter().cycle())) {
             let style = colour.stroke_width(2);
-            let drawn = chart.draw_series(LineSeries::new(line.points.iter().copied(), style))?;
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), style))?;
             let name = if line.name.is_empty() { "all" } else { &line.name };
-            drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 12, y)], style));
+            let top = height - 6 - legend + 14 * n;
+            area.draw(&PathElement::new([(66, top + 5), (78, top + 5)], style))?;
+            let style = ("sans-serif", 11).into_font().color(&INK);
+            area.draw(&Text::new(name.to_owned(), (84, top), style))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .label_font(("sans-serif", 11).into_font().color(&INK))
-            .draw()?;
         Ok(())
     }
 

@@ -98,7 +98,8 @@ pub(crate) fn draw(picture: &Path, resources: &[ResourceSpans]) -> Result<String
     let way = [from, (aside, from.1), (aside, to.1), to];
     area.draw(&PathElement::new(way, LINK.stroke_width(2)))?;
     area.draw(&Polygon::new([to, (to.0 - 8, to.1 - 4), (to.0 - 8, to.1 + 4)], LINK.filled()))?;
-    write("link".into(), (aside - 30, (from.1 + to.1) / 2), 12, &LINK)?;
+    // Above its line, where no name of a row is.
+    write("link".into(), (aside + 6, from.1 - 14), 12, &LINK)?;
     area.present()?;
     let waited = length(waiter.span) as f64 / 1e6;
     Ok(format!(

@@ -1,0 +1,8 @@
+use dlock::distributed_lock;
+
+#[distributed_lock(key = "a")]
+async fn book(id: u64) -> Result<u64, String> {
+    Ok(id)
+}
+
+fn main() {}
