@@ -13,7 +13,7 @@ use crate::backend::holder;
 use crate::error::of_read;
 use crate::names::{self, Position};
 use crate::queue_node::QueueNode;
-use crate::session::{Answer, Entry, Sessions, Waiting, read};
+use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, read};
 
 /// A claim on a lock of [`ZooKeeper`](crate::ZooKeeper).
 pub struct ZooKeeperClaim {
@@ -48,11 +48,17 @@ struct Wait {
 enum Told {
     NotYet(Answer<WatchedEvent>),
     Event(EventType),
+    /// Too much is watched already: nobody tells.
+    Never,
 }
 
 impl Told {
-    fn by(watcher: OneshotWatcher) -> Self {
-        Self::NotYet(Box::pin(watcher.changed()))
+    fn by(watched: Option<(OneshotWatcher, WatchPass)>) -> Self {
+        let Some((watcher, pass)) = watched else { return Self::Never };
+        Self::NotYet(Box::pin(async move {
+            let _pass = pass;
+            watcher.changed().await
+        }))
     }
 
     async fn told(&mut self) -> EventType {
@@ -63,6 +69,7 @@ impl Told {
                 event
             }
             Self::Event(event) => *event,
+            Self::Never => std::future::pending().await,
         }
     }
 
@@ -86,8 +93,8 @@ enum Looked {
     /// The node before is gone.
     Gone,
     Watched {
-        previous: OneshotWatcher,
-        own: OneshotWatcher,
+        previous: Option<(OneshotWatcher, WatchPass)>,
+        own: Option<(OneshotWatcher, WatchPass)>,
         holder: Option<(Vec<u8>, Stat)>,
     },
     /// Our own is gone.
@@ -311,23 +318,46 @@ impl ZooKeeperClaim {
 fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
     let (client, own) = (node.session.client.clone(), Arc::clone(&node.node()?.path));
     let (path, first) = (node.path_of(previous), (first != previous).then(|| node.path_of(first)));
+    let (pass, own_pass) = (node.session.watch_previous(&path), node.session.watch_own(&own));
     let answer = async move {
         let first = first.map(|first| client.get_data(&first));
-        let (watched, own) = (client.get_and_watch_data(&path), client.check_and_watch_stat(&own));
-        let (holder, previous) = match watched.await {
-            Ok((data, stat, watcher)) => (Some((data, stat)), watcher),
+        // All are sent before the first answer is waited for.
+        let asked = match &pass {
+            Some(_) => Ok(client.get_and_watch_data(&path)),
+            None => Err(client.get_data(&path)),
+        };
+        let asked_own = match &own_pass {
+            Some(_) => Ok(client.check_and_watch_stat(&own)),
+            None => Err(client.check_stat(&own)),
+        };
+        let got = match asked {
+            Ok(watched) => watched.await.map(|(data, stat, watcher)| ((data, stat), Some(watcher))),
+            Err(looked) => looked.await.map(|found| (found, None)),
+        };
+        let (holder, previous) = match got {
+            Ok((holder, watcher)) => (Some(holder), watcher),
             Err(Error::NoNode) => return Ok(Looked::Gone),
             // Whose data may not be read can still be watched.
-            Err(Error::NoAuth) => match client.check_and_watch_stat(&path).await? {
-                (Some(_), watcher) => (None, watcher),
-                (None, _) => return Ok(Looked::Gone),
-            },
+            Err(Error::NoAuth) => {
+                let (stat, watcher) = match &pass {
+                    Some(_) => client.check_and_watch_stat(&path).await.map(|(stat, it)| (stat, Some(it)))?,
+                    None => (client.check_stat(&path).await?, None),
+                };
+                if stat.is_none() {
+                    return Ok(Looked::Gone);
+                }
+                (None, watcher)
+            }
             Err(error) => return Err(error),
         };
-        let (stat, own) = own.await?;
+        let (stat, own) = match asked_own {
+            Ok(watched) => watched.await.map(|(stat, watcher)| (stat, Some(watcher)))?,
+            Err(looked) => (looked.await?, None),
+        };
         if stat.is_none() {
             return Ok(Looked::OwnGone);
         }
+        let (previous, own) = (previous.zip(pass), own.zip(own_pass));
         // Who it is is good to know, and no reason to fail.
         let holder = match first {
             Some(first) => first.await.ok(),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use dlock_core::backend::Signal;
 use dlock_core::{Clock, Failure, Timestamp, keeper};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 use zookeeper::{Client, Error, SessionState};
 
@@ -40,8 +40,17 @@ const LOOKS: u32 = 3;
 /// and need no watch.
 const WATCHED_AFTER: Duration = Duration::from_millis(20);
 
+/// How many bytes of paths may be watched for those who wait. The client library sets all watches again over a new
+/// connection; with more than 128 KiB of paths it does so in a way that ends that connection too, and so the session.
+const WATCHED_BY_WAITERS: usize = 96 << 10;
+/// The same for everything else, without which a watch is no loss.
+const WATCHED_BY_OTHERS: usize = 28 << 10;
+
 /// An answer that is waited for by whoever has it, and not by the step that asked.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The right to watch a path, for as long as it is watched.
+pub(crate) type WatchPass = OwnedSemaphorePermit;
 
 /// What came of a proof of life.
 type Proven = Option<Result<(), Error>>;
@@ -54,6 +63,8 @@ pub(crate) struct Session {
     pub(crate) id: i64,
     pub(crate) clock: Clock,
     pub(crate) requests: Requests,
+    watched_by_waiters: Arc<Semaphore>,
+    watched_by_others: Arc<Semaphore>,
     timeout: Duration,
     proof: ProofNode,
     /// A proof of life that is under way, for whoever wants one.
@@ -152,6 +163,8 @@ impl Session {
             timeout: client.session_timeout(),
             clock: Clock::system(),
             requests: Requests::new(),
+            watched_by_waiters: Arc::new(Semaphore::new(WATCHED_BY_WAITERS)),
+            watched_by_others: Arc::new(Semaphore::new(WATCHED_BY_OTHERS)),
             proof: ProofNode::new(config, id),
             proving: Mutex::default(),
             kept: Mutex::new(Kept {
@@ -224,6 +237,21 @@ impl Session {
                 Err(_) => return Err(Failure::unavailable("the connection is lost, and no server answers")),
             };
         }
+    }
+
+    /// The right of one who waits to watch the node before his own. Without it he asks now and then.
+    pub(crate) fn watch_previous(&self, path: &str) -> Option<WatchPass> {
+        watch_pass(&self.watched_by_waiters, path, 0)
+    }
+
+    /// The right of one who waits to watch his own node, as long as that takes it from nobody else.
+    pub(crate) fn watch_own(&self, path: &str) -> Option<WatchPass> {
+        watch_pass(&self.watched_by_waiters, path, WATCHED_BY_WAITERS / 2)
+    }
+
+    /// The right to any other watch.
+    pub(crate) fn watch_other(&self, path: &str) -> Option<WatchPass> {
+        watch_pass(&self.watched_by_others, path, 0)
     }
 
     /// Makes sure that proofs of life can be written, before a lock depends on them.
@@ -475,6 +503,12 @@ impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("id", &self.client.session_id()).finish_non_exhaustive()
     }
+}
+
+fn watch_pass(free: &Arc<Semaphore>, path: &str, left: usize) -> Option<WatchPass> {
+    let bytes = u32::try_from(path.len()).ok()?;
+    let pass = Arc::clone(free).try_acquire_many_owned(bytes).ok()?;
+    (free.available_permits() >= left).then_some(pass)
 }
 
 /// A bounded request that changes nothing. `None` when there is no such node.

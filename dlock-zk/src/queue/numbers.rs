@@ -11,7 +11,7 @@ use dlock_core::keeper;
 use zookeeper::WatchedEvent;
 
 use super::lock;
-use crate::session::{Answer, Session};
+use crate::session::{Answer, Session, WatchPass};
 
 /// So many nodes of this process in a row, and nobody else's in between, are a reason to watch the directory.
 const ROW: u32 = 3;
@@ -40,6 +40,7 @@ struct Watch {
     losses: u64,
     /// `None` until the servers have confirmed it.
     event: Option<Answer<WatchedEvent>>,
+    _pass: WatchPass,
 }
 
 /// The directory as it was watched when a creation was sent.
@@ -95,7 +96,7 @@ impl Numbers {
                 state.gone = state.gone.max(Some(number));
             }
             None if state.row >= ROW && state.watch.is_none() => {
-                if let Some(watch) = state.begin_watch(session) {
+                if let Some(watch) = state.begin_watch(session, directory) {
                     drop(state);
                     self.watch(session, directory, watch);
                 }
@@ -125,11 +126,12 @@ impl Numbers {
 }
 
 impl State {
-    fn begin_watch(&mut self, session: &Session) -> Option<u64> {
-        let losses = session.losses()?;
+    fn begin_watch(&mut self, session: &Session, directory: &str) -> Option<u64> {
+        let (losses, pass) = (session.losses()?, session.watch_other(directory)?);
         self.watches += 1;
         self.gone = None;
-        self.watch = Some(Watch { number: self.watches, session: session.id, losses, event: None });
+        self.watch =
+            Some(Watch { number: self.watches, session: session.id, losses, event: None, _pass: pass });
         Some(self.watches)
     }
 

@@ -8,7 +8,7 @@ use dlock_core::Timestamp;
 use tokio::sync::{Notify, oneshot};
 use zookeeper::{Error, EventType, SessionState, StateWatcher};
 
-use super::{BEATS, Connection, KeptLock, LOOKS, Session, WATCHED_AFTER};
+use super::{BEATS, Connection, KeptLock, LOOKS, Session, WATCHED_AFTER, WatchPass};
 use crate::queue::lock;
 
 /// What Curator's `Revoker` writes into the node of a lock that it wants.
@@ -96,7 +96,10 @@ impl Session {
         for (number, lock) in &mut kept.locks {
             if !lock.watched && now.since(lock.entered) >= WATCHED_AFTER {
                 lock.watched = true;
-                tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone()));
+                // Without a watch it is looked at now and then.
+                if let Some(pass) = self.watch_other(&lock.path) {
+                    tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone(), pass));
+                }
             }
         }
     }
@@ -186,7 +189,7 @@ impl Session {
 }
 
 /// Follows the node of a lock, until it or the session is gone.
-async fn watch(session: Weak<Session>, number: u64, lock: KeptLock) {
+async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: WatchPass) {
     loop {
         // A watch does not keep the session open.
         let watched = {

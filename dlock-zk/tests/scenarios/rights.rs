@@ -5,9 +5,11 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission};
+use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, builder, error_of, lock_nodes, locks, over, soon, until, until_in_line, wait_for,
+    LONG, Proxied, SHORT, builder, error_of, lock_nodes, locks, over, places, soon, until, until_in_line,
+    wait_for,
 };
 
 /// A node of another library's client.
@@ -73,4 +75,65 @@ async fn a_quota_that_is_used_up_refuses_acquires_and_takes_no_lock_away() {
         guard.release().await.unwrap();
     }
     until("the clean-up", || lock_nodes(admin) == 0).await;
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_second_connection_of_a_host_is_unavailable_and_keeps_the_first() {
+    let server = ZooKeeperServer::options().setting("maxClientCnxns", "2").start().unwrap();
+    let ours = locks(&server, LONG).await;
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let second = locks(&server, LONG).await;
+    let refused = builder(&server.url(), LONG).connect().await;
+    assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Unavailable));
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    free(&second, "room").await;
+}
+
+#[tokio::test]
+async fn a_session_whose_own_node_or_its_directory_is_deleted_makes_it_anew() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, SHORT).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let admin = server.admin();
+    for whole_directory in [false, true] {
+        let [own] = &admin.children("/dlock/%sessions")[..] else { panic!("one session") };
+        let path = format!("/dlock/%sessions/{own}");
+        let before = admin.node(&path).unwrap().czxid;
+        admin.delete(&path);
+        if whole_directory {
+            admin.delete("/dlock/%sessions");
+        }
+        until("another node", || admin.node(&path).is_some_and(|node| node.czxid != before)).await;
+    }
+    until("trust", || guard.check().is_ok()).await;
+    assert_eq!(locks.stats().lost, 0);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_thousand_locks_and_as_many_waiters_outlast_the_loss_of_their_connection() {
+    const LOCKS: usize = 1_000;
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(LONG).await, locks(&on.server, LONG).await);
+    // More paths than the client library can watch again at once.
+    let key = |number: usize| format!("{number:0200}");
+    let mut tasks = JoinSet::new();
+    for number in 0..LOCKS {
+        let (held, awaited) = (ours.lock(key(number)), theirs.lock(key(LOCKS + number)));
+        tasks.spawn(async move { (held.acquire().await.unwrap(), awaited.acquire().await.unwrap()) });
+    }
+    let (guards, others): (Vec<_>, Vec<_>) = soon("all locks", tasks.join_all()).await.into_iter().unzip();
+    let waiters: Vec<_> = (0..LOCKS).map(|number| wait_for(&ours, &key(LOCKS + number))).collect();
+    until("all waiters", || lock_nodes(on.server.admin()) == 3 * LOCKS as u64).await;
+    let connects = on.proxy.requests()["CONNECT"];
+    on.proxy.cut();
+    until("the next connection", || on.proxy.requests()["CONNECT"] > connects).await;
+    until("all locks", || guards.iter().all(|guard| guard.check().is_ok())).await;
+    assert_eq!(ours.stats().lost, 0);
+    drop((guards, others));
+    for waiter in waiters {
+        drop(soon("a lock", waiter).await.unwrap().unwrap());
+    }
+    until("the clean-up", || lock_nodes(on.server.admin()) == 0).await;
 }
