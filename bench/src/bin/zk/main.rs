@@ -15,7 +15,7 @@
 mod client;
 mod clients;
 mod crowds;
-mod hand_over;
+mod handoff;
 mod pairs;
 
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ struct Bench {
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("pairs near", pairs::near),
     ("pairs far", pairs::far),
-    ("hand-over", hand_over::between_processes),
+    ("handoff", handoff::between_processes),
     ("crowd of one process", crowds::of_one_process),
     ("crowd of eight processes", crowds::of_eight),
     ("dropped", crowds::dropped),

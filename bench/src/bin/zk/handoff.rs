@@ -36,8 +36,8 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let ratio = Spread::of(ratio);
     Ok(vec![
         Row::spread("from a deletion to the watcher's event, bare client, p50", Spread::of(bare), "ms"),
-        Row::spread("hand-over between processes, p50: dlock", Spread::of(ours), "ms"),
-        Row::spread("hand-over between processes, p50: Curator", Spread::of(theirs), "ms"),
+        Row::spread("handoff between processes, p50: dlock", Spread::of(ours), "ms"),
+        Row::spread("handoff between processes, p50: Curator", Spread::of(theirs), "ms"),
         Row::spread("    dlock / deletion to event", ratio, "x").at_most(ratio.median, 1.3, "x"),
     ])
 }
