@@ -121,7 +121,8 @@ async fn direct(plan: Plan) {
     if rng.u32(..6) == 0 {
         sleep(rng.u64(1..=plan.lease * 6)).await;
         let (process, engine, locks) = engines.swap_remove(rng.usize(..engines.len()));
-        shut_down(&plan, process, engine, locks).await;
+        let waits_for_quiet = rng.bool();
+        shut_down(&plan, process, engine, locks, waits_for_quiet).await;
     }
     let most = plan.lease * 400 + 600_000;
     let mut waited = 0;
@@ -159,7 +160,7 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
             continue;
         }
         if rng.bool() {
-            shut_down(plan, process, engine, locks).await;
+            shut_down(plan, process, engine, locks, true).await;
         } else {
             let most = 3 * plan.lease + 4 * plan.request_timeout + plan.late + 4_000;
             sleep(most).await;
@@ -181,8 +182,11 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
     }
 }
 
-async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks) {
-    let timeout = 2 * (plan.lease + plan.request_timeout + plan.late) + 2_000;
+/// With as much time as it needs when nothing fails any more, from now on or from then on.
+async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks, waits_for_quiet: bool) {
+    let enough = 2 * (plan.lease + plan.request_timeout + plan.late) + 2_000;
+    let faults = plan.quiet_at.saturating_sub(crate::exec::now() / 1_000_000);
+    let timeout = if waits_for_quiet { faults + enough } else { enough };
     let alive = || world(|w| w.processes[process].alive);
     if !alive() {
         return;
@@ -191,8 +195,6 @@ async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks) {
         tell!(w, Some(process), "engine {engine} shuts down");
         w.closing(process, engine);
     });
-    // One that begins among faults may have spent its time on them.
-    let quiet = world(|w| w.quiet);
     let done = locks.shutdown(Duration::from_millis(timeout)).await;
     if !alive() {
         return;
@@ -200,8 +202,8 @@ async fn shut_down(plan: &Plan, process: usize, engine: usize, locks: Locks) {
     match done {
         Ok(()) => world(|w| w.shut_down(process, engine)),
         Err(error) => {
-            let excused = !quiet || world(|w| w.processes[process].paused() > 0 || !w.quiet);
-            if plan.healthy || !excused && plan.rate_panic == 0 && plan.rate_log_panic == 0 {
+            // One that may have spent its time on faults is excused.
+            if plan.healthy || waits_for_quiet || faults == 0 {
                 violate(format!("p{process}: {error}"));
             }
         }
