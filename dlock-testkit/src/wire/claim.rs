@@ -8,7 +8,7 @@ use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestC
 use dlock_core::{Backend, Claim, Failure};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{WireFuture, WireRequest, WiredShared, strike};
+use super::{WireFuture, WireRequest, WireState, WiredShared, strike};
 
 /// A claim of [`Wired`](super::Wired).
 pub struct WiredClaim<B: Backend> {
@@ -116,6 +116,11 @@ impl<B: Backend> Claim for WiredClaim<B> {
     }
 
     fn request_clock(&self) -> Option<RequestClock> {
+        let WireState { hanging, stalling, .. } = &*self.shared.wire.0;
+        if hanging.load(Ordering::SeqCst) || stalling.load(Ordering::SeqCst) {
+            // What is kept on the wire was sent, whatever the backend, which it has not reached, knows of it.
+            return None;
+        }
         self.claim.try_lock().ok().and_then(|claim| claim.request_clock())
     }
 

@@ -86,7 +86,8 @@ async fn when_no_reply_comes_through_the_outcome_is_unknown_and_cleaned_up(stage
 /// The request lies in some queue, its caller gives up, and then it is carried out. The withdrawal comes after it.
 async fn a_stalled_request_that_arrives_late_leaves_no_lock(stage: Stage) {
     let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
-    let lock = ours.locks.lock(&key).with_lease(Duration::from_secs(20)).with_rechecks(1);
+    let lease = Duration::from_secs(20);
+    let lock = ours.locks.lock(&key).with_lease(lease).with_wait(Duration::from_millis(300));
     for cancel in [false, true] {
         ours.wire.stall();
         let acquire = lock.clone().with_request_timeout(Duration::from_millis(100));
