@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
@@ -197,7 +197,8 @@ impl<M: Strategy> Backend for Sessions<M> {
 
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
         let (handles, waiting) = (Arc::clone(&self.handles), Waiting::new(Arc::clone(&self.queue)));
-        SessionClaim { handles, request, signal: Arc::default(), handle: None, waiting }
+        let clock = RequestClock::new(self.clock());
+        SessionClaim { handles, request, clock, signal: Arc::default(), handle: None, waiting }
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -236,6 +237,7 @@ impl<M: Strategy> fmt::Debug for Sessions<M> {
 pub struct SessionClaim<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
     request: ClaimRequest,
+    clock: RequestClock,
     signal: Arc<HoldSignal>,
     /// Where something of ours may be.
     handle: Option<ConnectionHandle<M>>,
@@ -246,13 +248,14 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.handles.check()?;
         self.waiting.begin();
+        self.clock.queued();
         let handle = match &mut self.handle {
             Some(handle) => handle,
             // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
             none => none.insert(self.handles.handle(self.request.request_timeout * 3 / 4).await?),
         };
-        let (request, signal) = (self.request.clone(), Arc::clone(&self.signal));
-        let taken = handle.call(|answer| Command::Take(Take { request, signal, answer })).await;
+        let (request, clock, signal) = (self.request.clone(), self.clock.clone(), Arc::clone(&self.signal));
+        let taken = handle.call(|answer| Command::Take(Take { request, clock, signal, answer })).await;
         if let Ok(Taken::Granted(fence)) = taken {
             self.waiting.leave();
             let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
@@ -292,6 +295,10 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         // What could not be confirmed has ended with its connection.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         left
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        Some(self.clock.clone())
     }
 
     fn is_clean(&self) -> bool {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId};
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId, RequestClock};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
 use zookeeper::Stat;
@@ -163,7 +163,7 @@ impl Backend for ZooKeeper {
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {
-        ZooKeeperClaim::new(Arc::clone(&self.0), request)
+        ZooKeeperClaim::new(Arc::clone(&self.0), request, RequestClock::new(self.clock()))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {

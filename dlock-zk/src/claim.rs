@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+};
 use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Error, EventType, OneshotWatcher, Stat, WatchedEvent};
@@ -19,6 +21,7 @@ use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, read};
 pub struct ZooKeeperClaim {
     sessions: Arc<Sessions>,
     request: ClaimRequest,
+    clock: RequestClock,
     node: Option<QueueNode>,
     wait: Option<Wait>,
     /// A look at the node before ours, whose answer was not waited for.
@@ -102,10 +105,11 @@ enum Looked {
 }
 
 impl ZooKeeperClaim {
-    pub(crate) fn new(sessions: Arc<Sessions>, request: ClaimRequest) -> Self {
+    pub(crate) fn new(sessions: Arc<Sessions>, request: ClaimRequest, clock: RequestClock) -> Self {
         Self {
             sessions,
             request,
+            clock,
             node: None,
             wait: None,
             looking: None,
@@ -145,9 +149,14 @@ impl ZooKeeperClaim {
     }
 
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
-        let until = self.patience();
         self.again = false;
-        self.settle(until).await?;
+        // The wait for a connection is no part of the request.
+        self.clock.queued();
+        self.settle(self.patience()).await?;
+        if !self.clock.written() {
+            return Err(Failure::unavailable("nobody wants it any more"));
+        }
+        let until = self.patience();
         if std::mem::take(&mut self.requeued) && self.request.waits {
             self.again = true;
             let mut busy = Busy::default();
@@ -426,6 +435,10 @@ impl Claim for ZooKeeperClaim {
         // The watch on the own node has been told of its end by now, and needs not be removed.
         (self.wait, self.looking) = (None, None);
         withdrawal
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        Some(self.clock.clone())
     }
 
     fn is_clean(&self) -> bool {

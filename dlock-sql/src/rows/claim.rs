@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
-use dlock_core::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
-use dlock_core::{Failure, Fence};
+use dlock_core::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+};
+use dlock_core::{Clock, Failure, Fence};
 
 use super::Rows;
 use super::connections::{Kind, Limits};
@@ -21,6 +23,7 @@ const OUTCOME: Duration = Duration::from_millis(200);
 pub struct RowClaim<S: Server> {
     rows: Arc<Rows<S>>,
     request: ClaimRequest,
+    clock: RequestClock,
     /// Attempts that were made and, as far as is known, not answered yet.
     unanswered: Vec<Arc<Progress>>,
     /// The outcome of an earlier attempt is not known: it may have taken the lock.
@@ -39,6 +42,7 @@ impl<S: Server> RowClaim<S> {
         Self {
             rows,
             request,
+            clock: RequestClock::new(Clock::system()),
             unanswered: Vec::new(),
             unknown: false,
             held: false,
@@ -56,7 +60,7 @@ impl<S: Server> RowClaim<S> {
     /// One attempt more that is not answered.
     fn sent(&mut self) -> Arc<Progress> {
         self.unanswered.retain(|earlier| !earlier.try_cancel());
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(Progress::of_attempt(&self.clock));
         self.unanswered.push(Arc::clone(&progress));
         progress
     }
@@ -163,6 +167,10 @@ impl<S: Server> Claim for RowClaim<S> {
         self.unanswered.retain(|_| open.next().unwrap_or(false));
         self.held = false;
         Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        Some(self.clock.clone())
     }
 
     fn is_clean(&self) -> bool {

@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dlock_core::backend::RequestClock;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -27,11 +28,19 @@ enum Stage {
 pub(crate) struct Progress {
     stage: Mutex<Stage>,
     ended: Notify,
+    /// Of an attempt: the time that it waits for a connection is no part of its request.
+    clock: Option<RequestClock>,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self { stage: Mutex::new(Stage::Waiting), ended: Notify::new() }
+        Self { stage: Mutex::new(Stage::Waiting), ended: Notify::new(), clock: None }
+    }
+
+    /// The progress of an attempt, which waits for a connection from now on.
+    pub(crate) fn of_attempt(clock: &RequestClock) -> Self {
+        clock.queued();
+        Self { clock: Some(clock.clone()), ..Self::new() }
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
@@ -41,11 +50,17 @@ impl Progress {
     /// It is about to be sent; whether it still may.
     pub(crate) fn send(&self) -> bool {
         let mut stage = self.stage();
-        let may = matches!(*stage, Stage::Waiting | Stage::Sent(_));
+        let may = matches!(*stage, Stage::Waiting | Stage::Sent(_)) && self.count();
         if may {
             *stage = Stage::Sent(Instant::now());
         }
         may
+    }
+
+    /// Its request timeout runs from now on, since it is sent, or what is sent answers it too. Returns whether it is
+    /// still wanted.
+    pub(crate) fn count(&self) -> bool {
+        self.clock.as_ref().is_none_or(RequestClock::written)
     }
 
     /// It was answered.

@@ -235,7 +235,8 @@ impl<S: Server> Connections<S> {
         for waiter in state.waiting.drain(..looked_at) {
             let is_full = firsts.len() >= S::TOGETHER;
             match firsts.iter_mut().find(|(first, _)| first.request.key() == waiter.request.key()) {
-                Some((_, others)) => others.push(waiter),
+                Some((_, others)) if waiter.progress.count() => others.push(waiter),
+                Some(_) => {}
                 None if is_full => later.push(waiter),
                 // Who has given up is not asked for.
                 None if waiter.is_awaited() && waiter.progress.send() => firsts.push((waiter, Vec::new())),

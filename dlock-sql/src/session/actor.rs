@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Withdrawal};
+use dlock_core::backend::{ClaimRequest, RequestClock, Withdrawal};
 use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
@@ -50,6 +50,7 @@ pub(super) enum Command {
 
 pub(super) struct Take {
     pub(super) request: ClaimRequest,
+    pub(super) clock: RequestClock,
     pub(super) signal: Arc<HoldSignal>,
     pub(super) answer: Reply<Taken>,
 }
@@ -192,7 +193,7 @@ impl<M: Strategy> ConnectionActor<M> {
         let is_last = rest.len() == 1 && busy.is_empty();
         for take in rest {
             if is_last {
-                let taken = self.take(&take.request, &take.signal).await;
+                let taken = self.take(&take).await;
                 drop(take.answer.send(taken));
                 continue;
             }
@@ -200,7 +201,7 @@ impl<M: Strategy> ConnectionActor<M> {
             // It was busy after this order had come.
             let taken = match busy.get(&id).cloned() {
                 Some(holder) => Ok(Taken::Busy(holder)),
-                None => self.take(&take.request, &take.signal).await,
+                None => self.take(&take).await,
             };
             if let Ok(Taken::Busy(holder)) = &taken {
                 busy.insert(id, holder.clone());
@@ -273,6 +274,9 @@ impl<M: Strategy> ConnectionActor<M> {
                 rest.push(take);
                 continue;
             }
+            if !take.clock.written() {
+                continue;
+            }
             let (holder, limit) = (take.request.describe(), take.request.request_timeout);
             wanted.push(Wanted { name, holder, limit });
             ids.push(id);
@@ -318,10 +322,13 @@ impl<M: Strategy> ConnectionActor<M> {
         self.held.insert(id, Held { key, token, fence, holder, lease, signal, taken, suspect: false });
     }
 
-    async fn take(&mut self, request: &ClaimRequest, signal: &Arc<HoldSignal>) -> Result<Taken, Failure> {
-        let mut tries = TRIES;
+    async fn take(&mut self, take: &Take) -> Result<Taken, Failure> {
+        let (Take { request, clock, signal, .. }, mut tries) = (take, TRIES);
         loop {
             let (_, is_new) = self.open().await?;
+            if !clock.written() {
+                return Err(Failure::unavailable("nobody wants it any more"));
+            }
             let (id, name) = self.name(&request.key);
             match self.held.get(&id) {
                 Some(held) if held.key != request.key => return Err(collision(&held.key)),

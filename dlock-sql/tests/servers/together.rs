@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Guard, Locks};
+use dlock_core::{Backend, ErrorKind, Guard, Locks};
 use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
+use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::{MysqlSessions, PostgresSessions};
 use dlock_testkit::cancel::poll_n_then_drop;
 use tokio::runtime::{Builder, Runtime};
 
@@ -64,7 +66,51 @@ async fn through<D: Db>(db: &D) -> (Proxy, Locks) {
     (proxy, Locks::builder(backend).with_lease(Duration::from_secs(3)).build().unwrap())
 }
 
+/// One of two has to wait for the only connection, on which an answer takes more than half of the request timeout.
+async fn two_by_one_connection(backend: impl Backend, proxy: &Proxy) {
+    let limit = Duration::from_secs(2);
+    let locks = Locks::builder(backend).with_request_timeout(limit).build().unwrap();
+    for key in ["a", "b"] {
+        take(&locks, key).await.release().await.unwrap();
+    }
+    proxy.set(Direction::ToClient, Flow::Delay(limit * 6 / 10));
+    let (first, second) = (locks.lock("a"), locks.lock("b"));
+    let (first, second) = tokio::join!(first.acquire(), second.acquire());
+    proxy.set(Direction::ToClient, Flow::Pass);
+    for guard in [first, second] {
+        guard.unwrap().release().await.unwrap();
+    }
+    assert_eq!(locks.stats().rechecks, 0, "each was answered in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_that_an_order_waits_for_a_session_of_postgres_is_none_of_its_request() {
+    let server = <PostgresServer as Db>::start();
+    server.backend().await;
+    let proxy = server.proxy();
+    let url = server.url_through(proxy.address());
+    two_by_one_connection(PostgresSessions::connect(&url).await.unwrap(), &proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_that_an_order_waits_for_a_session_of_mysql_is_none_of_its_request() {
+    let server = <MysqlServer as Db>::start();
+    server.backend().await;
+    let proxy = server.proxy();
+    let url = server.url_through(proxy.address());
+    two_by_one_connection(MysqlSessions::connect(&url).await.unwrap(), &proxy).await;
+}
+
 on_both! {
+    async fn the_time_that_an_attempt_waits_for_a_connection_is_none_of_its_request<D: Db>(db: D) {
+        db.backend().await;
+        let proxy = db.proxy();
+        let url = db.url_through(proxy.address());
+        let joint = if url.contains('?') { '&' } else { '?' };
+        let backend = D::connect(&format!("{url}{joint}max_connections=1")).await.unwrap();
+        two_by_one_connection(backend, &proxy).await;
+    }
+
     async fn a_thousand_who_ask_for_one_key_at_one_moment_are_answered_by_a_few_statements<D: Db>(db: D) {
         let guard = take(&db.locks().await, "a").await;
         let (proxy, theirs) = through(&db).await;

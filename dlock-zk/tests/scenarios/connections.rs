@@ -246,3 +246,27 @@ async fn servers_that_are_away_are_tried_again_and_again_without_long_pauses() {
     drop(guard);
     soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn the_time_that_an_attempt_waits_for_a_connection_is_none_of_its_request() {
+    let on = Proxied::start();
+    let limit = Duration::from_secs(2);
+    let locks = on.locks(LONG).await;
+    let lock = locks.lock("room").with_request_timeout(limit);
+    lock.acquire().await.unwrap().release().await.unwrap();
+    let creations = on.proxy.requests()["CREATE"];
+    on.proxy.set_arrivals(Arrivals::Reset);
+    on.proxy.cut();
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    // Half of it without a connection, and then more than half of it without an answer.
+    tokio::time::sleep(limit / 2).await;
+    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(100)));
+    on.proxy.set_arrivals(Arrivals::Accept);
+    until("the request", || on.proxy.requests()["CREATE"] > creations).await;
+    on.proxy.set(Direction::ToClient, Flow::Hold);
+    tokio::time::sleep(limit * 6 / 10).await;
+    on.proxy.set(Direction::ToClient, Flow::Pass);
+    let guard = soon("the grant", acquire).await.unwrap().unwrap();
+    assert_eq!(locks.stats().rechecks, 0);
+    guard.release().await.unwrap();
+}
