@@ -330,7 +330,12 @@ impl<'a> Acquire<'a> {
         self.last_sent = sent;
         self.set_unsettled(true);
         let written = self.pendings[0].begin_request();
-        let limits = RequestLimits { from: self.asked_at, request: self.request_timeout, until: self.until };
+        let limits = RequestLimits {
+            from: self.asked_at,
+            request: self.request_timeout,
+            until: self.until,
+            was_busy: self.tries > 0,
+        };
         let step =
             limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;
         if let AttemptOutcome::Granted(_) = &step {

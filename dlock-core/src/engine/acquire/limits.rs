@@ -19,6 +19,8 @@ pub(super) struct RequestLimits {
     pub(super) request: Duration,
     /// Whatever it waits for.
     pub(super) until: Option<Instant>,
+    /// An earlier one found that somebody has the lock.
+    pub(super) was_busy: bool,
 }
 
 impl RequestLimits {
@@ -38,7 +40,8 @@ impl RequestLimits {
             }
             if over && written.is_some_and(RequestClock::cancel) {
                 let what = "the request was still waiting for its turn in this process";
-                return AttemptOutcome::Failed(Failure::new(ErrorKind::TimedOut, what));
+                let kind = if self.was_busy { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+                return AttemptOutcome::Failed(Failure::new(kind, what));
             }
             let left = match written.map(RequestClock::stage) {
                 Some(RequestStage::Queued) => self.request,
