@@ -117,6 +117,9 @@ async fn compare(arguments: &Arguments) -> Result<()> {
                 table.set(row.title(), peer.name, &text);
             }
         }
+        let place = |title: &str| Row::value_variants().iter().position(|row| row.title() == title);
+        table.lines.retain(|(title, _)| place(title).is_some());
+        table.lines.sort_by_key(|(title, _)| place(title));
         if !volume.quick {
             save(&page, *store, table)?;
         }

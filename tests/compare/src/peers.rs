@@ -77,6 +77,11 @@ impl Peer {
         }
     }
 
+    /// Whether a lock is renewed while it is held.
+    pub(crate) fn renews(&self) -> bool {
+        self.library != "redsync"
+    }
+
     /// The command of a process that uses the server at `address`.
     pub(crate) fn command(
         &self,

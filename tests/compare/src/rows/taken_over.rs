@@ -6,7 +6,7 @@ use anyhow::Result;
 use tokio::time::sleep;
 
 use super::{Cell, LIMIT, answers, leases, spread, wait_for};
-use crate::contender::{Call, Said};
+use crate::contender::Said;
 use crate::stage::Stage;
 
 /// The holder's process is killed.
@@ -36,7 +36,7 @@ pub(super) async fn cut_off(stage: &Stage<'_>) -> Result<Cell> {
     let taken = holder.take(&keys, false).await?;
     let mut watches = Vec::new();
     let mut deaf = false;
-    for (id, _) in taken {
+    for (id, _) in &taken {
         let mut watch = holder.order(&format!("watch {id}")).await?;
         let said = watch.answer(stage.lease).await;
         deaf |= said.is_none_or(|said| said.words != "watching");
@@ -48,7 +48,7 @@ pub(super) async fn cut_off(stage: &Stage<'_>) -> Result<Cell> {
     proxy.black_hole();
     let limit = stage.lease * LIMIT;
     let (told, got) = tokio::join!(
-        async { if deaf { vec![None; keys.len()] } else { first(&mut watches, since, limit).await } },
+        async { if deaf { Vec::new() } else { answers(&mut watches, since, limit).await } },
         answers(&mut waits, since, limit),
     );
     let never = format!("not within {LIMIT}");
@@ -56,7 +56,18 @@ pub(super) async fn cut_off(stage: &Stage<'_>) -> Result<Cell> {
         let times = took(said, since);
         times.iter().max().filter(|_| times.len() == said.len()).map(|last| leases(stage, *last))
     };
-    let knows = if deaf { "nothing tells".to_owned() } else { of(&told).unwrap_or_else(|| never.clone()) };
+    if deaf {
+        // Who has nothing to listen to can still ask, when the next one has it.
+        let asked = holder.order(&format!("check {}", taken[0].0)).await?.answer(stage.lease).await;
+        let says = match asked.as_ref().map(|said| &*said.words) {
+            Some("gone") => "says so when asked",
+            Some("held") => "says \"held\" when asked",
+            _ => "no answer when asked",
+        };
+        let next = of(&got).unwrap_or(never);
+        return Ok(Cell::Text(format!("nothing tells, {says}; {next}")));
+    }
+    let knows = of(&told).unwrap_or_else(|| never.clone());
     let mut text = format!("{knows}; {}", of(&got).unwrap_or(never));
     let late = told.iter().zip(&got).filter_map(|(told, got)| {
         let got = got.as_ref()?.at;
@@ -67,11 +78,6 @@ pub(super) async fn cut_off(stage: &Stage<'_>) -> Result<Cell> {
         text += &format!("; **two holders{time}**");
     }
     Ok(Cell::Text(text))
-}
-
-/// The first thing that each is told.
-async fn first(watches: &mut [Call], since: Instant, limit: Duration) -> Vec<Option<Said>> {
-    answers(watches, since, limit).await
 }
 
 fn took(said: &[Option<Said>], since: Instant) -> Vec<Duration> {

@@ -55,6 +55,9 @@ pub(super) async fn of_the_sessions_end(stage: &Stage<'_>) -> Result<Cell> {
         let listens = watch.answer(stage.lease).await.is_some_and(|said| said.words == "watching");
         let since = Instant::now();
         stage.end_sessions();
+        if !stage.peer.renews() {
+            return Ok(Cell::none("not promised: does not renew"));
+        }
         if !stage.peer.has_sessions() {
             // As long as a lease, it has to be renewed over another connection.
             sleep(stage.lease.mul_f64(1.2)).await;
