@@ -398,7 +398,7 @@ fn senseless() -> Fault {
 /// Carries out what is queued, until the connection is dropped or its runtime ends.
 async fn pump(wire: Wire, end: EndsWith) {
     let mut calls = FuturesUnordered::new();
-    let mut pace = Pace { fast: true };
+    let mut pace = Pace { fast: true, near: false };
     loop {
         while calls.len() < if pace.fast { 1 } else { MOST_CALLS }
             && let Some(call) = end.queue.pop()
@@ -430,11 +430,17 @@ async fn pump(wire: Wire, end: EndsWith) {
 /// before those who were answered get on, so that client and server work at the same time.
 struct Pace {
     fast: bool,
+    /// The server is not far away: a full call that takes long is long by its work, and not by its way.
+    near: bool,
 }
 
 impl Pace {
     fn answered(&mut self, count: usize, took: Duration) {
-        self.fast = took < if count >= FULL { AT_MOST_HELD_BACK_BY_FULL } else { AT_MOST_HELD_BACK };
+        let (quick, full) = (took < AT_MOST_HELD_BACK, count >= FULL);
+        if quick || !full {
+            self.near = quick;
+        }
+        self.fast = quick || full && self.near && took < AT_MOST_HELD_BACK_BY_FULL;
     }
 }
 
@@ -474,5 +480,36 @@ impl Drop for EndsWith {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
         self.queue.fail(&Fault::Cut("its runtime is gone".into()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_held_back_on_a_long_way_although_its_calls_are_full() {
+        let mut pace = Pace { fast: true, near: false };
+        let way = Duration::from_millis(1);
+        for count in [1, 32, 32, 31, 32] {
+            pace.answered(count, way + Duration::from_micros(5) * 32);
+            assert!(!pace.fast, "{count} requests");
+        }
+        // Also where the first call is full.
+        let mut pace = Pace { fast: true, near: false };
+        pace.answered(32, way);
+        assert!(!pace.fast);
+    }
+
+    #[test]
+    fn requests_are_held_back_for_a_full_call_that_takes_long_on_a_short_way() {
+        let mut pace = Pace { fast: true, near: false };
+        pace.answered(1, Duration::from_micros(80));
+        for _ in 0..3 {
+            pace.answered(32, Duration::from_millis(1));
+            assert!(pace.fast);
+        }
+        pace.answered(32, Duration::from_millis(3));
+        assert!(!pace.fast);
     }
 }
