@@ -96,8 +96,8 @@ enum Looked {
     /// The node before is gone.
     Gone,
     Watched {
-        previous: Option<(OneshotWatcher, WatchPass)>,
-        own: Option<(OneshotWatcher, WatchPass)>,
+        previous: Told,
+        own: Told,
         holder: Option<(Vec<u8>, Stat)>,
     },
     /// Our own is gone.
@@ -307,13 +307,7 @@ impl ZooKeeperClaim {
         self.looking = None;
         match looked.map_err(|error| of_read(error, &previous))? {
             Looked::Watched { previous: event, own, holder: who } => {
-                self.wait = Some(Wait {
-                    previous,
-                    event: Told::by(event),
-                    own: Told::by(own),
-                    losses,
-                    _awaited: node.session.wait(),
-                });
+                self.wait = Some(Wait { previous, event, own, losses, _awaited: node.session.wait() });
                 busy.holder = who.map(|(data, stat)| Box::new(holder(&data, &stat)));
                 Ok(Some(busy))
             }
@@ -366,7 +360,7 @@ fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
         if stat.is_none() {
             return Ok(Looked::OwnGone);
         }
-        let (previous, own) = (previous.zip(pass), own.zip(own_pass));
+        let (previous, own) = (Told::by(previous.zip(pass)), Told::by(own.zip(own_pass)));
         // Who it is is good to know, and no reason to fail.
         let holder = match first {
             Some(first) => first.await.ok(),

@@ -8,8 +8,7 @@ use dlock_zk::{Acl, AuthId, Permission};
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, SHORT, builder, error_of, lock_nodes, locks, over, places, soon, until, until_in_line,
-    wait_for,
+    LONG, Proxied, SHORT, builder, error_of, lock_nodes, locks, over, soon, until, until_in_line, wait_for,
 };
 
 /// A node of another library's client.
