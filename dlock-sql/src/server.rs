@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::{Failure, Fence, Holder, Key, Token};
+use sqlx::database::HasStatementCache;
 use sqlx::{Connection, Database};
 
 use crate::connector::Connector;
@@ -72,7 +73,7 @@ pub struct Lease {
 #[doc(hidden)]
 pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// The driver.
-    type Database: Database<Connection: Connection<Options: FromStr<Err = sqlx::Error>>>;
+    type Database: Database<Connection: Connection<Options: FromStr<Err = sqlx::Error>>> + HasStatementCache;
 
     /// The backend's name.
     const NAME: &'static str;
@@ -212,6 +213,11 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// The table as it stands in a statement.
     fn quoted(&self) -> String {
         self.table().quoted(Self::QUOTE)
+    }
+    /// Whether the server has not carried out a statement because it was prepared for a table that was altered since, or
+    /// is not prepared any more.
+    fn is_outdated(_: &sqlx::Error) -> bool {
+        false
     }
     /// What an error of a statement on the table means.
     fn fault(&self, error: sqlx::Error) -> Fault {

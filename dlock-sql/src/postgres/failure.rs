@@ -11,6 +11,10 @@ use crate::table::TableName;
 /// What is said of a connection that can only be read.
 pub(super) const READ_ONLY: &str = "the server can only be read (a standby?); connect to the primary";
 
+/// The errors of a prepared statement that is not there, and of one whose table was altered.
+pub(super) const UNPREPARED: &str = "26000";
+pub(super) const OUTDATED: &str = "0A000";
+
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     let (mut again, mut broken) = (false, false);

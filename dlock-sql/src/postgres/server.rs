@@ -9,7 +9,7 @@ use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
-use super::failure::{READ_ONLY, classify, is_made_twice, is_missing};
+use super::failure::{OUTDATED, READ_ONLY, UNPREPARED, classify, is_made_twice, is_missing};
 use super::listen::Listening;
 use super::statements::{PostgresStatements, schema};
 use super::values::{self, Value};
@@ -200,6 +200,11 @@ impl Server for PostgresServer {
                 other => return other,
             }
         }
+    }
+
+    fn is_outdated(error: &sqlx::Error) -> bool {
+        let code = error.as_database_error().and_then(|error| error.code());
+        matches!(code.as_deref(), Some(UNPREPARED | OUTDATED))
     }
 
     fn is_missing(error: &sqlx::Error) -> bool {

@@ -8,6 +8,7 @@ use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
 
+use super::failure::{OUTDATED, UNPREPARED};
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
 use super::values::{self, Value};
@@ -121,10 +122,6 @@ fn turn(name: &Name, from: usize) -> String {
     };
     format!("{}, {}", number(from), number(from + 4))
 }
-
-/// The errors of a prepared statement that is not there, and of one whose table was altered.
-const UNPREPARED: &str = "26000";
-const OUTDATED: &str = "0A000";
 
 /// Where the numbers of a turn begin in the digest: for names, and for rows.
 const TURNS: (usize, usize) = (8, 16);

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use dlock_core::backend::Backoff;
 use dlock_core::{ErrorKind, Failure, Key, Token, keeper};
+use sqlx::Connection;
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -524,6 +525,7 @@ impl<S: Server> Connections<S> {
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        let mut prepares_again = true;
         loop {
             let (on, is_pooled): (&mut Conn<S>, bool) = match lent {
                 Lent::Own(connection, _) => (connection, false),
@@ -532,9 +534,9 @@ impl<S: Server> Connections<S> {
             let answer = {
                 let performing = async {
                     if is_pooled && !P::CHECKS {
-                        S::check_pooled(on).await?;
+                        S::check_pooled(&mut *on).await?;
                     }
-                    step.perform(&self.server, on).await
+                    step.perform(&self.server, &mut *on).await
                 };
                 tokio::pin!(performing);
                 match unless_late(performing.as_mut(), begun + limits.answer, caller).await {
@@ -548,6 +550,11 @@ impl<S: Server> Connections<S> {
             };
             let fault = match answer {
                 Some(Ok(reply)) => return Ok(reply),
+                Some(Err(error)) if S::is_outdated(&error) && std::mem::take(&mut prepares_again) => {
+                    // Where this fails, so does the statement.
+                    let _ = until(begun + limits.answer, on.clear_cached_statements()).await;
+                    continue;
+                }
                 Some(Err(error)) => self.server.fault(error),
                 None => {
                     let failure = Failure::unknown(format!("no answer within {:?}", limits.last));

@@ -5,6 +5,7 @@ mod fenced;
 mod first_row;
 mod kept;
 mod kept_by;
+mod messages;
 mod optimistic;
 mod pruning;
 mod queues;
