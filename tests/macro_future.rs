@@ -53,8 +53,8 @@ fn the_arguments_are_not_stored_more_often_than_in_the_plain_function() {
     let plain = size_of_val(&plain([0; 4096]));
     let once = size_of_val(&locked([0; 4096]));
     let twice = size_of_val(&locked_twice([0; 4096]));
-    // Where the fixed part ends and a copy of the arguments begins.
-    assert!(once < plain + 4096, "plain {plain}, locked {once}");
+    // Less than a copy of the arguments, and than what it takes to acquire and release: that is in a box.
+    assert!(once < plain + 512, "plain {plain}, locked {once}");
     assert!(twice < once + 2 * 4096, "locked {once}, locked twice {twice}");
 }
 

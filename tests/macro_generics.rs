@@ -60,6 +60,7 @@ async fn const_parameter<const N: usize>(locks: &Locks) -> Result<bool, Error> {
     Ok(is_held(locks, &format!("const_{N}")).await)
 }
 
+#[allow(clippy::manual_async_fn, reason = "it is what is tested")]
 #[distributed_lock(key = "future_<id>", backend = "memory")]
 fn returns_a_future(id: u8, locks: &Locks) -> impl Future<Output = Result<bool, Error>> + Send {
     async move {

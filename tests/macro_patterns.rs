@@ -151,7 +151,7 @@ async fn the_key_is_exactly_the_text_of_the_template() -> Result<(), Error> {
 // The key has the name in its decomposed spelling, the function in the composed one.
 #[distributed_lock(key = "floor_<étage>", backend = "memory")]
 async fn composed(étage: u8, locks: &Locks) -> Result<bool, Error> {
-    Ok(is_held(locks, &format!("floor_{}", étage)).await)
+    Ok(is_held(locks, &format!("floor_{étage}")).await)
 }
 
 #[tokio::test]
