@@ -106,7 +106,12 @@ impl Backend for Leases {
                 let grants = claims.iter().zip(fences).map(|(claim, fence)| claim.grant(fence));
                 Ok(BatchAttempt::Granted(grants.collect()))
             }
-            Answer::Busy(place, left) => Ok(BatchAttempt::Busy { place, busy: busy(left) }),
+            Answer::Busy(place, left) => {
+                for claim in claims.iter().filter(|claim| !claim.open.is_empty()) {
+                    world(|w| w.batch_found_busy(claim.one.claim));
+                }
+                Ok(BatchAttempt::Busy { place, busy: busy(left) })
+            }
             other => Err(absurd(&other)),
         }
     }
@@ -222,9 +227,14 @@ impl Claim for LeaseClaim {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        match ask(self.one.process, Command::Renew(self.one.clone())).await.1? {
+        let claim = self.one.claim;
+        let (_, answer) = ask(self.one.process, Command::Renew(self.one.clone())).await;
+        match answer.inspect_err(|_| world(|w| w.renewal_failed(claim)))? {
             Answer::Extended => Ok(Renewed::Extended),
-            Answer::Gone => Ok(Renewed::Gone),
+            Answer::Gone => {
+                world(|w| w.renewal_found_gone(claim));
+                Ok(Renewed::Gone)
+            }
             other => Err(absurd(&other)),
         }
     }
@@ -242,6 +252,6 @@ impl Claim for LeaseClaim {
     }
 
     fn is_clean(&self) -> bool {
-        self.open.is_empty() && !self.held
+        !self.held && (self.open.is_empty() || world(|w| w.plan.forgetful))
     }
 }

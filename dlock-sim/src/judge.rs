@@ -1,8 +1,10 @@
 //! What has to be so in every run, whatever happens in it.
 
+mod claims;
+
 use std::time::Duration;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use dlock_core::{Error, ErrorKind, Held};
 
@@ -39,6 +41,7 @@ pub(crate) struct Op {
 struct Granted {
     epoch: u64,
     process: usize,
+    claim: u64,
 }
 
 #[derive(Default)]
@@ -71,7 +74,16 @@ pub(crate) struct Judge {
     view: u64,
     /// Engines that were shut down, with nothing left.
     pub(crate) shut: Vec<(usize, usize)>,
-    closing: Vec<(usize, usize)>,
+    /// Engines that refuse, and since when.
+    closing: Vec<(usize, usize, u64)>,
+    /// When the last renewal of a claim failed.
+    failed_renewals: HashMap<u64, u64>,
+    /// Claims of which a renewal has found that the lock is gone.
+    gone: HashSet<u64>,
+    /// Claims of batches of which the process learned that one is busy, after an answer that did not come.
+    told_busy: HashSet<u64>,
+    /// When the release of a claim was called.
+    releases: HashMap<u64, u64>,
     up_since: u64,
     pub(crate) summary: Summary,
 }
@@ -171,7 +183,7 @@ impl World {
             return;
         }
         let (process, key, op_wait, size) = (op.process, op.key, op.wait, op.size);
-        let (in_line, busy_at, started, attempts) = (op.in_line, op.busy_at, op.started, op.attempts);
+        let (in_line, started, attempts, engine) = (op.in_line, op.started, op.attempts, op.engine);
         let paused = self.processes[process].paused() - op.paused;
         let changes_then = op.changes;
         let Some(result) = result else {
@@ -194,6 +206,16 @@ impl World {
                 self.violate(format!("o{id}: a wait of {wait} ms took {took} ms, {most} at the most"));
             }
         }
+        let refusing = self.judge.closing.iter().find(|(p, e, _)| (*p, *e) == (process, engine));
+        if let Some((.., since)) = refusing {
+            let took = (now() - started.max(*since)).saturating_sub(paused) / MS;
+            let most = self.slack(size);
+            if took > most {
+                self.violate(format!(
+                    "o{id} went on for {took} ms after its locks were shut down, {most} at most"
+                ));
+            }
+        }
         let changes = self.state(key).changes - changes_then;
         let polls = took / (self.plan.poll_to / 4).max(self.plan.poll_from).max(1);
         let most = 12 + size * 12 + 3 * changes + 3 * polls + took / 40;
@@ -205,16 +227,13 @@ impl World {
         }
         // With a queue on the server, a place that was lost with its session is not an earlier one any more.
         if in_line && result.is_ok() && (!self.plan.sessions || self.plan.healthy) {
-            let engine = self.judge.ops[id].engine;
             let overtaken = self.judge.ops.iter().position(|other| {
                 other.in_line
                     && !other.ended
                     && (other.process, other.engine, other.key) == (process, engine, key)
                     && other.busy_at.is_some_and(|at| at < started)
             });
-            if let Some(other) = overtaken
-                && busy_at.is_some()
-            {
+            if let Some(other) = overtaken {
                 self.violate(format!("o{id} was granted before o{other}, which was in line when it came"));
             }
         }
@@ -246,7 +265,7 @@ impl World {
     }
 
     fn is_closing(&self, process: usize, engine: usize) -> bool {
-        self.judge.closing.contains(&(process, engine))
+        self.judge.closing.iter().any(|(p, e, _)| (*p, *e) == (process, engine))
     }
 
     /// What a call may take beyond its wait, in milliseconds.
@@ -315,8 +334,12 @@ impl World {
     }
 
     /// Before the store carries out a command.
-    pub(crate) fn judge_before(&mut self, command: &Command) {
+    pub(crate) fn judge_before(&mut self, command: &Command, time: u64) {
         if let Command::Attempt(all) = command {
+            // One that is delivered twice may have taken its locks after the answer.
+            if all.len() > 1 && self.plan.rate_twice == 0 {
+                self.judge_batch(all, time);
+            }
             for key in all.iter().map(|one| one.key) {
                 self.judge_idle(key);
             }
@@ -336,7 +359,7 @@ impl World {
             }
             let state = self.state(*key);
             state.changes += 1;
-            let granted = Granted { epoch: state.epoch, process: entry.process };
+            let granted = Granted { epoch: state.epoch, process: entry.process, claim: entry.claim };
             state.grants.insert(entry.fence, granted);
         }
         for &key in &changes.freed {
@@ -392,6 +415,10 @@ impl World {
     /// The owner of this fence has just found that it holds the lock.
     pub(crate) fn believes(&mut self, process: usize, key: usize, fence: u64) {
         self.judge.summary.beliefs += 1;
+        if self.judge.gone.contains(&self.claim_of(key, fence)) {
+            let name = self.keys[key].clone();
+            self.violate(format!("p{process} believes to hold {name}, which the store said is gone"));
+        }
         if !self.is_current(key, fence) {
             return;
         }
@@ -429,11 +456,22 @@ impl World {
         }
     }
 
-    pub(crate) fn lost(&mut self, process: usize, key: usize) {
+    pub(crate) fn lost(&mut self, process: usize, key: usize, fence: u64) {
         self.judge.summary.lost += 1;
         let name = self.keys[key].clone();
         tell!(self, Some(process), "has lost {name}");
-        if self.plan.healthy && !self.judge.closing.iter().any(|(of, _)| *of == process) {
+        let claim = self.claim_of(key, fence);
+        let entry = self.store.entries.get(&key).filter(|entry| entry.fence == fence);
+        // Others may look at a loss much later.
+        let end = entry.map_or(0, |entry| self.true_time(entry.expires)).min(now());
+        if let Some(&at) = self.judge.failed_renewals.get(&claim)
+            && self.processes[process].resumed_at <= at
+            && end > at + (self.plan.lease / 12 + self.plan.lease / 20 + 60) * MS
+            && !self.judge.closing.iter().any(|(of, ..)| *of == process)
+        {
+            self.violate(format!("p{process} lost {name}, whose renewal failed and was not made again"));
+        }
+        if self.plan.healthy && !self.judge.closing.iter().any(|(of, ..)| *of == process) {
             self.violate(format!("p{process} lost {name}, though nothing failed"));
         }
     }
@@ -489,7 +527,7 @@ impl World {
 
     /// An engine begins to refuse.
     pub(crate) fn closing(&mut self, process: usize, engine: usize) {
-        self.judge.closing.push((process, engine));
+        self.judge.closing.push((process, engine, now()));
     }
 
     /// One of the views that are left, to be dropped by the caller.

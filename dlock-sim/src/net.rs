@@ -50,8 +50,11 @@ impl World {
         if !self.processes[process].alive {
             return route;
         }
-        if let Command::Attempt(all) = &command {
-            self.attempted(all[0].claim);
+        match &command {
+            Command::Attempt(all) => self.attempted(all[0].claim),
+            Command::Renew(one) => self.renews(one.claim),
+            Command::Withdraw(one) => self.withdraws(process, one.claim),
+            Command::Inspect(_) => {}
         }
         let ping = matches!(command, Command::Inspect(usize::MAX));
         if !ping && self.chance(self.plan.rate_panic) {
@@ -136,8 +139,8 @@ impl World {
             tell!(self, None, "r{request} is dropped with its sender");
             return Changes::default();
         }
-        self.judge_before(&command);
         let time = self.clock(None);
+        self.judge_before(&command, time);
         let (answer, changes) = match self.store.carry_out(from, &command, time) {
             Ok((Some(answer), changes)) => (answer, changes),
             Ok((None, _)) => {

@@ -52,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) probes: bool,
     /// Whether `Memory` carries out the same commands, to be compared.
     pub(crate) twin: bool,
+    /// Whether a claim takes itself for clean although an answer to it did not come, as a backend may.
+    pub(crate) forgetful: bool,
 }
 
 impl Plan {
@@ -86,7 +88,7 @@ impl Plan {
         let counts = [rate(4), rate(2), rate(3), rate(2), rate(2), rate(2)];
         let [pauses, kills, cuts, restarts, losses, forced] = counts;
         let late = if r.u32(..4) == 0 { 3 * lease } else { request_timeout };
-        Self {
+        let mut plan = Self {
             seed,
             healthy,
             sessions,
@@ -124,6 +126,9 @@ impl Plan {
             drift: (0..=processes).map(|_| r.i64(-4_900..=4_900)).collect(),
             probes: r.u32(..3) == 0,
             twin: r.u32(..8) == 0 && !sessions,
-        }
+            forgetful: false,
+        };
+        plan.forgetful = r.u32(..3) == 0;
+        plan
     }
 }

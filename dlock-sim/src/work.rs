@@ -140,7 +140,11 @@ impl Worker {
             _ => {
                 let started = tokio::time::Instant::now();
                 let paused = world(|w| w.processes[self.process].paused());
+                let key = world(|w| w.key(guard.key()));
+                let fence = guard.fence().map_or(0, |fence| fence.get());
+                world(|w| w.releases(key, fence));
                 let released = guard.release().await;
+                world(|w| w.released(key, fence));
                 let took = started.elapsed().as_millis();
                 world(|w| {
                     let p = self.process;
@@ -313,17 +317,27 @@ impl Worker {
             }
             false
         };
-        match select(pin!(held.lost()), pin!(steps)).await {
+        let is_lost = match select(pin!(held.lost()), pin!(steps)).await {
             Either::Left(_) if held.check().is_ok() => {
                 world(|w| w.violate(format!("p{process} was told of a loss of what it holds")));
+                false
             }
-            Either::Left(_) => world(|w| w.lost(process, key)),
-            Either::Right((true, _)) if held.check().is_err_and(|e| e.kind() == ErrorKind::Lost) => {
-                world(|w| w.lost(process, key));
-            }
-            Either::Right(_) => {}
+            Either::Left(_) => true,
+            Either::Right((ended, _)) => ended && held.check().is_err_and(|e| e.kind() == ErrorKind::Lost),
+        };
+        if is_lost {
+            self.lost(&held, key, fence).await;
         }
         drop(view);
+    }
+
+    /// A loss is final, whatever arrives later.
+    async fn lost(&mut self, held: &Held, key: usize, fence: u64) {
+        world(|w| w.lost(self.process, key, fence));
+        sleep(self.rng.u64(0..=world(|w| w.plan.request_timeout))).await;
+        if held.check().is_ok() {
+            world(|w| w.violate(format!("p{} holds again what it has lost", self.process)));
+        }
     }
 
     /// Reads the resource and writes it, with the fence.
