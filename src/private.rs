@@ -426,7 +426,7 @@ impl<E: From<Error>> FromError for E {
     }
 }
 
-/// What the function returns: what the body did, or the failure of the lock.
+/// Returns what the body did, or the failure of the lock, as the function does.
 #[must_use]
 pub fn output<R: FromLock>(outcome: Result<R>) -> R {
     match outcome {
