@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, RequestClock};
+use dlock_core::backend::{
+    Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, RequestClock, ServerAddress,
+};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use futures_util::FutureExt;
 
@@ -155,6 +157,11 @@ impl Backend for Redis {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        // Sentinels and seeds of a cluster are not where the locks are.
+        self.0.place.starts_with("redis://").then(|| ServerAddress::in_url(&self.0.place)).flatten()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

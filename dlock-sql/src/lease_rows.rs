@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, LockId};
+use dlock_core::backend::{ClaimRequest, LockId, ServerAddress};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::Pool;
 
@@ -83,6 +83,10 @@ impl<S: Server> Backend for LeaseRows<S> {
         let basic =
             Capabilities::basic().with_fencing().with_administration().with_polling(shortest, longest);
         if self.0.connections.server().tells() { basic.with_notifications(SAFETY_NET) } else { basic }
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        ServerAddress::in_url(&self.0.connections.address())
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

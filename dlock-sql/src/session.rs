@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal, Term,
+    Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
@@ -189,6 +190,10 @@ impl<M: Strategy> Backend for Sessions<M> {
         let basic = Capabilities::basic().with_session().with_administration();
         let basic = if self.others.server().counts() { basic.with_fencing() } else { basic };
         basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        ServerAddress::in_url(&self.others.address())
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock, Signal,
-    Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock,
+    ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -32,6 +32,10 @@ impl<B: Backend> Backend for BatchOfOne<B> {
 
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.0.server_address()
     }
 
     fn clock(&self) -> Clock {

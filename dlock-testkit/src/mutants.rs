@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, ServerAddress};
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
 pub use claim::MutantClaim;
@@ -163,6 +163,10 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
 
     fn capabilities(&self) -> Capabilities {
         self.backend.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.backend.server_address()
     }
 
     fn clock(&self) -> Clock {

@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId};
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId, ServerAddress};
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::sync::{Notify, oneshot};
 
@@ -307,6 +307,10 @@ impl<B: Backend> Backend for Wired<B> {
 
     fn capabilities(&self) -> Capabilities {
         self.0.backend.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.0.backend.server_address()
     }
 
     fn clock(&self) -> Clock {

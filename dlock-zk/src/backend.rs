@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId, RequestClock};
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId, RequestClock, ServerAddress};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
 use zookeeper::Stat;
@@ -155,6 +155,10 @@ impl Backend for ZooKeeper {
             .with_durability()
             .with_administration()
             .with_waiters_shown()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        ServerAddress::in_url(&format!("zk://{}", self.0.config().servers))
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock, Signal,
-    Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock,
+    ServerAddress, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -71,6 +71,7 @@ impl FromPanic for () {
 pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
+    fn server_address(&self) -> Option<ServerAddress>;
     fn clock(&self) -> Clock;
     fn lock_id(&self, key: &Key) -> LockId;
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim>;
@@ -93,6 +94,10 @@ impl<B: Backend> DynBackend for B {
 
     fn capabilities(&self) -> Capabilities {
         Backend::capabilities(self)
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        Backend::server_address(self)
     }
 
     fn clock(&self) -> Clock {
@@ -227,6 +232,10 @@ impl Backend for Erased {
 
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.0.server_address()
     }
 
     fn clock(&self) -> Clock {

@@ -42,6 +42,7 @@ mod entropy;
 mod lock_id;
 pub mod notify;
 pub(crate) mod request_clock;
+mod server_address;
 mod signal;
 
 use std::fmt;
@@ -54,6 +55,7 @@ pub use self::capabilities::Capabilities;
 pub use self::entropy::Entropy;
 pub use self::lock_id::LockId;
 pub use self::request_clock::RequestClock;
+pub use self::server_address::ServerAddress;
 pub use self::signal::Signal;
 pub(crate) use self::signal::SignalSink;
 use crate::clock::Clock;
@@ -75,6 +77,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Returns what the backend can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// Returns where its one server is, for spans and metrics; `None`, the default, when there is none, or several.
+    fn server_address(&self) -> Option<ServerAddress> {
+        None
+    }
 
     /// Returns the clock that this backend's leases are measured with on our side.
     fn clock(&self) -> Clock {

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId};
+use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, ServerAddress};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
@@ -79,6 +79,10 @@ impl<B: Backend> Backend for Prefixed<B> {
 
     fn capabilities(&self) -> Capabilities {
         self.backend.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.backend.server_address()
     }
 
     fn clock(&self) -> Clock {

@@ -339,7 +339,7 @@ mod tests {
         let clock = ManualClock::stopped();
         let locks = Locks::new(Memory::with_clock(clock.clock()));
         let engine = locks.engine();
-        let telemetry = Telemetry::new("memory", false, false, None);
+        let telemetry = Telemetry::new("memory", None, false, false, None);
         // Of its own, which no keeper looks at.
         let tasks = engine.registry.tasks.clone();
         let registry = HoldRegistry::new(clock.clock(), Arc::new(telemetry), tasks);

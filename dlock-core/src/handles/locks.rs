@@ -372,7 +372,8 @@ impl LocksBuilder {
             None => self.backend,
             Some(prefix) => Box::new(Prefixed::new(Erased(self.backend), prefix).map_err(refuse)?),
         };
-        let telemetry = Telemetry::new(name, name == quorum::NAME, self.show_keys, self.meter);
+        let (server, votes) = (backend.server_address(), name == quorum::NAME);
+        let telemetry = Telemetry::new(name, server, votes, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
         let entropy = self.seed.map_or_else(Entropy::new, Entropy::seeded);
         let engine = keeper::start(backend, self.label, telemetry, tasks, entropy);

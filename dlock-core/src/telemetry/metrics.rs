@@ -1,7 +1,7 @@
 //! The instruments. docs/observability.md has the table.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use opentelemetry::{InstrumentationScope, KeyValue, global};
 use smallvec::SmallVec;
 
 use super::{Loss, Site};
+use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
 use crate::guarded::tell;
 
@@ -28,7 +29,7 @@ const SIZES: [f64; 10] = [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 /// The instruments of one `Locks`. Made when it is built: those made before the program has set its meter provider
 /// would stay silent for ever.
 pub(super) struct Metrics {
-    backend: &'static str,
+    store: Store,
     acquire: Histogram<f64>,
     attempts: Histogram<u64>,
     hold: Histogram<f64>,
@@ -49,7 +50,13 @@ pub(super) struct Metrics {
 
 impl Metrics {
     /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote.
-    pub(super) fn new(backend: &'static str, votes: bool, meter: Option<Meter>) -> Self {
+    pub(super) fn new(
+        backend: &'static str,
+        server: Option<&ServerAddress>,
+        votes: bool,
+        meter: Option<Meter>,
+    ) -> Self {
+        let store = Store { backend, server: server.map(kept) };
         let meter = meter.unwrap_or_else(|| {
             let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
             global::meter_with_scope(scope.build())
@@ -62,7 +69,7 @@ impl Metrics {
         let level =
             |name, unit, what| meter.i64_up_down_counter(name).with_unit(unit).with_description(what).build();
         Self {
-            backend,
+            store,
             acquire: seconds("dlock.acquire.duration", "How long acquires took, by outcome."),
             attempts: meter
                 .u64_histogram("dlock.acquire.attempts")
@@ -121,7 +128,7 @@ impl Metrics {
                     "{vote}",
                     "What the nodes of quorums said to attempts, by outcome.",
                 );
-                (votes, Labels::of(backend, Site::default()))
+                (votes, Labels::of(store, Site::default()))
             })),
             lag: seconds("dlock.keeper.lag", "How late the keeper looked after what is held."),
         }
@@ -230,7 +237,7 @@ impl Metrics {
     }
 
     fn labels(&self, site: Site) -> &'static Labels {
-        Labels::of(self.backend, site)
+        Labels::of(self.store, site)
     }
 }
 
@@ -249,7 +256,7 @@ impl Votes {
     }
 }
 
-type Attributes = SmallVec<[KeyValue; 5]>;
+type Attributes = SmallVec<[KeyValue; 7]>;
 
 /// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more
 /// than all else here. There are few places, since templates are few, and so they are kept for good.
@@ -262,41 +269,66 @@ struct Labels {
     lost: Attributes,
 }
 
-/// A backend's name, and where a lock of it is used.
-type Origin = (&'static str, Site);
+/// A backend's name, and where its server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Store {
+    backend: &'static str,
+    server: Option<&'static ServerAddress>,
+}
+
+/// Returns an equal address that is kept for good, as the labels with it are: a program has few servers.
+fn kept(server: &ServerAddress) -> &'static ServerAddress {
+    static ALL: LazyLock<Mutex<HashSet<&'static ServerAddress>>> = LazyLock::new(Mutex::default);
+
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.get(server) {
+        return known;
+    }
+    let kept: &'static ServerAddress = Box::leak(Box::new(server.clone()));
+    all.insert(kept);
+    kept
+}
+
+/// A store, and where a lock of it is used.
+type Origin = (Store, Site);
 
 /// Whether they are the same pieces of memory, which is quick to see; equal ones elsewhere are found in the map.
 fn is_same_text(a: &Origin, b: &Origin) -> bool {
-    let parts = |(backend, Site { template, function }): &Origin| [Some(*backend), *template, *function];
+    let parts = |(store, Site { template, function }): &Origin| [Some(store.backend), *template, *function];
+    let server = |(store, _): &Origin| store.server.map(std::ptr::from_ref);
     parts(a).map(|part| part.map(std::ptr::from_ref)) == parts(b).map(|part| part.map(std::ptr::from_ref))
+        && server(a) == server(b)
 }
 
 impl Labels {
-    fn of(backend: &'static str, site: Site) -> &'static Self {
+    fn of(store: Store, site: Site) -> &'static Self {
         thread_local! {
             /// Those of this thread's last measurement, which are often those of the next.
             static LAST: Cell<Option<(Origin, &'static Labels)>> = const { Cell::new(None) };
         }
         static ALL: LazyLock<Mutex<HashMap<Origin, &'static Labels>>> = LazyLock::new(Mutex::default);
 
-        let name = (backend, site);
+        let name = (store, site);
         if let Ok(Some((last, labels))) = LAST.try_with(Cell::get)
             && is_same_text(&last, &name)
         {
             return labels;
         }
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let labels = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(backend, site))));
+        let labels = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(store, site))));
         drop(all);
         // A thread that ends has none any more.
         let _ = LAST.try_with(|last| last.set(Some((name, labels))));
         labels
     }
 
-    fn new(backend: &'static str, site: Site) -> Self {
+    fn new(store: Store, site: Site) -> Self {
         let mut plain = Attributes::new();
-        plain.push(KeyValue::new("dlock.backend", backend));
-        plain.extend(db_system(backend).map(|system| KeyValue::new("db.system.name", system)));
+        plain.push(KeyValue::new("dlock.backend", store.backend));
+        plain.extend(db_system(store.backend).map(|system| KeyValue::new("db.system.name", system)));
+        plain.extend(store.server.map(|server| KeyValue::new("server.address", server.host())));
+        let port = store.server.and_then(ServerAddress::port);
+        plain.extend(port.map(|port| KeyValue::new("server.port", i64::from(port))));
         plain.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
         plain.extend(site.function.map(|function| KeyValue::new("code.function.name", function)));
         let with = |outcome| {
@@ -341,7 +373,14 @@ mod tests {
             ["redis", "postgres-session", "mysql-row", "sqlite", "zk", "quorum", "memory"].map(db_system);
         let expected = [Some("redis"), Some("postgresql"), Some("mysql"), Some("sqlite"), None, None, None];
         assert_eq!(named, expected);
-        let labels = Labels::of("postgres", Site::default());
+        let server = ServerAddress::in_url("postgres://db:5432/app");
+        let store = |backend| Store { backend, server: server.as_ref().map(kept) };
+        let labels = Labels::of(store("postgres"), Site::default());
         assert!(labels.plain.iter().any(|label| label.key.as_str() == "db.system.name"));
+        let told: Vec<_> = labels.plain.iter().map(|it| (it.key.as_str(), it.value.to_string())).collect();
+        assert!(
+            told.contains(&("server.address", "db".into())) && told.contains(&("server.port", "5432".into()))
+        );
+        assert!(std::ptr::eq(labels, Labels::of(store("postgres"), Site::default())), "made anew");
     }
 }

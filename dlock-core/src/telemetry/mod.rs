@@ -45,6 +45,7 @@ use trace::Holders;
 #[cfg(feature = "otel")]
 pub(crate) use trace::Trace;
 
+use crate::backend::ServerAddress;
 use crate::error::{Error, Failure};
 use crate::fence::Fence;
 use crate::guarded::Panicked;
@@ -52,6 +53,7 @@ use crate::guarded::Panicked;
 /// Tells what happens to the locks of one `Locks`.
 pub(crate) struct Telemetry {
     backend: &'static str,
+    server: Option<ServerAddress>,
     show_keys: bool,
     metrics: Metrics,
     counts: Counts,
@@ -66,13 +68,20 @@ pub(crate) struct Telemetry {
 }
 
 impl Telemetry {
-    /// Tells of the locks of `backend`. `votes` tells whether that has nodes that vote; without a meter, metrics go to
-    /// the global provider's.
-    pub(crate) fn new(backend: &'static str, votes: bool, show_keys: bool, meter: Option<Meter>) -> Self {
+    /// Tells of the locks of `backend`, whose one server is at `server`. `votes` tells whether it has nodes that vote;
+    /// without a meter, metrics go to the global provider's.
+    pub(crate) fn new(
+        backend: &'static str,
+        server: Option<ServerAddress>,
+        votes: bool,
+        show_keys: bool,
+        meter: Option<Meter>,
+    ) -> Self {
         Self {
             backend,
+            metrics: Metrics::new(backend, server.as_ref(), votes, meter),
+            server,
             show_keys,
-            metrics: Metrics::new(backend, votes, meter),
             counts: Counts::default(),
             holders: Holders::default(),
             renewals: Outage::default(),

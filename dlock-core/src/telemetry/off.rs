@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Loss, Site, Span, Waiters};
+use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
 use crate::key::Key;
 
@@ -13,7 +14,7 @@ pub(crate) enum Meter {}
 pub(super) struct Metrics;
 
 impl Metrics {
-    pub(super) const fn new(_: &'static str, _: bool, _: Option<Meter>) -> Self {
+    pub(super) const fn new(_: &'static str, _: Option<&ServerAddress>, _: bool, _: Option<Meter>) -> Self {
         Self
     }
     pub(super) fn acquire_ended(&self, _: Site, _: Option<ErrorKind>, _: impl FnOnce() -> Duration, _: u32) {}

@@ -24,10 +24,19 @@ use tracing::{debug, debug_span, error, info, info_span, warn};
 
 use super::outage::{OutageReport, Over};
 use super::{Site, Span, Subject, Telemetry};
+use crate::backend::ServerAddress;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::{Panicked, tell};
 use crate::key::Key;
+
+fn host(to: &Telemetry) -> Option<&str> {
+    to.server.as_ref().map(ServerAddress::host)
+}
+
+fn port(to: &Telemetry) -> Option<u16> {
+    to.server.as_ref().and_then(ServerAddress::port)
+}
 
 pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -> Span {
     let span = Span::new(|| {
@@ -35,6 +44,8 @@ pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -
             target: "dlock",
             "dlock.acquire",
             backend = to.backend,
+            server.address = host(to),
+            server.port = port(to),
             key = Empty,
             keys,
             template = first.site.template,
@@ -110,6 +121,8 @@ pub(super) fn hold(to: &Telemetry, first: Subject<'_>, locks: usize, fence: Opti
             target: "dlock",
             "dlock.hold",
             backend = to.backend,
+            server.address = host(to),
+            server.port = port(to),
             key = Empty,
             keys = (locks > 1).then_some(locks),
             template = first.site.template,
@@ -134,6 +147,8 @@ pub(super) fn renew(to: &Telemetry, lock: Subject<'_>) -> Span {
             parent: None,
             "dlock.renew",
             backend = to.backend,
+            server.address = host(to),
+            server.port = port(to),
             key = Empty,
             template = lock.site.template,
             outcome = Empty,
@@ -210,6 +225,8 @@ pub(super) fn release(to: &Telemetry, lock: Subject<'_>, background: bool) -> Sp
             target: "dlock",
             "dlock.release",
             backend = to.backend,
+            server.address = host(to),
+            server.port = port(to),
             key = Empty,
             template = lock.site.template,
             code.function.name = lock.site.function,

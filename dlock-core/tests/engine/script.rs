@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term,
-    Withdrawal,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, ServerAddress, Signal,
+    Term, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 use tokio::sync::Notify;
@@ -142,6 +142,10 @@ impl Backend for Scripted {
 
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        ServerAddress::in_url("scripted://locks.example:7000")
     }
 
     fn clock(&self) -> Clock {

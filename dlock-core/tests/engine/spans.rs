@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use dlock_core::backend::Term;
 use dlock_core::{Locks, Memory, Wait};
 use tracing::Instrument;
 use tracing::field::{Field, Visit};
@@ -10,6 +12,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
+
+use crate::script::{Answer, Scripted};
 
 /// Collects spans and events as lines: `name < parent field=value ...`.
 #[derive(Clone, Default)]
@@ -105,6 +109,19 @@ async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_
     assert!(lines.of("body").contains("< dlock.hold"), "{:?}", lines.all());
     let release = lines.of("dlock.release");
     assert!(release.contains("outcome=\"released\"") && release.contains("background=false"), "{release}");
+}
+
+#[tokio::test]
+async fn the_one_server_of_a_backend_is_on_every_span() {
+    let locks = Locks::builder(Scripted::new([Answer::Grant(Term::Lease(Duration::from_secs(30)))]));
+    let locks = locks.with_prefix("shop:").build().unwrap();
+    let lines = traced(async { locks.lock("k").run(async {}).await.unwrap() }).await;
+    for span in ["dlock.acquire", "dlock.hold", "dlock.release"] {
+        let line = lines.of(span);
+        assert!(line.contains("server.address=\"locks.example\" server.port=7000"), "{line}");
+    }
+    let lines = traced(async { Locks::new(Memory::new()).lock("k").run(async {}).await.unwrap() }).await;
+    assert!(!lines.all().iter().any(|line| line.contains("server.")), "{:?}", lines.all());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock::backend::{ClaimRequest, LockId};
+use dlock::backend::{ClaimRequest, LockId, ServerAddress};
 use dlock::{Backend, Capabilities, Clock, Failure, Holder, Key, Memory};
 
 #[derive(Clone, Debug)]
@@ -30,6 +30,10 @@ impl Backend for Spy {
 
     fn capabilities(&self) -> Capabilities {
         self.memory.capabilities()
+    }
+
+    fn server_address(&self) -> Option<ServerAddress> {
+        self.memory.server_address()
     }
 
     fn clock(&self) -> Clock {

@@ -1,8 +1,12 @@
-//! What the page "Which backend?" says of each backend is what the backend says of itself.
+//! What backends say of themselves: the page "Which backend?" says the same, and where their servers are.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use dlock::{Capabilities, Memory, Quorum};
+use dlock::redis::Redis;
+use dlock::sql::{Mysql, Postgres};
+use dlock::zk::ZooKeeper;
+use dlock::{Backend, Capabilities, Memory, Quorum};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
@@ -13,7 +17,8 @@ const PAGE: &str = include_str!("../../../docs/which-backend.md");
 /// The table of properties: its lines, each with its cells.
 fn table() -> Vec<Vec<&'static str>> {
     let (_, after) = PAGE.split_once("## What each of them gives").expect("the page has this part");
-    let lines = after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let lines =
+        after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
     lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
@@ -62,4 +67,31 @@ async fn the_page_says_of_each_backend_what_it_says_of_itself() {
     agrees("MySQL", of(&format!("{}?migrate=true", mysql.url_through(mysql.address()))).await);
     let quorum = Quorum::new([Memory::new(), Memory::new(), Memory::new()]).unwrap();
     agrees("quorum", dlock::Locks::new(quorum).capabilities());
+}
+
+/// One server has an address, as its URL says.
+#[track_caller]
+fn is_at(backend: &impl Backend, server: SocketAddr) {
+    let told = backend.server_address().expect("there is one server");
+    assert_eq!(
+        (told.host(), told.port()),
+        (&*server.ip().to_string(), Some(server.port())),
+        "{}",
+        backend.name()
+    );
+}
+
+#[tokio::test]
+async fn a_backend_of_one_server_says_where_it_is() {
+    let redis = RedisServer::options().start().unwrap();
+    is_at(&Redis::connect(&redis.url_through(redis.address())).await.unwrap(), redis.address());
+    let zookeeper = ZooKeeperServer::start().unwrap();
+    is_at(&ZooKeeper::connect(&zookeeper.url()).await.unwrap(), zookeeper.address());
+    let postgres = PostgresServer::options().start().unwrap();
+    let url = format!("{}&migrate=true", postgres.url_through(postgres.address()));
+    is_at(&Postgres::connect(&url).await.unwrap(), postgres.address());
+    let mysql = MysqlServer::options().start().unwrap();
+    let url = format!("{}?migrate=true", mysql.url_through(mysql.address()));
+    is_at(&Mysql::connect(&url).await.unwrap(), mysql.address());
+    assert_eq!(Memory::new().server_address(), None);
 }

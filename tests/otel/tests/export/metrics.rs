@@ -32,6 +32,8 @@ const SECONDS: &[f64] = &[
 const NAMES: &[&str] = &[
     "dlock.backend",
     "db.system.name",
+    "server.address",
+    "server.port",
     "dlock.template",
     "code.function.name",
     "dlock.outcome",
