@@ -1,7 +1,7 @@
 use dlock::distributed_lock;
 
 #[distributed_lock(key = "a")]
-async fn book(id: u64) -> Result<u64, String> {
+async fn book(id: u64) -> Result<u64, &'static str> {
     Ok(id)
 }
 
