@@ -163,7 +163,7 @@ impl Backend for ZooKeeper {
 
     fn lock_id(&self, key: &Key) -> LockId {
         let config = self.0.config();
-        LockId::new(format_args!("zk://{}", config.servers), config.base.directory(key))
+        LockId::new(&config.place, config.base.directory(key))
     }
 
     fn claim(&self, request: ClaimRequest) -> ZooKeeperClaim {

@@ -71,6 +71,8 @@ pub struct ZooKeeperBuilder {
 pub(crate) struct Config {
     /// The addresses, for messages.
     pub(crate) servers: String,
+    /// The same in one order, for the ids of locks: other processes may name the servers in another one.
+    pub(crate) place: String,
     /// What stands before all paths.
     pub(crate) chroot: String,
     pub(crate) base: Base,
@@ -228,6 +230,7 @@ impl ZooKeeperBuilder {
             return Err(Failure::invalid_config("an ACL is empty, so that nobody could use the locks"));
         }
         Ok(Config {
+            place: place(&servers),
             servers,
             chroot,
             base,
@@ -243,6 +246,19 @@ impl ZooKeeperBuilder {
             tls: if tls { Some(self.certificates.options(target.root_certificate)?) } else { None },
         })
     }
+}
+
+/// The servers in alphabetical order, each with its port.
+fn place(servers: &str) -> String {
+    // What stands in brackets, or after the last colon, is no port of an address of IPv6.
+    let with_port = |server: &str| match server.rsplit_once(':') {
+        Some((_, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => server.to_owned(),
+        _ => format!("{server}:2181"),
+    };
+    let mut servers: Vec<_> = servers.split(',').map(with_port).collect();
+    servers.sort();
+    servers.dedup();
+    format!("zk://{}", servers.join(","))
 }
 
 impl Config {
@@ -396,6 +412,14 @@ mod tests {
         assert_eq!(by_method.base, Base::new(&["/app/b"]).unwrap());
         assert_eq!(by_method.session_timeout, Duration::from_secs(4));
         assert_eq!(config(ZooKeeperBuilder::new("zk://h")).base, Base::new(&["/dlock"]).unwrap());
+    }
+
+    #[test]
+    fn the_same_servers_in_another_order_are_the_same_place() {
+        let place = |url| config(ZooKeeperBuilder::new(url)).place;
+        assert_eq!(place("zk://b,a:2182"), place("zk://a:2182,b:2181"));
+        assert_eq!(place("zk://u:p@a/app?session_timeout=3s"), place("zk://a"));
+        assert_ne!(place("zk://a,b"), place("zk://a,c"));
     }
 
     #[test]

@@ -38,29 +38,32 @@ pub(crate) fn start(
 
 /// Looks after one registry until its engine is gone.
 fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Task>) {
-    registry.tasks.clone().spawn(supervise(registry, inbox));
+    // Made here: a task that is dropped before it has run tells of its end too.
+    let alive = Alive(Some(Arc::clone(&registry)));
+    registry.tasks.clone().spawn(supervise(registry, inbox, alive));
 }
 
 /// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the
 /// same is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
-async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Task>) {
-    let alive = Alive(&registry);
+async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Task>, mut alive: Alive) {
     while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {
         Telemetry::keeper_panicked(&Panicked::new(panic));
         tokio::time::sleep(AFTER_PANIC).await;
     }
-    std::mem::forget(alive);
+    alive.0 = None;
 }
 
 /// How long the keeper rests after a panic of its own, so that one that comes back does not spin.
 const AFTER_PANIC: Duration = Duration::from_millis(10);
 
 /// Says what the end of the keeper means, unless the engine is gone too.
-struct Alive<'a>(&'a HoldRegistry);
+struct Alive(Option<Arc<HoldRegistry>>);
 
-impl Drop for Alive<'_> {
+impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.keeper_is_dead();
+        if let Some(registry) = &self.0 {
+            registry.keeper_is_dead();
+        }
     }
 }
 

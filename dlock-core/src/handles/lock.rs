@@ -82,7 +82,8 @@ impl Lock {
     /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep. So it would where it holds the
     ///   lock by other [`Locks`](crate::Locks) of the same store: only clones of one `Locks` enter it again.
     /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
-    /// * [`ErrorKind::Closed`]: the locks were shut down, or there is no tokio runtime.
+    /// * [`ErrorKind::Closed`]: the locks were shut down, belong to the process before a `fork`, or dlock's own thread
+    ///   has ended.
     ///
     /// # Cancel safety
     ///

@@ -7,6 +7,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Term, Withdrawal};
+use dlock_core::keeper::Spawn;
 use dlock_core::{
     Backend, Capabilities, Clock, ErrorKind, Failure, Holder, Key, Locks, ManualClock, Memory, Wait,
 };
@@ -236,4 +237,45 @@ async fn a_storm_of_shutdowns_and_acquires_leaves_nothing() {
         acquire.await.unwrap();
     }
     assert_eq!((memory.held(), locks.stats().held, locks.stats().background), (0, 0, 0));
+}
+
+/// Runs tasks on a runtime that the test ends.
+#[derive(Debug)]
+struct On(tokio::runtime::Handle);
+
+impl Spawn for On {
+    fn spawn(&self, task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>) {
+        drop(self.0.spawn(task));
+    }
+}
+
+fn on_a_runtime_of_its_own() -> (tokio::runtime::Runtime, Arc<On>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let on = Arc::new(On(runtime.handle().clone()));
+    (runtime, on)
+}
+
+async fn refuses(locks: &Locks) {
+    let refused = locks.lock("another").acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+    assert!(refused.to_string().contains("own thread has ended"), "{refused}");
+}
+
+#[tokio::test]
+async fn when_the_keeper_is_ended_what_is_held_is_lost_and_acquires_are_refused() {
+    let (runtime, on) = on_a_runtime_of_its_own();
+    let locks = Locks::builder(Memory::new()).with_keeper_on(on).build().unwrap();
+    let guard = locks.lock("k").acquire().await.unwrap();
+    runtime.shutdown_background();
+    tokio::time::timeout(LEASE / 2, guard.lost()).await.expect("the loss is notified");
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    refuses(&locks).await;
+}
+
+#[tokio::test]
+async fn a_keeper_that_never_ran_refuses_acquires() {
+    let (runtime, on) = on_a_runtime_of_its_own();
+    tokio::task::spawn_blocking(|| drop(runtime)).await.unwrap();
+    let locks = Locks::builder(Memory::new()).with_keeper_on(on).build().unwrap();
+    refuses(&locks).await;
 }

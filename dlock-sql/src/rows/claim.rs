@@ -83,7 +83,7 @@ impl<S: Server> Claim for RowClaim<S> {
         match &mut self.listener {
             // What has happened until now does not count.
             Some(listener) => listener.forget(),
-            // Who listens before he asks misses no release.
+            // Listening begins before the question, so that no release is missed.
             none if self.contended => *none = server.join(&self.request.key),
             _ => {}
         }

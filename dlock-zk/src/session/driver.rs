@@ -297,7 +297,7 @@ impl Driver {
                 // Has it wake this thread.
                 let _ = Pin::new(&mut timer).poll(thread);
             }
-            if self.poll(|answered| self.hand_over(answered)) { Poll::Ready(()) } else { Poll::Pending }
+            if self.poll(|answered| self.deliver(answered)) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         self.wake_handed();
@@ -310,7 +310,7 @@ impl Driver {
     }
 
     /// Wakes waiters from the session's thread, which looks again soon.
-    fn hand_over(&self, mut answered: Vec<Answered>) {
+    fn deliver(&self, mut answered: Vec<Answered>) {
         while let Some(Answered { waiter, runtime }) = answered.pop() {
             let of_runtime = |other: &mut Answered| match (&runtime, &other.runtime) {
                 (Some(ours), Some(theirs)) => ours.id() == theirs.id(),
