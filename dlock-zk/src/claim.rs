@@ -233,9 +233,13 @@ impl ZooKeeperClaim {
         }
         let losses = node.session.losses();
         match wait.event.now() {
-            // It had the lock. Nobody can have come in between, and our own node is still there by the same connection.
+            // It had the lock. Nobody can have come in between, and our own node, which is watched too, is still there
+            // by the same connection.
             Some(EventType::NodeDeleted)
-                if node.queue.is_head(&wait.previous) && losses.is_some() && losses == wait.losses =>
+                if node.queue.is_head(&wait.previous)
+                    && losses.is_some()
+                    && losses == wait.losses
+                    && !matches!(wait.own, Told::Never) =>
             {
                 if let Some(own) = node.node() {
                     node.queue.note_head(&own.name);

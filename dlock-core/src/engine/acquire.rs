@@ -117,6 +117,8 @@ struct Acquire<'a> {
     unknowns: u32,
     /// Attempts that found one of many busy.
     tries: u32,
+    /// Whether somebody was before us: in the backend, or in the line of this process.
+    was_busy: bool,
     /// Which of them is in the way.
     place: usize,
     /// How long a recent answer took, at most half of the request timeout.
@@ -167,6 +169,7 @@ impl<'a> Acquire<'a> {
             last_sent: Timestamp::from_nanos(0),
             unknowns: 0,
             tries: 0,
+            was_busy: false,
             place: 0,
             round_trip: Duration::ZERO,
             virtual_time: false,
@@ -219,7 +222,7 @@ impl<'a> Acquire<'a> {
             self.turn_to(place);
             scope::refuse_own(&self.specs[place])?;
             self.span.wait();
-            self.asks_at_once = false;
+            (self.asks_at_once, self.was_busy) = (false, true);
             let ticket = engine.wait_queue.join(&self.specs[place].key, None);
             Box::pin(within(engine, self.patient_until, ticket.turn())).await?;
             line = Some((place, ticket));
@@ -268,6 +271,7 @@ impl<'a> Acquire<'a> {
                         ticket.tell();
                     }
                     self.tries += 1;
+                    self.was_busy = true;
                     if self.specs.len() > 1 && self.tries >= MOST_TRIES {
                         if let Some((_, ticket)) = &line {
                             ticket.tell();
@@ -334,7 +338,7 @@ impl<'a> Acquire<'a> {
             from: self.asked_at,
             request: self.request_timeout,
             until: self.until,
-            was_busy: self.tries > 0,
+            was_busy: self.was_busy,
         };
         let step =
             limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;

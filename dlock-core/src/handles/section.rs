@@ -163,6 +163,10 @@ impl Section {
     ///
     /// Those of [`enter`](Self::enter).
     pub fn poll_enter(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        // A release that was dropped midway: the lock is no longer ours to run under.
+        if matches!(self.state, SectionState::Leaving(..)) {
+            ready!(self.poll_leave(cx));
+        }
         if matches!(self.state, SectionState::Outside) {
             self.running = None;
             self.state = match self.target.take() {
@@ -235,18 +239,19 @@ impl Section {
         Ok(output.unwrap_or_else(|| unreachable!("the body has returned")))
     }
 
-    /// Polls a body of the lock that was [entered](Self::enter): what [`run_body`](Self::run_body) does at each poll,
-    /// compiled once for all bodies.
+    /// Polls a body under the lock, which is taken first if [`enter`](Self::enter) did not: what
+    /// [`run_body`](Self::run_body) does at each poll, compiled once for all bodies.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`], as [`run`](Self::run).
+    /// As [`run`](Self::run).
     pub fn poll_body(
         &mut self,
         cx: &mut Context<'_>,
         body: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>,
     ) -> Poll<Result<()>> {
         if self.running.is_none() {
+            ready!(self.poll_enter(cx))?;
             self.running = Some(Running::new(self.held(), self.target.on_lost()));
         }
         let is_lost = self.running.as_mut().map_or(Poll::Ready(false), |running| running.poll(cx, body));

@@ -8,6 +8,7 @@ mod memory;
 mod nesting;
 mod owners;
 mod script;
+mod sections;
 mod spans;
 mod unknown_outcome;
 mod waiting;
