@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Term,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Term,
     Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key, Locks, Memory, Wait};
@@ -158,11 +158,14 @@ async fn with_a_paused_clock_what_was_dropped_can_be_acquired() {
 struct Queueing {
     queue: Duration,
     written: Arc<AtomicUsize>,
+    /// So many attempts are answered at once: somebody has the lock.
+    busy: Arc<AtomicUsize>,
 }
 
 struct QueueingClaim {
     queue: Duration,
     written: Arc<AtomicUsize>,
+    busy: Arc<AtomicUsize>,
     request: RequestClock,
 }
 
@@ -183,7 +186,8 @@ impl Backend for Queueing {
 
     fn claim(&self, _request: ClaimRequest) -> QueueingClaim {
         let request = RequestClock::new(self.clock());
-        QueueingClaim { queue: self.queue, written: Arc::clone(&self.written), request }
+        let (written, busy) = (Arc::clone(&self.written), Arc::clone(&self.busy));
+        QueueingClaim { queue: self.queue, written, busy, request }
     }
 
     async fn inspect(&self, _key: &Key) -> Result<Option<Holder>, Failure> {
@@ -197,6 +201,9 @@ impl Claim for QueueingClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        if self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Ok(Attempt::Busy(Busy::default()));
+        }
         self.request.queued();
         let (request, written, queue) = (self.request.clone(), Arc::clone(&self.written), self.queue);
         // The task that writes goes on whoever waits for the answer.
@@ -226,7 +233,7 @@ impl Claim for QueueingClaim {
 #[tokio::test(start_paused = true)]
 async fn time_in_a_queue_of_this_process_is_no_time_of_the_request() {
     let written = Arc::default();
-    let locks = Locks::new(Queueing { queue: Duration::from_secs(20), written });
+    let locks = Locks::new(Queueing { queue: Duration::from_secs(20), written, busy: Arc::default() });
     let lock = locks.lock("k").with_request_timeout(Duration::from_secs(1));
     let guard = lock.acquire().await.unwrap();
     assert_eq!(locks.stats().rechecks, 0);
@@ -236,13 +243,27 @@ async fn time_in_a_queue_of_this_process_is_no_time_of_the_request() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_never_written_is_no_unknown_outcome() {
     let written = Arc::<AtomicUsize>::default();
-    let locks = Locks::new(Queueing { queue: Duration::from_secs(20), written: Arc::clone(&written) });
+    let backend =
+        Queueing { queue: Duration::from_secs(20), written: Arc::clone(&written), busy: Arc::default() };
+    let locks = Locks::new(backend);
     let error = locks.lock("k").with_wait(Duration::from_secs(10)).acquire().await.unwrap_err();
     // Nobody is known to have the lock.
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(error.maybe_held_for_at_most(), None);
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(written.load(Ordering::SeqCst), 0, "it was given up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stood_in_line_and_was_never_asked_for_timed_out() {
+    let busy = Arc::new(AtomicUsize::new(1));
+    let locks = Locks::new(Queueing { queue: Duration::from_secs(20), written: Arc::default(), busy });
+    let first = locks.lock("k").with_wait(Duration::from_secs(1));
+    // Joins the line behind the first, and its turn comes when that one has given up.
+    let second = locks.lock("k").with_wait(Duration::from_secs(3));
+    let (first, second) = tokio::join!(first.acquire(), second.acquire());
+    assert_eq!(first.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(second.unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 #[tokio::test(start_paused = true)]
