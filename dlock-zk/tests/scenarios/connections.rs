@@ -253,10 +253,13 @@ async fn the_time_that_an_attempt_waits_for_a_connection_is_none_of_its_request(
     let limit = Duration::from_secs(2);
     let locks = on.locks(LONG).await;
     let lock = locks.lock("room").with_request_timeout(limit);
+    // Its session knows by it that the connection is gone: what was written before is a request that was sent.
+    let other = locks.lock("other").acquire().await.unwrap();
     lock.acquire().await.unwrap().release().await.unwrap();
     let creations = on.proxy.requests()["CREATE"];
     on.proxy.set_arrivals(Arrivals::Reset);
     on.proxy.cut();
+    soon("the suspicion", other.held().at_risk()).await;
     let acquire = tokio::spawn(async move { lock.acquire().await });
     // Half of it without a connection, and then more than half of it without an answer.
     tokio::time::sleep(limit / 2).await;
