@@ -264,7 +264,11 @@ impl Session {
 
     /// The last proof of life, a new one when that is old already.
     pub(crate) async fn fresh_proof(self: &Arc<Self>, until: Instant) -> Result<Timestamp, Failure> {
-        if self.clock.now().since(self.kept().proof) >= self.timeout / 4 {
+        // One that was under way may have been sent long ago; the next is not.
+        for _ in 0..2 {
+            if self.clock.now().since(self.kept().proof) < self.timeout / 4 {
+                break;
+            }
             self.prove_life_together(until).await?;
         }
         Ok(self.kept().proof)
@@ -275,8 +279,9 @@ impl Session {
         let mut proving = {
             let mut proving = lock(&self.proving);
             match &*proving {
-                Some(under_way) => under_way.clone(),
-                None => {
+                // One whose task was ended tells nobody any more.
+                Some(under_way) if under_way.has_changed().is_ok() => under_way.clone(),
+                _ => {
                     let (tell, told) = watch::channel(None);
                     let session = Arc::clone(self);
                     keeper::runtime()?.spawn(async move {
