@@ -10,7 +10,8 @@ const PACKAGE: &str = "dlock-sdk";
 const LIBRARY: &str = "dlock";
 
 /// The name of the crate: another one than `dlock` where the manifest says `name = { package = "dlock-sdk", … }`.
-/// What cannot be found out is not renamed: the compiler then says that there is no `dlock`, and `crate = ::name` helps.
+/// What cannot be found out is not renamed: the compiler then says that there is no `dlock`, and `crate = ::name`
+/// helps.
 pub(crate) fn name() -> String {
     let directory = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let mut manifests = directory.iter().flat_map(|directory| directory.ancestors()).filter_map(manifest);

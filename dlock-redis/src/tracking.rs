@@ -140,7 +140,7 @@ impl ConnectionTracking {
         }
     }
 
-    /// Nothing more is told over this connection.
+    /// No more notifications arrive over this connection.
     pub(crate) fn ended(&self) {
         if self.on.swap(false, Ordering::AcqRel) && self.tracking.is_possible() {
             self.tracking.all_changed();

@@ -214,8 +214,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn quoted(&self) -> String {
         self.table().quoted(Self::QUOTE)
     }
-    /// Whether the server has not carried out a statement because it was prepared for a table that was altered since, or
-    /// is not prepared any more.
+    /// Whether the server has not carried out a statement because it was prepared for a table that was altered since,
+    /// or is not prepared any more.
     fn is_outdated(_: &sqlx::Error) -> bool {
         false
     }

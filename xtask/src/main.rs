@@ -58,8 +58,8 @@ enum Command {
     BeforePublishing,
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
-    /// The same faults against dlock and other libraries, into docs/compared.md; --only, --store and --library narrow it
-    /// down. Installs a JDK, Maven, Go and Python's venv
+    /// The same faults against dlock and other libraries, into docs/compared.md; --only, --store and --library narrow
+    /// it down. Installs a JDK, Maven, Go and Python's venv
     Compare {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// A backend's line to one hold: to say that it is suspect, proven, or lost, or that a renewal would show whether it is.
+/// A backend's line to one hold: to say that it is suspect, proven, or lost, or that a renewal would show whether it
+/// is.
 ///
 /// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
 #[derive(Clone, Debug)]
@@ -49,10 +50,10 @@ impl Signal {
         }
     }
 
-    /// Has the lock renewed within this time, which may find it gone: for a backend that was told of a change of its
-    /// lock, or whose renewals have the server tell of such. Nothing but the next renewal changes by it. The
-    /// pauses between such renewals grow, up to a twelfth of the lease, so that what changes again and again does not
-    /// keep the server busy. Does nothing for a lock that a session keeps.
+    /// Has the lock renewed within this time, which may find it gone: for a backend that was notified of a change of
+    /// its lock, or whose renewals have the server tell of such. Nothing but the next renewal changes by it. The pauses
+    /// between such renewals grow, up to a twelfth of the lease, so that what changes again and again does not keep the
+    /// server busy. Does nothing for a lock that a session keeps.
     pub fn renew_within(&self, limit: Duration) {
         if let Some(sink) = self.0.upgrade() {
             sink.renew_within(limit);

@@ -46,7 +46,10 @@ async fn a_body_that_is_polled_before_the_lock_was_asked_for_waits_for_it() {
     let mut body = pin!(others.inspect("k"));
     std::future::poll_fn(|cx| {
         section.poll_body(cx, &mut |cx| match body.as_mut().poll(cx) {
-            Poll::Ready(holder) => Poll::Ready(held = holder.unwrap()),
+            Poll::Ready(holder) => {
+                held = holder.unwrap();
+                Poll::Ready(())
+            }
             Poll::Pending => Poll::Pending,
         })
     })

@@ -14,7 +14,7 @@ const CHANNEL: &str = "redisson_lock__channel:{room}";
 /// Who is not told asks again after three quarters of a second.
 const TOLD: Duration = Duration::from_millis(600);
 
-/// How many rounds a busy machine has to show one in which the waiter was told.
+/// How many rounds a busy machine has to show one in which the waiter was notified.
 const ROUNDS: usize = 30;
 
 async fn shared(cluster: &RedisCluster) -> Locks {

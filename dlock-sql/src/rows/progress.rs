@@ -81,8 +81,8 @@ impl Progress {
         self.ended.notify_waiters();
     }
 
-    /// Cancels it unless it was sent. Returns whether it certainly does nothing any more: it was answered, or never will
-    /// be sent.
+    /// Cancels it unless it was sent. Returns whether it certainly does nothing any more: it was answered, or never
+    /// will be sent.
     pub(crate) fn try_cancel(&self) -> bool {
         let mut stage = self.stage();
         if *stage == Stage::Waiting {

@@ -113,8 +113,8 @@ pub(crate) enum Found {
 
 /// A server whose transactions lock rows. The first number of an answer is the session that gave it.
 pub(crate) trait RowServer: SessionServer {
-    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when somebody has it, and when the server
-    /// refuses.
+    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when somebody has it, and when the
+    /// server refuses.
     fn lock_row<'c>(
         &'c self,
         on: &'c mut Conn<Self>,

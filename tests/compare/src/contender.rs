@@ -1,4 +1,4 @@
-//! A process that uses one library, and does as it is told.
+//! A process that uses one library, and carries out orders.
 //!
 //! One order a line on its input: a number, a verb, arguments. One answer a line on its output: the number of the
 //! order, and what there is to say. Orders are carried out at the same time, and some have several answers.

@@ -131,7 +131,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Builds what these peers need. What cannot be built is told, and its cells say so.
+    /// Builds what these peers need. What cannot be built is reported, and its cells say so.
     pub(crate) async fn build(peers: &[Peer]) -> Self {
         let needs = |language| peers.iter().any(|peer| peer.language == language);
         let mut programs = Self::default();

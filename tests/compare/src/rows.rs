@@ -56,11 +56,11 @@ impl Row {
             Self::Paused => {
                 "paused for longer than the lease: believes to hold the lock; writes past a fence"
             }
-            Self::BlackHole => "network drops all packets: holder is told after; next holder after",
+            Self::BlackHole => "network drops all packets: holder is notified after; next holder after",
             Self::Killed => "holder killed: next holder after p50 / max",
-            Self::Deleted => "lock deleted on the server: holder is told after p50 / max",
+            Self::Deleted => "lock deleted on the server: holder is notified after p50 / max",
             Self::SessionEnded => {
-                "sessions and connections ended by the server: holder is told after p50 / max"
+                "sessions and connections ended by the server: holder is notified after p50 / max"
             }
             Self::Crowd => {
                 "1,000 waiters: time against dlock's; requests for each turn; requests a second while they wait; connections"

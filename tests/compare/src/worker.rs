@@ -1,4 +1,5 @@
-//! The process that uses a library in Rust: dlock, `rslock`, or the advisory lock of sqlx. [`Contender`] has the orders.
+//! The process that uses a library in Rust: dlock, `rslock`, or the advisory lock of sqlx. [`Contender`] has the
+//! orders.
 //!
 //! [`Contender`]: crate::contender::Contender
 

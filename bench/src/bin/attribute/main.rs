@@ -1,5 +1,5 @@
-//! What the attribute costs where it is compiled: processor time of `cargo check`, bytes of a debug binary, size of a call's
-//! future. 200 annotated functions beside the same 200 plain ones, each in a package of its own.
+//! What the attribute costs where it is compiled: processor time of `cargo check`, bytes of a debug binary, size of a
+//! call's future. 200 annotated functions beside the same 200 plain ones, each in a package of its own.
 //!
 //! ```text
 //! cargo xtask bench attribute

@@ -155,7 +155,8 @@ async fn waiters_of_one_process_come_in_their_order(stage: Stage) {
             let (mut acquire, mut queued) = (Box::pin(lock.acquire()), Some(queued));
             let guard = poll_fn(|context| {
                 let polled = acquire.as_mut().poll(context);
-                // The first one stands in line after the poll that has brought its answer, the others after their first.
+                // The first one stands in line after the poll that has brought its answer, the others after their
+                // first.
                 let answered = wire.attempts() > before && wire.unanswered_attempts() == 0;
                 if (n > 0 || answered)
                     && let Some(queued) = queued.take()
