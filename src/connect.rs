@@ -56,10 +56,8 @@ pub async fn connect(url: &str) -> Result<Locks> {
 ///
 /// Cancel-safe.
 pub async fn from_url(url: &str) -> Result<LocksBuilder> {
-    let Some((scheme, _)) = url.split_once(':') else {
-        return Err(invalid(
-            "the URL has no scheme; write for example sqlite:///var/lib/shop/locks.db".into(),
-        ));
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return Err(invalid(format!("the URL has no scheme; this build knows {}", known_schemes())));
     };
     match scheme {
         "memory" if url == "memory:" => Ok(Locks::builder(Memory::new())),
@@ -67,9 +65,7 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Locks::builder(dlock_sql::Sqlite::connect(url).await?)),
         #[cfg(not(feature = "sqlite"))]
-        "sqlite" => {
-            Err(invalid("`sqlite:` needs the `sqlite` feature of dlock, which is not compiled in".into()))
-        }
+        "sqlite" => Err(not_compiled_in(scheme, "sqlite")),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             use dlock_sql::{Postgres, PostgresRowLocks, PostgresSessions};
@@ -81,9 +77,7 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
             })
         }
         #[cfg(not(feature = "postgres"))]
-        "postgres" | "postgresql" => {
-            Err(invalid("`postgres:` needs the `postgres` feature of dlock, which is not compiled in".into()))
-        }
+        "postgres" | "postgresql" => Err(not_compiled_in(scheme, "postgres")),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => {
             use dlock_sql::{Mysql, MysqlRowLocks, MysqlSessions};
@@ -95,40 +89,85 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
             })
         }
         #[cfg(not(feature = "mysql"))]
-        "mysql" | "mariadb" => {
-            Err(invalid("`mysql:` needs the `mysql` feature of dlock, which is not compiled in".into()))
-        }
+        "mysql" | "mariadb" => Err(not_compiled_in(scheme, "mysql")),
         #[cfg(feature = "redis")]
         "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Ok(Locks::builder(dlock_redis::Redis::connect(url).await?)),
         #[cfg(not(feature = "redis"))]
         "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => {
-            Err(invalid(format!("`{scheme}:` needs the `redis` feature of dlock, which is not compiled in")))
+            Err(not_compiled_in(scheme, if scheme.starts_with("rediss") { "redis-tls" } else { "redis" }))
         }
         #[cfg(feature = "zk")]
         "zk" | "zk+tls" => Ok(Locks::builder(dlock_zk::ZooKeeper::connect(url).await?)),
         #[cfg(not(feature = "zk"))]
-        "zk" | "zk+tls" => {
-            Err(invalid(format!("`{scheme}:` needs the `zk` feature of dlock, which is not compiled in")))
-        }
-        other => {
-            let known = [
-                (true, "memory:"),
-                (cfg!(feature = "sqlite"), "sqlite:"),
-                (cfg!(feature = "postgres"), "postgres:"),
-                (cfg!(feature = "mysql"), "mysql:"),
-                (cfg!(feature = "redis"), "redis:, redis+sentinel:, redis+cluster:, redis+unix:"),
-                (cfg!(feature = "zk"), "zk:"),
-            ];
-            let known: Vec<&str> =
-                known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
-            Err(invalid(format!(
-                "nothing is known of the scheme {other:?}; this build knows {}",
-                known.join(", ")
-            )))
-        }
+        "zk" | "zk+tls" => Err(not_compiled_in(scheme, if scheme == "zk" { "zk" } else { "zk-tls" })),
+        other => Err(invalid(match likely_scheme(other, rest) {
+            Some(likely) if rest.starts_with("//") => {
+                format!("nothing is known of the scheme {other:?}; write {likely}://")
+            }
+            Some(likely) => format!("the URL has no scheme; write {likely}:// before the host"),
+            None if rest.starts_with("//") => {
+                format!("nothing is known of the scheme {other:?}; this build knows {}", known_schemes())
+            }
+            None => format!("the URL has no scheme before the host; this build knows {}", known_schemes()),
+        })),
     }
+}
+
+/// Returns the scheme that was meant: the same in lower case, another name of a server, or that of the usual port.
+fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
+    if rest.starts_with("//") {
+        return match scheme.to_ascii_lowercase().as_str() {
+            "zk" | "zookeeper" => Some("zk"),
+            "redis" | "valkey" => Some("redis"),
+            "rediss" | "redis+tls" => Some("rediss"),
+            "postgres" | "postgresql" => Some("postgres"),
+            "mysql" | "mariadb" => Some("mysql"),
+            "sqlite" | "sqlite3" | "file" => Some("sqlite"),
+            _ => None,
+        };
+    }
+    // `host:port`, or several, or with a user before the host.
+    let host = rest.rsplit('@').next().unwrap_or(rest);
+    let port = host.split(['/', ',', '?']).next().unwrap_or(host).rsplit(':').next();
+    match port {
+        Some("6379") => Some("redis"),
+        Some("2181") => Some("zk"),
+        Some("5432") => Some("postgres"),
+        Some("3306") => Some("mysql"),
+        _ => None,
+    }
+}
+
+/// Returns how a URL of each backend that is compiled in begins.
+fn known_schemes() -> String {
+    let known = [
+        (true, "memory:"),
+        (cfg!(feature = "sqlite"), "sqlite:///path"),
+        (cfg!(feature = "postgres"), "postgres://"),
+        (cfg!(feature = "mysql"), "mysql://"),
+        (cfg!(feature = "redis"), "redis://, redis+sentinel://, redis+cluster://, redis+unix://"),
+        (cfg!(feature = "redis-tls"), "rediss://, rediss+sentinel://, rediss+cluster://"),
+        (cfg!(feature = "zk"), "zk://"),
+        (cfg!(feature = "zk-tls"), "zk+tls://"),
+    ];
+    let known: Vec<&str> = known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
+    known.join(", ")
+}
+
+#[cfg(not(all(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "zk"
+)))]
+fn not_compiled_in(scheme: &str, feature: &str) -> Error {
+    invalid(format!(
+        "`{scheme}:` needs the feature `{feature}`, which is not compiled in; add it to the dependency `dlock-sdk` in \
+         Cargo.toml"
+    ))
 }
 
 /// By what a database server keeps locks.
@@ -187,6 +226,26 @@ mod tests {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_url_without_a_scheme_or_with_another_spelling_of_it_is_answered_with_what_to_write() {
+        for (url, advice) in [
+            ("localhost:6379", "redis://"),
+            ("127.0.0.1:6379/0", "redis://"),
+            ("user:hunter2@cache:6379", "redis://"),
+            ("zk-1:2181,zk-2:2181/shop", "zk://"),
+            ("db:5432/shop", "postgres://"),
+            ("user:hunter2@db:3306/shop?migrate=true", "mysql://"),
+            ("zookeeper://zk-1", "zk://"),
+            ("REDIS://cache", "redis://"),
+            ("sqlite3:///var/lib/locks.db", "sqlite://"),
+            ("localhost:7000", "memory:"),
+            ("localhost", "memory:"),
+        ] {
+            let text = connect(url).await.unwrap_err().to_string();
+            assert!(text.contains(advice) && !text.contains("hunter2"), "{url}: {text}");
         }
     }
 

@@ -411,8 +411,9 @@ impl<T, E: FromError> FromLock for Result<T, E> {
     message = "the lock can fail, and `{Self}` cannot carry the failure",
     label = "`{Self}` is not `From<dlock::Error>`",
     note = "for an error of your own write `impl From<dlock::Error> for {Self}`, for example as a variant with thiserror's \
-            `#[from]`; otherwise return `Result<_, dlock::Error>`, or an error that takes any other, such as \
-            `anyhow::Error` or `Box<dyn std::error::Error + Send + Sync>`"
+            `#[from]`; a type of another crate cannot have it, so wrap that in one of your own; or return \
+            `Result<_, dlock::Error>`, or an error that takes any other, such as `anyhow::Error` or \
+            `Box<dyn std::error::Error + Send + Sync>`"
 )]
 pub trait FromError {
     /// The failure as this type.

@@ -70,7 +70,7 @@ impl ErrorKind {
     const fn sentence(self) -> &'static str {
         match self {
             Self::Busy => "somebody else holds it",
-            Self::TimedOut => "timed out waiting for it",
+            Self::TimedOut => "timed out",
             Self::Lost => "the lock was lost",
             Self::Suspect => "the lock cannot be confirmed at the moment",
             Self::NotHeld => "the lock is not held",

@@ -102,7 +102,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
     };
     if tls && !cfg!(feature = "tls") {
         return Err(invalid(format!(
-            "`{scheme}:` needs the `tls` feature of dlock-redis (`redis-tls` of dlock), which is not compiled in"
+            "`{scheme}:` needs the feature `redis-tls` of dlock-sdk (`tls` of dlock-redis), which is not compiled in"
         )));
     }
     if rest.contains('#') {

@@ -84,6 +84,9 @@ pub(crate) fn not_opened(refusal: &Refusal, servers: &str) -> Failure {
             Failure::denied(format!("{servers}: the server refused the user or the password"))
         }
         Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
+        Error::NoHosts => {
+            Failure::unavailable(format!("{servers}: no connection; is a server listening there?"))
+        }
         _ => Failure::unavailable(format!("{servers}: no session could be opened ({error})")),
     }
 }

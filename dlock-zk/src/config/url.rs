@@ -44,7 +44,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
     };
     if tls && !cfg!(feature = "tls") {
         return Err(Failure::invalid_config(
-            "`zk+tls:` needs the `tls` feature of dlock-zk (`zk-tls` of dlock), which is not compiled in",
+            "`zk+tls:` needs the feature `zk-tls` of dlock-sdk (`tls` of dlock-zk), which is not compiled in",
         ));
     }
     if rest.contains('#') {
@@ -93,7 +93,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
             "sasl" if value != "digest-md5" => return Err(invalid("sasl is digest-md5, or left out")),
             "sasl" if !cfg!(feature = "sasl") => {
                 return Err(Failure::invalid_config(
-                    "SASL needs the `sasl` feature of dlock-zk (`zk-sasl` of dlock), which is not compiled in",
+                    "SASL needs the feature `zk-sasl` of dlock-sdk (`sasl` of dlock-zk), which is not compiled in",
                 ));
             }
             "sasl" => target.sasl = true,

@@ -39,7 +39,8 @@ impl RequestLimits {
                 return step;
             }
             if over && written.is_some_and(RequestClock::cancel) {
-                let what = "the request was still waiting for its turn in this process";
+                let what = "the request was not sent in time: no connection, or too many requests of this process \
+                            before it";
                 let kind = if self.was_busy { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
                 return AttemptOutcome::Failed(Failure::new(kind, what));
             }
