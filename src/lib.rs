@@ -41,7 +41,7 @@
 //! | `redis-tls` | no | the same over TLS |
 //! | `redis-credentials` | no | credentials on Redis that change while connections are open |
 //! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
-//! | `zk` | no | fair locks on ZooKeeper, in one line with Curator |
+//! | `zk` | no | fair locks on ZooKeeper; shares Curator's queues |
 //! | `zk-tls` | no | the same over TLS |
 //! | `zk-sasl` | no | logging in at ZooKeeper with SASL's DIGEST-MD5 |
 
