@@ -106,12 +106,7 @@ impl Backend for Leases {
                 let grants = claims.iter().zip(fences).map(|(claim, fence)| claim.grant(fence));
                 Ok(BatchAttempt::Granted(grants.collect()))
             }
-            Answer::Busy(place, left) => {
-                for claim in claims.iter().filter(|claim| !claim.open.is_empty()) {
-                    world(|w| w.batch_found_busy(claim.one.claim));
-                }
-                Ok(BatchAttempt::Busy { place, busy: busy(left) })
-            }
+            Answer::Busy(place, left) => Ok(BatchAttempt::Busy { place, busy: busy(left) }),
             other => Err(absurd(&other)),
         }
     }

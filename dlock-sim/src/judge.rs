@@ -80,8 +80,6 @@ pub(crate) struct Judge {
     failed_renewals: HashMap<u64, u64>,
     /// Claims of which a renewal has found that the lock is gone.
     gone: HashSet<u64>,
-    /// Claims of batches of which the process learned that one is busy, after an answer that did not come.
-    told_busy: HashSet<u64>,
     /// When the release of a claim was called.
     releases: HashMap<u64, u64>,
     up_since: u64,
@@ -334,12 +332,8 @@ impl World {
     }
 
     /// Before the store carries out a command.
-    pub(crate) fn judge_before(&mut self, command: &Command, time: u64) {
+    pub(crate) fn judge_before(&mut self, command: &Command) {
         if let Command::Attempt(all) = command {
-            // One that is delivered twice may have taken its locks after the answer.
-            if all.len() > 1 && self.plan.rate_twice == 0 {
-                self.judge_batch(all, time);
-            }
             for key in all.iter().map(|one| one.key) {
                 self.judge_idle(key);
             }

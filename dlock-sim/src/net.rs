@@ -140,7 +140,7 @@ impl World {
             return Changes::default();
         }
         let time = self.clock(None);
-        self.judge_before(&command, time);
+        self.judge_before(&command);
         let (answer, changes) = match self.store.carry_out(from, &command, time) {
             Ok((Some(answer), changes)) => (answer, changes),
             Ok((None, _)) => {

@@ -2,27 +2,9 @@
 
 use super::MS;
 use crate::exec::now;
-use crate::lease::One;
 use crate::world::World;
 
 impl World {
-    /// Those of which one is busy hold none of the others, wait as they may.
-    pub(super) fn judge_batch(&mut self, all: &[One], time: u64) {
-        let kept = all.iter().find(|one| {
-            let entry = self.store.entries.get(&one.key);
-            self.judge.told_busy.contains(&one.claim)
-                && entry.is_some_and(|entry| entry.claim == one.claim && entry.expires > time)
-        });
-        if let Some(claim) = kept.map(|one| one.claim) {
-            self.violate(format!("c{claim} of a batch is held, which was told that another one is busy"));
-        }
-    }
-
-    /// The process learned that one of these is busy, after an answer that did not come.
-    pub(crate) fn batch_found_busy(&mut self, claim: u64) {
-        self.judge.told_busy.insert(claim);
-    }
-
     /// The claim that was granted this fence.
     pub(super) fn claim_of(&self, key: usize, fence: u64) -> u64 {
         let granted = self.judge.keys.get(key).and_then(|state| state.grants.get(&fence));
