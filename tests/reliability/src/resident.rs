@@ -90,7 +90,7 @@ impl Resident {
 
 async fn section(locks: &Locks, key: &str, counts: &Counts, random: &mut fastrand::Rng) {
     let lock = locks.lock(key).with_wait(Duration::from_secs(2));
-    // Some callers go at a moment of which nobody knows.
+    // Some callers are cancelled at a random moment.
     let patience = if random.u8(0..8) == 0 {
         Duration::from_micros(random.u64(0..3_000))
     } else {
