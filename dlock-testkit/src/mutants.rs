@@ -43,6 +43,8 @@ pub enum Mutation {
     RetriesWithAnotherToken,
     /// What an attempt with an unknown outcome left is not withdrawn.
     LeavesUnknownsBehind,
+    /// The clock of requests says of one that was sent that it waits in a queue of the process.
+    NeverSaysSent,
     /// An attempt waits for the other holder.
     WaitsInAnAttempt,
     /// The fence is always the same.
@@ -71,7 +73,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -83,6 +85,7 @@ impl Mutation {
         Self::OverstatesTheLease,
         Self::RetriesWithAnotherToken,
         Self::LeavesUnknownsBehind,
+        Self::NeverSaysSent,
         Self::WaitsInAnAttempt,
         Self::FenceStandsStill,
         Self::FenceFalls,

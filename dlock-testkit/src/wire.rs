@@ -30,6 +30,7 @@ struct WireState {
     deaf: AtomicBool,
     one_by_one: AtomicBool,
     keeping: AtomicBool,
+    keeping_answers: AtomicBool,
     lost_replies: AtomicUsize,
     lost_requests: AtomicUsize,
     panicking_replies: AtomicUsize,
@@ -81,6 +82,11 @@ impl Wire {
         self.0.keeping.store(true, Ordering::SeqCst);
     }
 
+    /// Keeps answers on their way back until this is mended. What is sent is carried out.
+    pub fn keep_answers(&self) {
+        self.0.keeping_answers.store(true, Ordering::SeqCst);
+    }
+
     /// Refuses, from now on and for good, to take several locks in one step.
     pub fn take_one_by_one(&self) {
         self.0.one_by_one.store(true, Ordering::SeqCst);
@@ -110,7 +116,7 @@ impl Wire {
     pub fn mend(&self) {
         let state = &self.0;
         let flags = [&state.cut, &state.hanging, &state.stalling, &state.deaf, &state.keeping];
-        for flag in flags.into_iter().chain([&state.panicking_changes]) {
+        for flag in flags.into_iter().chain([&state.keeping_answers, &state.panicking_changes]) {
             flag.store(false, Ordering::SeqCst);
         }
         state.lost_replies.store(0, Ordering::SeqCst);
@@ -194,6 +200,7 @@ impl Wire {
             self.there().await?;
             served.await
         };
+        self.without(|state| &state.keeping_answers).await;
         self.back(answer)
     }
 

@@ -55,6 +55,7 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             "without_rechecks_a_lost_reply_is_unknown_and_cleaned_up",
             "a_stalled_request_that_arrives_late_leaves_no_lock",
         ],
+        Mutation::NeverSaysSent => &["an_answer_that_does_not_come_leaves_an_unknown_outcome_and_no_lock"],
         Mutation::WaitsInAnAttempt => &["a_held_lock_is_busy_for_others_and_for_its_own_process"],
         Mutation::FenceStandsStill | Mutation::FenceFalls => &[
             "every_grant_has_a_higher_fence_than_the_one_before",

@@ -20,12 +20,15 @@ pub struct MutantClaim<B: Backend> {
     /// Where the claim was made.
     caller: Option<Handle>,
     unsettled: bool,
+    /// Stands still once a request is queued.
+    clock: RequestClock,
 }
 
 impl<B: Backend + Clone> MutantClaim<B> {
     pub(super) fn new(mutant: Mutant<B>, request: ClaimRequest) -> Self {
         let claim = Some(mutant.backend.claim(request.clone()));
-        Self { mutant, request, claim, caller: Handle::try_current().ok(), unsettled: false }
+        let clock = RequestClock::new(mutant.backend.clock());
+        Self { mutant, request, claim, caller: Handle::try_current().ok(), unsettled: false, clock }
     }
 
     fn is(&self, mutation: Mutation) -> bool {
@@ -69,6 +72,7 @@ impl<B: Backend + Clone> MutantClaim<B> {
 impl<B: Backend + Clone> Claim for MutantClaim<B> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let again = std::mem::replace(&mut self.unsettled, true);
+        self.clock.queued();
         if again && self.is(Mutation::RetriesWithAnotherToken) {
             self.request.token = Token::random()?;
             self.claim = Some(self.mutant.backend.claim(self.request.clone()));
@@ -150,6 +154,9 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
     }
 
     fn request_clock(&self) -> Option<RequestClock> {
+        if self.is(Mutation::NeverSaysSent) {
+            return Some(self.clock.clone());
+        }
         self.claim.as_ref().and_then(Claim::request_clock)
     }
 

@@ -14,6 +14,7 @@ cases! {
     a_busy_answer_that_is_lost_does_not_take_the_lock: Nothing, Easy;
     without_rechecks_a_lost_reply_is_unknown_and_cleaned_up: Nothing, Easy;
     when_no_reply_comes_through_the_outcome_is_unknown_and_cleaned_up: Nothing, Easy;
+    an_answer_that_does_not_come_leaves_an_unknown_outcome_and_no_lock: Nothing, Timed;
     a_stalled_request_that_arrives_late_leaves_no_lock: Lease, Timed;
     an_acquire_on_a_backend_that_hangs_comes_to_an_end: Lease, Timed;
     a_grant_that_comes_after_a_pause_counts_from_its_first_request: Lease, Timed;
@@ -78,6 +79,19 @@ async fn when_no_reply_comes_through_the_outcome_is_unknown_and_cleaned_up(stage
     let lock = ours.locks.lock(&key).with_rechecks(1);
     error_of(soon("the answer", lock.acquire()).await, &[ErrorKind::Unknown]);
     assert_eq!(ours.wire.attempts(), 2, "one attempt and one re-check");
+    ours.wire.mend();
+    theirs.sees_free_soon(&key).await;
+    until("the background work", || ours.locks.stats().background == 0).await;
+}
+
+/// Who says of a request that was carried out that it was never sent would leave its lock behind.
+async fn an_answer_that_does_not_come_leaves_an_unknown_outcome_and_no_lock(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    // With a connection, the next request is sent at once.
+    give_back(ours.take(&key).await).await;
+    ours.wire.keep_answers();
+    let lock = ours.locks.lock(&key).with_wait(Duration::from_secs(1));
+    error_of(soon("the answer", lock.acquire()).await, &[ErrorKind::Unknown]);
     ours.wire.mend();
     theirs.sees_free_soon(&key).await;
     until("the background work", || ours.locks.stats().background == 0).await;
