@@ -344,7 +344,7 @@ impl LocksBuilder {
     }
 
     /// Sets the meter of the metrics. Default: one named `dlock` of the provider that is the global one when
-    /// [`build`](Self::build) is called, so set yours before.
+    /// [`build`](Self::build) is called, so set yours before. One that panics is logged, and changes no lock.
     #[cfg(feature = "otel")]
     pub fn with_meter(mut self, meter: Meter) -> Self {
         self.meter = Some(meter);

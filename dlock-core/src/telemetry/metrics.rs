@@ -6,14 +6,14 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 pub(crate) use opentelemetry::metrics::Meter;
-use opentelemetry::metrics::{Counter, Histogram, UpDownCounter};
+use opentelemetry::metrics::{Counter, Histogram, MeterProvider, NoopMeterProvider, UpDownCounter};
 use opentelemetry::{InstrumentationScope, KeyValue, global};
 use smallvec::SmallVec;
 
-use super::{Loss, Site};
+use super::{Loss, Site, spans};
 use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
-use crate::guarded::tell;
+use crate::guarded::{guard, tell};
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
 const SECONDS: [f64; 21] = [
@@ -49,7 +49,8 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote.
+    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote. A meter
+    /// that panics measures nothing.
     pub(super) fn new(
         backend: &'static str,
         server: Option<&ServerAddress>,
@@ -57,10 +58,20 @@ impl Metrics {
         meter: Option<Meter>,
     ) -> Self {
         let store = Store { backend, server: server.map(kept) };
-        let meter = meter.unwrap_or_else(|| {
-            let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
-            global::meter_with_scope(scope.build())
+        let made = guard(|| {
+            let meter = meter.unwrap_or_else(|| {
+                let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
+                global::meter_with_scope(scope.build())
+            });
+            Self::made_by(&meter, store, votes)
         });
+        made.unwrap_or_else(|panic| {
+            spans::meter_panicked(&panic);
+            Self::made_by(&NoopMeterProvider::new().meter("dlock"), store, votes)
+        })
+    }
+
+    fn made_by(meter: &Meter, store: Store, votes: bool) -> Self {
         let seconds = |name, what| {
             let histogram = meter.f64_histogram(name).with_unit("s").with_boundaries(SECONDS.into());
             histogram.with_description(what).build()

@@ -320,6 +320,13 @@ pub(super) fn release_of_many_failed(error: &Error) {
     tell(|| warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly"));
 }
 
+#[cfg(feature = "otel")]
+pub(super) fn meter_panicked(panic: &Panicked) {
+    tell(
+        || error!(target: "dlock", %panic, "the meter panicked when it was asked for instruments: there are no metrics"),
+    );
+}
+
 pub(super) fn keeper_panicked(panic: &Panicked) {
     tell(|| error!(target: "dlock", %panic, "the keeper panicked, and goes on"));
 }

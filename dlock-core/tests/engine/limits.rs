@@ -73,6 +73,26 @@ async fn a_wait_of_zero_is_one_try() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_wait_of_zero_is_one_try_for_each_lock_of_a_batch_and_for_each_segment() {
+    let backend = Scripted::new([granted(), Answer::Busy, granted(), granted()]);
+    let locks = Locks::new(backend.clone());
+    let batch = locks.lock_all(["a", "b", "c"]).with_wait(Duration::ZERO);
+    let started = Instant::now();
+    assert_eq!(batch.acquire().await.unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(attempts(&backend), 2, "`a` was taken, `b` is busy, and `c` is not asked for");
+    assert!(started.elapsed() <= Duration::from_millis(2), "{:?}", started.elapsed());
+
+    let backend = Scripted::new([Answer::Busy, Answer::Busy, Answer::Busy, granted()]);
+    let segments = Locks::new(backend.clone()).lock("k").with_wait(Duration::ZERO).segmented(3);
+    let started = Instant::now();
+    let busy = segments.run(|_| async { panic!("no segment was free") }).await;
+    assert_eq!(busy.map(|()| ()).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(attempts(&backend), 3);
+    assert!(started.elapsed() <= Duration::from_millis(2), "{:?}", started.elapsed());
+    segments.run(|_| async {}).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unknown_outcome_is_asked_about_for_as_long_as_the_caller_waits() {
     let lost = [lost_reply(), Answer::Hang, lost_reply(), Answer::Hang, lost_reply()];
     let backend = Scripted::new(lost.into_iter().chain([granted()]));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::Term;
-use dlock_core::{Locks, Memory, Wait};
+use dlock_core::{Batch, Lock, Locks, Memory, Wait};
 use tracing::Instrument;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -174,4 +174,29 @@ async fn keys_passed_as_templates_are_warned_about_once_and_counted_together() {
     assert_eq!(warnings, 1);
     let others = lines.all().iter().filter(|line| line.contains("template=\"other\"")).count();
     assert!(others >= 800, "{others}");
+}
+
+#[tokio::test]
+async fn a_nested_acquire_that_asks_for_another_lease_or_an_earlier_end_says_that_it_keeps_those_of_the_outer_one()
+ {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let locks = Locks::builder(Memory::new()).with_lease(MINUTE).build().unwrap();
+    let lock = locks.lock("k").with_max_hold(MINUTE * 5);
+    let told = async |nested: Lock| {
+        let lines =
+            traced(async { lock.run(async { nested.run(async {}).await.unwrap() }).await.unwrap() }).await;
+        lines.all().iter().filter(|line| line.contains("keeps the lease and the `max_hold`")).count()
+    };
+    assert_eq!(told(lock.clone()).await, 0);
+    // It is over before the outer one has to be.
+    assert_eq!(told(lock.clone().with_max_hold(MINUTE * 10)).await, 0);
+    assert_eq!(told(lock.clone().with_lease(MINUTE * 2)).await, 1);
+    assert_eq!(told(lock.clone().with_max_hold(MINUTE * 2)).await, 1);
+    let lines = traced(async {
+        let batch = Batch::of([lock.clone().with_lease(MINUTE / 2), locks.lock("other")]);
+        lock.run(async { batch.run(async {}).await.unwrap() }).await.unwrap();
+    })
+    .await;
+    let events: Vec<_> = lines.all().into_iter().filter(|line| line.contains("keeps the lease")).collect();
+    assert!(events.len() == 1 && events[0].contains("lease=60s asked=30s"), "{events:?}");
 }

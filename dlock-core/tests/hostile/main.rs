@@ -1,7 +1,9 @@
-//! The engine among code that panics: a subscriber of `tracing` that panics at every event, and backends that
-//! panic in any step.
+//! The engine among code that panics: a subscriber of `tracing` that panics at every event, a meter whose instruments
+//! do, and backends that panic in any step.
 
 mod backend;
+#[cfg(feature = "otel")]
+mod meter;
 mod subscriber;
 
 use std::time::Duration;
