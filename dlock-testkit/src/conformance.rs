@@ -145,7 +145,6 @@ pub const LEASES: &[&str] = &[
     "what_the_holder_has_left_is_not_more_than_the_lease",
     "an_expired_lock_has_no_place_in_the_list",
     "a_release_by_force_leaves_other_locks_of_its_holder_alone",
-    "a_lock_of_a_batch_that_was_deleted_ends_it_and_the_others_are_given_back",
 ];
 
 /// What a case needs the backend to be able to do.

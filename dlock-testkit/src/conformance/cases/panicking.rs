@@ -1,17 +1,21 @@
 //! A backend whose steps panic, and a subscriber of `tracing` that does.
 
+use dlock_core::{ErrorKind, Guard};
+
 use super::cases;
 use crate::conformance::Stage;
-use crate::conformance::expect::{SOON, give_back, soon, until};
+use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
 use crate::conformance::subscriber::Striking;
 
 cases! {
     an_attempt_that_panics_is_asked_about_again: Nothing, Easy;
     a_renewal_that_panics_is_made_again: Lease, Timed;
     a_release_in_the_background_that_panics_is_made_again: Nothing, Easy;
+    a_batch_whose_attempt_panics_is_asked_about_again_or_leaves_nothing: Nothing, Easy;
     a_waiter_whose_wait_for_a_change_panics_asks_by_itself: Nothing, Easy;
     acquires_and_releases_take_their_course_under_a_subscriber_that_panics: Nothing, Easy;
     renewals_and_losses_take_their_course_under_a_subscriber_that_panics: Lease, Timed;
+    an_expired_guard_is_dropped_while_its_owner_panics_under_a_subscriber_that_panics: Nothing, Timed;
 }
 
 /// What it did before is found under the same token.
@@ -41,6 +45,25 @@ async fn a_release_in_the_background_that_panics_is_made_again(stage: Stage) {
     until("three withdrawals", || process.wire.withdrawals() >= 3).await;
     give_back(other.take(&key).await).await;
     until("the end of the work", || process.locks.stats().background == 0).await;
+}
+
+/// Whether it takes all in one step or one after the other.
+async fn a_batch_whose_attempt_panics_is_asked_about_again_or_leaves_nothing(stage: Stage) {
+    let (ours, theirs, keys) = (stage.process().await, stage.process().await, [stage.key(), stage.key()]);
+    ours.wire.panic_replies(1);
+    let all = soon("all grants", ours.locks.lock_all(&keys).acquire()).await.expect("they are free");
+    assert!(ours.locks.stats().rechecks >= 1);
+    for key in &keys {
+        theirs.sees_held(key).await;
+    }
+    all.release().await.expect("they are held");
+    ours.wire.panic_replies(1);
+    let once = ours.locks.lock_all(&keys).with_each(|lock| lock.with_rechecks(0));
+    error_of(soon("the failure", once.acquire()).await, &[ErrorKind::Unknown]);
+    for key in &keys {
+        theirs.sees_free_soon(key).await;
+    }
+    until("the end of the work", || ours.locks.stats().background == 0).await;
 }
 
 /// It polls, since nobody tells it.
@@ -100,5 +123,21 @@ async fn renewals_and_losses_take_their_course_under_a_subscriber_that_panics(st
     drop((guard, lost));
     process.sees_free_soon(&kept).await;
     until("the end of the work", || process.locks.stats().background == 0).await;
+    drop(striking);
+}
+
+/// A destructor that let a second panic out would end the process.
+async fn an_expired_guard_is_dropped_while_its_owner_panics_under_a_subscriber_that_panics(stage: Stage) {
+    let (process, other, key) = (stage.short().await, stage.process().await, stage.key());
+    let striking = Striking::begin();
+    let lock = process.locks.lock(&key).with_max_hold(stage.lease());
+    let guard = soon("the grant", lock.acquire()).await.expect("it is free");
+    soon("its end", guard.lost()).await;
+    let owner = |_guard: Guard| std::panic::resume_unwind(Box::new("the owner of a guard panics"));
+    let ended = tokio::spawn(async move { owner(guard) }).await;
+    assert!(ended.is_err_and(|error| error.is_panic()), "the owner panics");
+    until("the end of the work", || process.locks.stats().background == 0).await;
+    other.sees_free_soon(&key).await;
+    process.locks.shutdown(SOON).await.expect("nothing is left");
     drop(striking);
 }

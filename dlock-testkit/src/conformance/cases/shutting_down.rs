@@ -1,5 +1,8 @@
 //! The graceful end of a process.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
@@ -14,7 +17,9 @@ cases! {
     a_shutdown_takes_the_locks_of_those_who_do_not_leave: Nothing, Easy;
     a_shutdown_waits_for_releases_in_the_background: Nothing, Easy;
     a_shutdown_ends_although_the_backend_hangs: Nothing, Easy;
+    a_shutdown_after_a_release_that_panicked_ends_with_nothing_left: Nothing, Easy;
     a_shutdown_of_one_process_leaves_the_others_alone: Nothing, Easy;
+    inspecting_releasing_and_shutting_down_work_outside_of_a_runtime: Nothing, Easy;
 }
 
 /// After it nothing of ours is left.
@@ -100,4 +105,60 @@ async fn a_shutdown_of_one_process_leaves_the_others_alone(stage: Stage) {
     guard.check().expect("it is another process");
     give_back(guard).await;
     give_back(theirs.take(&key).await).await;
+}
+
+/// The release is made again, and nothing is counted for ever.
+async fn a_shutdown_after_a_release_that_panicked_ends_with_nothing_left(stage: Stage) {
+    let (ours, theirs, keys) = (stage.process().await, stage.process().await, [stage.key(), stage.key()]);
+    let guards = [ours.take(&keys[0]).await, ours.take(&keys[1]).await];
+    ours.wire.panic_replies(3);
+    drop(guards);
+    ours.locks.shutdown(SOON).await.expect("both are released in time");
+    let stats = ours.locks.stats();
+    assert_eq!((stats.held, stats.background), (0, 0));
+    assert!(stats.failed_withdrawals > 0);
+    for key in &keys {
+        give_back(theirs.take(key).await).await;
+    }
+}
+
+/// On a thread of the program's own: who holds the lock, its release, and the end of it all.
+async fn inspecting_releasing_and_shutting_down_work_outside_of_a_runtime(stage: Stage) {
+    let (ours, theirs, keys) = (stage.process().await, stage.process().await, [stage.key(), stage.key()]);
+    let [released, dropped] = [ours.take(&keys[0]).await, ours.take(&keys[1]).await];
+    let (done, is_done) = tokio::sync::oneshot::channel();
+    let (locks, key) = (ours.locks.clone(), keys[0].clone());
+    std::thread::spawn(move || {
+        let holder = block_on(locks.inspect(&key)).map(|holder| holder.is_some());
+        let released = block_on(released.release());
+        drop(dropped);
+        let _ = done.send((holder, released, block_on(locks.shutdown(SOON))));
+    });
+    let (holder, released, shut_down) = soon("the end", is_done).await.expect("the thread does not panic");
+    assert!(holder.expect("it can be asked"), "somebody holds it");
+    released.expect("it was held");
+    shut_down.expect("nothing is left");
+    for key in &keys {
+        give_back(theirs.take(key).await).await;
+    }
+}
+
+/// What a program does that has no runtime.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
 }
