@@ -9,6 +9,7 @@ use crate::backend::Entropy;
 /// Full jitter spreads the waiters of many processes best (Brooker, *Exponential Backoff And Jitter*, 2015).
 #[derive(Clone, Debug)]
 pub struct Backoff {
+    from: Duration,
     limit: Duration,
     to: Duration,
     /// Made for the first pause, if none was given.
@@ -19,7 +20,8 @@ impl Backoff {
     /// Creates a back-off whose first pause is at most `from`, and which never exceeds `to`.
     #[must_use]
     pub fn new(from: Duration, to: Duration) -> Self {
-        Self { limit: from.min(to), to, entropy: None }
+        let from = from.min(to);
+        Self { from, limit: from, to, entropy: None }
     }
 
     /// Draws what is random in the pauses from there, such as [`ClaimRequest::entropy`](super::ClaimRequest::entropy).
@@ -54,6 +56,11 @@ impl Backoff {
     /// Returns what no pause exceeds.
     pub(crate) const fn at_most(&self) -> Duration {
         self.to
+    }
+
+    /// Makes the next pause at most half as long as the last one could be, and no shorter than the first.
+    pub(crate) fn quicken(&mut self) {
+        self.limit = (self.limit / 4).max(self.from);
     }
 
     /// Returns the next pause; `fraction` is what is random in it, of one.

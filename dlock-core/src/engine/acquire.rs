@@ -119,6 +119,8 @@ struct Acquire<'a> {
     tries: u32,
     /// Whether somebody was before us: in the backend, or in the line of this process.
     was_busy: bool,
+    /// Whether the lock has another holder than at the last attempt.
+    changed_hands: bool,
     /// Which of them is in the way.
     place: usize,
     /// How long a recent answer took, at most half of the request timeout.
@@ -170,6 +172,7 @@ impl<'a> Acquire<'a> {
             unknowns: 0,
             tries: 0,
             was_busy: false,
+            changed_hands: false,
             place: 0,
             round_trip: Duration::ZERO,
             virtual_time: false,
@@ -440,6 +443,10 @@ impl<'a> Acquire<'a> {
         if busy.requeued {
             self.span.requeued();
         }
+        let fence = |holder: Option<&Holder>| holder.and_then(|holder| holder.fence);
+        let (before, now) = (fence(self.holder.as_ref()), fence(busy.holder.as_deref()));
+        // Of many it may be the holder of another one.
+        self.changed_hands = self.specs.len() == 1 && before.is_some() && now.is_some() && before != now;
         if self.specs.len() > 1 || busy.holder.is_some() {
             self.holder = busy.holder.map(|holder| *holder);
         }
@@ -527,6 +534,10 @@ impl<'a> Acquire<'a> {
         if self.engine.capabilities.notified {
             // A notification will come; the poll is only the safety net.
             return self.engine.capabilities.poll_to.mul_f64(0.75 + fraction / 4.0);
+        }
+        // Pauses about as long as the lock is held for: who pauses for longer than others loses against them each time.
+        if std::mem::take(&mut self.changed_hands) {
+            ticket.map_or_else(|| self.polls.quicken(), Ticket::quicken);
         }
         ticket.and_then(|ticket| ticket.next_pause(fraction)).unwrap_or_else(|| self.polls.pause(fraction))
     }

@@ -26,6 +26,8 @@ pub(crate) enum Answer {
     Busy,
     /// Busy, for so long.
     BusyFor(Duration),
+    /// Busy, by the grant with this fence.
+    BusyBy(u64),
     /// Busy, as it was before the answer is let go.
     BusyLate(Arc<Notify>),
     Fail(Failure),
@@ -181,6 +183,13 @@ impl Claim for ScriptedClaim {
             Answer::BusyFor(left) => {
                 let mut busy = Busy::default();
                 busy.retry_after = Some(left);
+                Ok(Attempt::Busy(busy))
+            }
+            Answer::BusyBy(fence) => {
+                let mut holder = Holder::default();
+                holder.fence = Some(Fence::new(fence));
+                let mut busy = Busy::default();
+                busy.holder = Some(Box::new(holder));
                 Ok(Attempt::Busy(busy))
             }
             Answer::BusyLate(gate) => {

@@ -135,3 +135,24 @@ async fn a_waiter_that_gives_up_does_not_hold_up_the_next() {
     held.release().await.unwrap();
     let _guard = second.await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_changes_hands_is_polled_as_often_as_it_does() {
+    const ANSWERS: u64 = 200;
+    let polls = Capabilities::basic().with_polling(Duration::from_millis(5), Duration::from_millis(200));
+    let waited = async |fence: fn(u64) -> u64| {
+        let answers = (0..ANSWERS).map(|n| Answer::BusyBy(fence(n)));
+        let backend = Scripted::with(Clock::system(), polls, answers.chain([granted()]));
+        let start = tokio::time::Instant::now();
+        let _guard = Locks::new(backend).lock("k").with_wait(Wait::Forever).acquire().await.unwrap();
+        start.elapsed()
+    };
+    // Held for long, and then by one after the other.
+    let moving = waited(|n| n.saturating_sub(20)).await;
+    assert!(moving < Duration::from_secs(6), "{moving:?}");
+    let still = waited(|_| 7).await;
+    assert!(still > Duration::from_secs(10), "{still:?}");
+    // Every other time it is still the same: less often than where it always moves.
+    let slower = waited(|n| n / 8).await;
+    assert!(slower > Duration::from_secs(4), "{slower:?}");
+}

@@ -15,6 +15,7 @@
 
 mod bare;
 mod clients;
+mod crowd;
 mod handoff;
 mod pairs;
 mod sessions;
@@ -80,7 +81,9 @@ impl Bench {
 const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("postgres-pairs", pairs::postgres),
     ("postgres-handoff", handoff::postgres),
+    ("postgres-crowd", crowd::postgres),
     ("mysql-pairs", pairs::mysql),
+    ("mysql-crowd", crowd::mysql),
 ];
 
 fn main() -> Result<()> {

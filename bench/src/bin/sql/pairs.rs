@@ -44,7 +44,7 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
         let sessions = dlock(PostgresSessions::connect(url).await?)?;
         let of_sessions = statements::of_postgres(&server, &sessions).await?;
         let rows = dlock(PostgresRowLocks::connect(url).await?)?;
-        let of_rows = statements::of_postgres(&server, &rows).await?;
+        let of_rows = statements::of_postgres_rows(&server).await?;
         let bare = BarePostgres { connections: Pg::connect(url, EACH).await?, statements: of_leases };
         let plain = PostgresOptions::from_url(url)?.with_fences(false);
         let plain = dlock(PostgresSessions::with_options(plain).await?)?;
@@ -59,7 +59,7 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
         let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
         let advisory = PostgresAdvisory::new(Pg::connect(url, ONE).await?);
         let advisory = Client::new("PgAdvisoryLock on one connection", advisory);
-        let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, of_rows.take).await?;
+        let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, &of_rows).await?;
         let bare_row = Client::new("the same statements, sqlx", bare_row);
         let rows = Client::new("dlock, locked rows on PostgreSQL", rows);
         let contests = [
@@ -85,12 +85,15 @@ pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
             Client::new("dlock, lease rows on MariaDB", leases),
             Client::new("the same statements, sqlx", bare),
         );
-        let sessions =
-            Client::new("dlock, session locks on MariaDB", dlock(MysqlSessions::connect(url).await?)?);
-        let bare_session = MysqlSession::new(My::connect(url, ONE).await?).await?;
+        let sessions = dlock(MysqlSessions::connect(url).await?)?;
+        let of_sessions = statements::of_mysql_sessions(&server, &sessions).await?;
+        let sessions = Client::new("dlock, session locks on MariaDB", sessions);
+        let bare_session = MysqlSession::new(My::connect(url, ONE).await?, &of_sessions).await?;
         let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
-        let rows = Client::new("dlock, locked rows on MariaDB", dlock(MysqlRowLocks::connect(url).await?)?);
-        let bare_row = MysqlRow::new(My::connect(url, EACH).await?).await?;
+        let rows = dlock(MysqlRowLocks::connect(url).await?)?;
+        let of_rows = statements::of_mysql_rows(&server, &rows).await?;
+        let rows = Client::new("dlock, locked rows on MariaDB", rows);
+        let bare_row = MysqlRow::new(My::connect(url, EACH).await?, &of_rows).await?;
         let bare_row = Client::new("the same statements, sqlx", bare_row);
         let contests = [
             Contest { ours: &leases, others: vec![(&bare, PART_OF_ROWS)], tasks: TASKS },

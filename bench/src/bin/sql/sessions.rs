@@ -6,17 +6,13 @@ use dlock_sql::sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockKey};
 use dlock_sql::sqlx::{self, AssertSqlSafe, Either, Row, SqlSafeStr, SqlStr};
 
 use crate::bare::{HOLDER, My, Pg, task};
-use crate::statements::Statements;
+use crate::statements::{RowStatements, Statements, hex, of_key, of_session};
 
-/// How many tasks have a row of their own.
+/// How many tasks have a lock of their own.
 const TASKS: usize = 8;
 
 fn number(key: &str) -> i64 {
     i64::try_from(task(key)).unwrap_or_default() + 1
-}
-
-fn hex(text: &str) -> String {
-    text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The same text for each task, with its key in it.
@@ -72,91 +68,60 @@ impl Pairs for PostgresAdvisory {
     }
 }
 
-/// Locked rows on PostgreSQL.
+/// Locked rows on PostgreSQL, by dlock's two messages a pair.
 pub(crate) struct PostgresRow {
     connections: Pg,
     lock: Vec<SqlStr>,
-    count: SqlStr,
+    free: SqlStr,
 }
 
 impl PostgresRow {
-    /// With dlock's statement that counts a grant.
-    pub(crate) async fn new(connections: Pg, count: SqlStr) -> Result<Self> {
-        let lock = each(|key| {
-            let row = format!("dlock WHERE key = decode('{}', 'hex')", hex(key));
-            format!(
-                "BEGIN; SELECT pg_backend_pid()::bigint, EXISTS (SELECT FROM {row}),
-                    (SELECT true FROM (SELECT 1 FROM {row} FOR UPDATE SKIP LOCKED) AS locked)"
-            )
-        });
-        let make = each(|key| {
-            format!("INSERT INTO dlock (key, fence, expires, holder) VALUES ('{key}', 0, 'infinity', '')")
-        });
-        for statement in make {
-            sqlx::raw_sql(statement).execute(&mut *connections.of("_0").await?).await?;
+    pub(crate) async fn new(connections: Pg, recorded: &RowStatements) -> Result<Self> {
+        for task in 0..TASKS {
+            let mut on = connections.of(&format!("_{task}")).await?;
+            sqlx::raw_sql(recorded.prepare.clone()).execute(&mut *on).await?;
+            let make = format!(
+                "INSERT INTO dlock (key, fence, expires, holder)
+                VALUES (decode('fe{}', 'hex'), 0, 'infinity', '') ON CONFLICT DO NOTHING",
+                hex(&format!("bare_{task}"))
+            );
+            sqlx::raw_sql(AssertSqlSafe(make)).execute(&mut *on).await?;
         }
-        Ok(Self { connections, lock, count })
+        let lock = each(|key| of_key(recorded.lock.as_str(), key));
+        Ok(Self { connections, lock, free: recorded.free.clone() })
     }
 }
 
 impl Pairs for PostgresRow {
     async fn pair(&self, key: &str) -> Result<()> {
         let mut on = self.connections.of(key).await?;
-        let locked = sqlx::raw_sql(self.lock[task(key)].clone()).fetch_all(&mut *on).await?;
-        let locked = locked.first().context("no answer")?.try_get::<Option<bool>, _>(2)?;
-        ensure!(locked == Some(true), "it was taken");
-        let name = format!("bare row {key}");
-        let count = sqlx::query(self.count.clone()).bind(name.as_bytes()).bind(7_i64).bind(HOLDER);
-        ensure!(count.fetch_all(&mut *on).await?.len() == 1, "no fence");
-        sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(&mut *on).await?;
+        let rows = sqlx::raw_sql(self.lock[task(key)].clone()).fetch_all(&mut *on).await?;
+        let step = |name| rows.iter().find(|row| row.try_get("step").is_ok_and(|step: &str| step == name));
+        ensure!(step("locked").is_some(), "it was taken");
+        let counted = step("counted").context("no fence")?.try_get::<i64, _>(0)?;
+        ensure!(step("seen").context("no answer")?.try_get::<i64, _>(0)? == counted, "another fence");
+        let freed = sqlx::raw_sql(self.free.clone()).fetch_all(&mut *on).await?;
+        ensure!(freed.len() == 1, "no answer");
         Ok(())
     }
 }
 
-const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
-
-/// Counts a grant of a key on MariaDB.
-fn counting(key: &str) -> String {
-    format!(
-        "UPDATE dlock SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
-            token = UNHEX(LPAD(HEX(@dlock_session), 32, '0')), holder = X'{}'
-        WHERE `key` = X'{}'",
-        hex(HOLDER),
-        hex(key)
-    )
-}
-
-async fn make_rows(connections: &My) -> Result<()> {
-    let make = each(|key| {
-        format!(
-            "INSERT IGNORE INTO dlock (`key`, fence, expires, holder) VALUES ('{key}', 0, 9223372036854775807, '')"
-        )
-    });
-    for statement in make {
-        sqlx::raw_sql(statement).execute(&mut *connections.of("_0").await?).await?;
-    }
-    Ok(())
-}
-
-/// Session locks on MariaDB.
+/// Session locks on MariaDB, by dlock's statements.
 pub(crate) struct MysqlSession {
     connections: My,
     take: Vec<SqlStr>,
+    release: SqlStr,
 }
 
 impl MysqlSession {
-    pub(crate) async fn new(connections: My) -> Result<Self> {
+    pub(crate) async fn new(connections: My, recorded: &Statements) -> Result<Self> {
         make_rows(&connections).await?;
-        let take = each(|key| {
-            format!(
-                "SET @dlock_session = CONNECTION_ID(), @dlock = GET_LOCK('{key}', 0);
-                {} AND @dlock = 1;
-                SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(@dlock AS SIGNED), CAST(ROW_COUNT() AS SIGNED),
-                    CAST(LAST_INSERT_ID() AS SIGNED)",
-                counting(key)
-            )
-        });
-        Ok(Self { connections, take })
+        let session: i64 = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)")
+            .fetch_one(&mut *connections.of("_0").await?)
+            .await?
+            .try_get(0)?;
+        let take = each(|key| of_session(&of_key(recorded.take.as_str(), key), key, session));
+        Ok(Self { connections, take, release: recorded.release.clone() })
     }
 }
 
@@ -164,36 +129,31 @@ impl Pairs for MysqlSession {
     async fn pair(&self, key: &str) -> Result<()> {
         {
             let mut on = self.connections.of(key).await?;
-            let taken = sqlx::raw_sql(self.take[task(key)].clone()).fetch_all(&mut *on).await?;
-            ensure!(taken.last().context("no answer")?.try_get::<i64, _>(1)? == 1, "it was taken");
+            let taken = sqlx::raw_sql(self.take[task(key)].clone()).execute(&mut *on).await?;
+            ensure!(taken.rows_affected() == 1 && taken.last_insert_id() > 0, "it was taken");
         }
         let mut on = self.connections.of(key).await?;
-        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
-        let freed = sqlx::query(free).bind(format!("bare_{}", task(key))).fetch_one(&mut *on).await?;
+        let release = sqlx::query(self.release.clone()).bind(format!("bare_{}", task(key)));
+        let freed = release.fetch_one(&mut *on).await?;
         ensure!(freed.try_get::<Option<i64>, _>(1)? == Some(1), "it was lost");
         Ok(())
     }
 }
 
-/// Locked rows on MariaDB.
+/// Locked rows on MariaDB, by dlock's three messages a pair.
 pub(crate) struct MysqlRow {
     connections: My,
     lock: Vec<SqlStr>,
     count: Vec<SqlStr>,
+    free: SqlStr,
 }
 
 impl MysqlRow {
-    pub(crate) async fn new(connections: My) -> Result<Self> {
+    pub(crate) async fn new(connections: My, recorded: &RowStatements) -> Result<Self> {
         make_rows(&connections).await?;
-        let lock = each(|key| {
-            format!(
-                "SET @dlock_session = CONNECTION_ID(); START TRANSACTION;
-                SELECT CAST(CONNECTION_ID() AS SIGNED) FROM dlock WHERE `key` = X'{}' FOR UPDATE NOWAIT",
-                hex(key)
-            )
-        });
-        let count = each(|key| format!("SET @dlock_session = 7; {}", counting(key)));
-        Ok(Self { connections, lock, count })
+        let lock = each(|key| of_key(recorded.lock.as_str(), key));
+        let count = each(|key| of_key(recorded.count.as_str(), key));
+        Ok(Self { connections, lock, count, free: recorded.free.clone() })
     }
 }
 
@@ -204,7 +164,21 @@ impl Pairs for MysqlRow {
         ensure!(locked.len() == 1, "there is no row");
         let counted = sqlx::raw_sql(self.count[task(key)].clone()).execute(&mut *on).await?;
         ensure!(counted.rows_affected() == 1, "no fence");
-        sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(&mut *on).await?;
+        sqlx::raw_sql(self.free.clone()).fetch_all(&mut *on).await?;
         Ok(())
     }
+}
+
+/// The rows of each task: with its fence, and the one that is locked.
+async fn make_rows(connections: &My) -> Result<()> {
+    for statement in each(|key| {
+        format!(
+            "INSERT IGNORE INTO dlock (`key`, fence, expires, holder)
+            VALUES (X'ff{key}', 0, 0, ''), (X'fe{key}', 0, 9223372036854775807, '')",
+            key = hex(key)
+        )
+    }) {
+        sqlx::raw_sql(statement).execute(&mut *connections.of("_0").await?).await?;
+    }
+    Ok(())
 }

@@ -1,16 +1,57 @@
 //! The statements that dlock sends, as the servers have noted them: what the bare driver sends too.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use dlock_core::Locks;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::PostgresRowLocks;
 use dlock_sql::sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+use crate::clients::dlock;
 
 /// One pair.
 #[derive(Clone)]
 pub(crate) struct Statements {
     pub(crate) take: SqlStr,
     pub(crate) release: SqlStr,
+}
+
+/// One pair of locked rows.
+pub(crate) struct RowStatements {
+    /// Makes a new connection ready.
+    pub(crate) prepare: SqlStr,
+    pub(crate) lock: SqlStr,
+    /// Where the fence is counted by a message of its own.
+    pub(crate) count: SqlStr,
+    pub(crate) free: SqlStr,
+}
+
+/// The key of the lock whose statements are noted.
+const KEY: &str = "recorded";
+
+pub(crate) fn hex(text: &str) -> String {
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What was noted, with another key in it.
+pub(crate) fn of_key(text: &str, key: &str) -> String {
+    text.replace(&hex(KEY), &hex(key))
+}
+
+/// What was noted of a session of MariaDB, for another session and another name.
+pub(crate) fn of_session(text: &str, name: &str, session: i64) -> String {
+    let between = |text: &str, before: &str, after: &str, new: &str| match text.split_once(before) {
+        Some((start, rest)) => {
+            let end = rest.find(after).unwrap_or_default();
+            format!("{start}{before}{new}{}", &rest[end..])
+        }
+        None => text.to_owned(),
+    };
+    let text = between(text, "GET_LOCK('", "'", name);
+    let text = between(&text, "LPAD(HEX(", ")", &session.to_string());
+    between(&text, "CONNECTION_ID() = ", ",", &session.to_string())
 }
 
 fn sql(text: &str) -> Result<SqlStr> {
@@ -23,21 +64,41 @@ fn sql(text: &str) -> Result<SqlStr> {
 pub(crate) async fn of_postgres(server: &PostgresServer, locks: &Locks) -> Result<Statements> {
     let latest = "SELECT query FROM pg_stat_activity WHERE application_name = 'dlock' ORDER BY query_start DESC LIMIT 1";
     // The first time makes the row.
-    locks.lock("recorded").acquire().await?.release().await?;
-    let guard = locks.lock("recorded").acquire().await?;
+    locks.lock(KEY).acquire().await?.release().await?;
+    let guard = locks.lock(KEY).acquire().await?;
     let take = sql(&server.query(latest))?;
     guard.release().await?;
     Ok(Statements { take, release: sql(&server.query(latest))? })
 }
 
+/// The same of locked rows. What makes a connection ready is in the server's log.
+pub(crate) async fn of_postgres_rows(server: &PostgresServer) -> Result<RowStatements> {
+    let log = |what: &str| {
+        server.query(&format!("ALTER SYSTEM SET log_statement = '{what}'"));
+        server.query("SELECT pg_reload_conf(), pg_sleep(0.3)");
+    };
+    log("all");
+    let locks = dlock(PostgresRowLocks::connect(&server.url()).await?)?;
+    let of_pair = of_postgres(server, &locks).await;
+    locks.shutdown(Duration::from_secs(5)).await?;
+    log("none");
+    let Statements { take, release } = of_pair?;
+    let output = server.output();
+    let (_, prepare) = output.split_once("statement: PREPARE ").context("a statement that prepares")?;
+    // Further lines of a statement are indented.
+    let prepare: Vec<&str> = prepare
+        .lines()
+        .enumerate()
+        .take_while(|(number, line)| *number == 0 || line.starts_with('\t'))
+        .map(|(_, line)| line)
+        .collect();
+    let prepare = sql(&format!("PREPARE {}", prepare.join("\n")))?;
+    Ok(RowStatements { prepare, lock: take, count: sql("SELECT 1")?, free: release })
+}
+
 /// Every statement that is prepared is written to the log, if the server is asked to.
 pub(crate) async fn of_mysql(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    server.query("SET GLOBAL log_output = 'TABLE'; SET GLOBAL general_log = 1");
-    for _ in 0..2 {
-        // The second time the row is there, as it is in what is measured.
-        locks.lock("recorded").acquire().await?.release().await?;
-    }
-    server.query("SET GLOBAL general_log = 0");
+    record(server, locks).await?;
     let one = |part: &str| -> Result<SqlStr> {
         let text = server.query(&format!(
             "SELECT REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ') FROM mysql.general_log \
@@ -46,4 +107,46 @@ pub(crate) async fn of_mysql(server: &MysqlServer, locks: &Locks) -> Result<Stat
         sql(&text).with_context(|| format!("a statement with {part}"))
     };
     Ok(Statements { take: one("GREATEST")?, release: one("token = IF(")? })
+}
+
+async fn record(server: &MysqlServer, locks: &Locks) -> Result<()> {
+    server.query("SET GLOBAL log_output = 'TABLE'; TRUNCATE mysql.general_log; SET GLOBAL general_log = 1");
+    for _ in 0..2 {
+        // The second time the row is there, as it is in what is measured.
+        locks.lock(KEY).acquire().await?.release().await?;
+    }
+    server.query("SET GLOBAL general_log = 0");
+    Ok(())
+}
+
+/// The messages of the last pair that were not prepared, each as a connection sent it without a break.
+async fn messages(server: &MysqlServer, locks: &Locks, first: &str) -> Result<Vec<SqlStr>> {
+    record(server, locks).await?;
+    let noted = server.query(
+        "SELECT CONCAT(thread_id, ' ', REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ')) FROM mysql.general_log \
+         WHERE command_type = 'Query' AND argument NOT LIKE '%general_log%' ORDER BY event_time",
+    );
+    let noted: Vec<(&str, &str)> = noted.lines().filter_map(|line| line.split_once(' ')).collect();
+    let begin = noted.iter().rposition(|(_, text)| text.starts_with(first)).context("no pair was noted")?;
+    let messages = noted[begin..].chunk_by(|(one, _), (other, _)| one == other);
+    let join =
+        |parts: &[(&str, &str)]| sql(&parts.iter().map(|(_, text)| *text).collect::<Vec<_>>().join("; "));
+    messages.map(join).collect()
+}
+
+/// The same of sessions.
+pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
+    let take = messages(server, locks, "SET @dlock").await?.swap_remove(0);
+    let release = server.query(
+        "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log \
+         WHERE command_type = 'Prepare' AND argument LIKE '%RELEASE_LOCK(?)%' LIMIT 1",
+    );
+    Ok(Statements { take, release: sql(&release)? })
+}
+
+/// The same of locked rows.
+pub(crate) async fn of_mysql_rows(server: &MysqlServer, locks: &Locks) -> Result<RowStatements> {
+    let mut messages = messages(server, locks, "START TRANSACTION").await?.into_iter();
+    let mut next = || messages.next().context("a pair of locked rows has three messages");
+    Ok(RowStatements { prepare: sql("SELECT 1")?, lock: next()?, count: next()?, free: next()? })
 }
