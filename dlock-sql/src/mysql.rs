@@ -52,8 +52,7 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 ///   written to through one node only.
 /// * **Power loss.** With `innodb_flush_log_at_trx_commit` other than 1 the last grants may be missing after a crash.
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
-///   after the release; they ask every 5 to 200 ms, less often the longer one holder
-///   keeps it.
+///   after the release; they ask every 5 to 200 ms, less often the longer one holder keeps it.
 pub type Mysql = LeaseRows<MysqlServer>;
 
 impl MysqlOptions {
