@@ -351,7 +351,7 @@ impl<S: Source> ConnectionKeeper<S> {
 
     async fn serve(&mut self, connection: &mut S::Connection) -> Disconnection {
         let mut subscribed = HashSet::new();
-        let mut leaving: VecDeque<(Instant, Arc<str>)> = VecDeque::new();
+        let mut leaving = Leaving::default();
         let mut wanted = self.shared.wanted();
         let mut test = tokio::time::interval_at(Instant::now() + TEST, TEST);
         loop {
@@ -362,7 +362,6 @@ impl<S: Source> ConnectionKeeper<S> {
                 }
             }
             wanted.clear();
-            let next_leave = leaving.front().map(|(at, _)| *at);
             tokio::select! {
                 event = connection.next() => match event {
                     Ok(event) => self.hear(event),
@@ -374,13 +373,14 @@ impl<S: Source> ConnectionKeeper<S> {
                         match order {
                             None | Some(ConnectionOrder::Close) => return Disconnection::Closed,
                             Some(ConnectionOrder::Subscribe(name)) => wanted.push(name),
-                            Some(ConnectionOrder::Left(name)) => leaving.push_back((Instant::now() + S::LINGER, name)),
+                            Some(ConnectionOrder::Left(name)) => leaving.note(name, Instant::now() + S::LINGER),
                         }
                         next = self.orders.try_recv().ok().map(Some);
                     }
                 }
-                () = until(next_leave) => {
-                    let gone = self.leave(&mut leaving, &mut subscribed);
+                () = until(leaving.next()) => {
+                    let mut gone = leaving.due(Instant::now());
+                    gone.retain(|name| self.shared.drop_unheard(name) && subscribed.remove(name));
                     if !gone.is_empty() && !answered(connection.unsubscribe(&gone)).await {
                         return Disconnection::Broken;
                     }
@@ -407,23 +407,42 @@ impl<S: Source> ConnectionKeeper<S> {
             }
         }
     }
+}
 
-    /// The channels that nobody listens to any more, of those whose time has come.
-    fn leave(
-        &self,
-        leaving: &mut VecDeque<(Instant, Arc<str>)>,
-        subscribed: &mut HashSet<Arc<str>>,
-    ) -> Vec<Arc<str>> {
-        let now = Instant::now();
-        let mut gone = Vec::new();
-        while leaving.front().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, name)) = leaving.pop_front()
+/// Channels that somebody has left, and when it is time to see whether anybody listens to them. Who leaves one later
+/// puts that off.
+#[derive(Default)]
+struct Leaving {
+    last: HashMap<Arc<str>, Instant>,
+    /// Each one once, at the time or before it.
+    order: VecDeque<(Instant, Arc<str>)>,
+}
+
+impl Leaving {
+    fn note(&mut self, name: Arc<str>, at: Instant) {
+        if self.last.insert(Arc::clone(&name), at).is_none() {
+            self.order.push_back((at, name));
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.order.front().map(|(at, _)| *at)
+    }
+
+    fn due(&mut self, now: Instant) -> Vec<Arc<str>> {
+        let mut due = Vec::new();
+        while self.next().is_some_and(|at| at <= now)
+            && let Some((_, name)) = self.order.pop_front()
         {
-            if self.shared.drop_unheard(&name) && subscribed.remove(&name) {
-                gone.push(name);
+            match self.last.get(&name) {
+                Some(&last) if last > now => self.order.push_back((last, name)),
+                _ => {
+                    self.last.remove(&name);
+                    due.push(name);
+                }
             }
         }
-        gone
+        due
     }
 }
 
@@ -440,4 +459,27 @@ async fn until(time: Option<Instant>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_a_channel_later_puts_off_its_end() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let mut leaving = Leaving::default();
+        for (name, due) in [(&a, 20), (&b, 25), (&a, 30), (&a, 60)] {
+            leaving.note(Arc::clone(name), at(due));
+        }
+        assert_eq!(leaving.next(), Some(at(20)));
+        assert!(leaving.due(at(20)).is_empty(), "it was left again");
+        assert_eq!(leaving.due(at(29)), [Arc::clone(&b)]);
+        assert_eq!(leaving.due(at(60)), [a]);
+        assert!(leaving.next().is_none() && leaving.last.is_empty());
+        leaving.note(Arc::clone(&b), at(70));
+        assert_eq!(leaving.due(at(70)), [b], "and noted again");
+    }
 }
