@@ -1,21 +1,16 @@
 //! What `#[distributed_lock]` expands to calls of. Not for use by hand, and not covered by any promise.
 
+use std::cell::Cell;
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use pin_project_lite::pin_project;
+
 use dlock_core::{Error, Held, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
 
 use crate::registry;
-
-/// Where the attribute stands.
-#[derive(Clone, Copy, Debug)]
-pub struct Site {
-    /// The function's path.
-    pub function: &'static str,
-    /// The key's pattern.
-    pub template: &'static str,
-}
 
 /// Which locks the attribute names.
 #[derive(Debug)]
@@ -60,11 +55,12 @@ pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
 /// A critical section that finds its locks when it is entered. What each annotated function has of its own is one small
 /// future, [`Run`]; the rest is compiled once.
 #[derive(Debug)]
+#[must_use = "does nothing until it is run"]
 pub struct Section(Box<dyn Hidden>);
 
 /// A [`Setup`] whose type is not seen from outside, so that no lint about what its drop does applies to the functions
 /// that have one.
-trait Hidden: std::fmt::Debug + Send {
+trait Hidden: fmt::Debug + Send {
     fn setup(&mut self) -> &mut Setup;
 }
 
@@ -76,7 +72,10 @@ impl Hidden for Setup {
 
 #[derive(Debug)]
 struct Setup {
-    site: Site,
+    /// The function's path.
+    function: &'static str,
+    /// The key's pattern.
+    template: &'static str,
     source: Source,
     keys: SectionKeys,
     requires: &'static [Requirement],
@@ -85,10 +84,32 @@ struct Setup {
     on_lost: Option<OnLost>,
     recheck: Option<bool>,
     run_when_unavailable: bool,
+    /// Whether the body itself says what to return when the lock is busy.
+    has_on_busy: bool,
     inner: Option<dlock_core::Section>,
     segmented: Option<SegmentedSection>,
-    /// Whether the body has returned.
-    is_done: bool,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The lock is taken if it is not, and the body runs under it.
+    Locked,
+    /// The lock was busy, and the body runs without it to say what to return.
+    Busy,
+    /// The body has returned; the lock is being released.
+    Leaving,
+}
+
+thread_local! {
+    /// The error of the lock that is busy, while the body that has an `on_busy` is polled for the first time.
+    static BUSY: Cell<Option<Error>> = const { Cell::new(None) };
+}
+
+/// Returns the error of the lock that is busy, to a body with `on_busy` that asks first of all; `None` under the lock.
+#[must_use]
+pub fn busy() -> Option<Error> {
+    BUSY.take()
 }
 
 #[derive(Debug)]
@@ -98,21 +119,30 @@ enum SectionKeys {
 }
 
 impl Section {
-    /// Creates a section under one key; nothing happens yet.
-    #[must_use]
-    pub fn new(site: Site, source: Source, key: String) -> Self {
-        Self::of(site, source, SectionKeys::One(key))
+    /// Creates a section under the key that a template gives; nothing happens yet.
+    pub fn new(
+        function: &'static str,
+        template: &'static str,
+        source: Source,
+        key: fmt::Arguments<'_>,
+    ) -> Self {
+        Self::of(function, template, source, key.to_string())
+    }
+
+    /// Creates a section under one key.
+    pub fn of(function: &'static str, template: &'static str, source: Source, key: String) -> Self {
+        Self::under(function, template, source, SectionKeys::One(key))
     }
 
     /// Creates a section under several keys.
-    #[must_use]
-    pub fn all(site: Site, source: Source, keys: Vec<String>) -> Self {
-        Self::of(site, source, SectionKeys::All(keys))
+    pub fn all(function: &'static str, template: &'static str, source: Source, keys: Vec<String>) -> Self {
+        Self::under(function, template, source, SectionKeys::All(keys))
     }
 
-    fn of(site: Site, source: Source, keys: SectionKeys) -> Self {
+    fn under(function: &'static str, template: &'static str, source: Source, keys: SectionKeys) -> Self {
         Self(Box::new(Setup {
-            site,
+            function,
+            template,
             source,
             keys,
             requires: &[],
@@ -121,85 +151,78 @@ impl Section {
             on_lost: None,
             recheck: None,
             run_when_unavailable: false,
+            has_on_busy: false,
             inner: None,
             segmented: None,
-            is_done: false,
+            stage: Stage::Locked,
         }))
     }
 
+    /// Applies `wait = "5s"`.
+    pub fn wait_milliseconds(self, wait: u64) -> Self {
+        self.wait(Wait::For(Duration::from_millis(wait)))
+    }
+
+    /// Applies `lease = "30s"`.
+    pub fn lease_milliseconds(self, lease: u64) -> Self {
+        self.lease(Duration::from_millis(lease))
+    }
+
     /// Applies `wait = ...`.
-    #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.0.setup().wait = Some(wait);
         self
     }
 
     /// Applies `lease = ...`.
-    #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.0.setup().lease = Some(lease);
         self
     }
 
     /// Applies `on_lost = ...`.
-    #[must_use]
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.0.setup().on_lost = Some(on_lost);
         self
     }
 
     /// Applies `recheck = ...`.
-    #[must_use]
     pub fn recheck(mut self, on: bool) -> Self {
         self.0.setup().recheck = Some(on);
         self
     }
 
     /// Applies `requires = ...`.
-    #[must_use]
     pub fn requires(mut self, requirements: &'static [Requirement]) -> Self {
         self.0.setup().requires = requirements;
         self
     }
 
     /// Applies `segments = ...`.
-    #[must_use]
     pub fn segments(self, count: u32) -> Segments {
         Segments { hidden: self.0, count }
     }
 
     /// Applies `on_unavailable = "run"`.
-    #[must_use]
     pub fn run_when_unavailable(mut self) -> Self {
         self.0.setup().run_when_unavailable = true;
         self
     }
 
-    /// Takes the lock.
-    ///
-    /// # Errors
-    ///
-    /// Those of the look-up and of [`Lock::acquire`].
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped with the section, as [`Lock::acquire`].
-    pub async fn enter(&mut self) -> Result<()> {
-        let inner = self.0.setup().inner()?;
-        inner.enter().await
+    /// Applies `on_busy = ...`: the body is polled without the lock when that is busy, and then finds why in [`busy`].
+    pub fn has_on_busy(mut self) -> Self {
+        self.0.setup().has_on_busy = true;
+        self
     }
 
-    /// Takes the lock if that was not done, runs the body, and releases the lock.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`enter`](Self::enter), and `Lost`.
+    /// Takes the lock, runs the body, and releases the lock; a failure of the lock is returned as the body returns
+    /// its own.
     ///
     /// # Cancel safety
     ///
-    /// The lock is released in the background once this section is dropped.
-    pub const fn run<'a, F: Future>(&'a mut self, body: Pin<&'a mut F>) -> Run<'a, F> {
-        Run { section: self, body, output: None }
+    /// When dropped, the body is dropped first, and the lock is then released in the background.
+    pub const fn run<R: FromLock, F: Future<Output = R>>(self, body: F) -> Run<R, F> {
+        Run { body, output: None, from_lock: R::from_lock, section: self }
     }
 
     fn poll_run(
@@ -208,35 +231,49 @@ impl Section {
         body: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>,
     ) -> Poll<Result<()>> {
         let setup = self.0.setup();
-        let is_done = setup.is_done;
+        let (stage, has_on_busy) = (setup.stage, setup.has_on_busy);
+        if stage == Stage::Busy {
+            return body(cx).map(Ok);
+        }
         let inner = setup.inner()?;
-        if !is_done {
-            ready!(inner.poll_enter(cx))?;
+        if stage == Stage::Locked {
+            match ready!(inner.poll_enter(cx)) {
+                Err(error) if has_on_busy && error.is_busy() => {
+                    setup.stage = Stage::Busy;
+                    BUSY.set(Some(error));
+                    return body(cx).map(Ok);
+                }
+                entered => entered?,
+            }
             ready!(inner.poll_body(cx, body))?;
         }
         let left = inner.poll_leave(cx);
-        setup.is_done = left.is_pending();
+        if left.is_pending() {
+            setup.stage = Stage::Leaving;
+        }
         left.map(Ok)
     }
 }
 
-/// [`Section::run`] of one body.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct Run<'a, F: Future> {
-    section: &'a mut Section,
-    body: Pin<&'a mut F>,
-    output: Option<F::Output>,
+pin_project! {
+    /// [`Section::run`] of one body. In the order in which it is dropped: the lock is released last.
+    #[must_use = "futures do nothing unless polled"]
+    #[project = Running]
+    pub struct Run<R, F> {
+        #[pin]
+        body: F,
+        output: Option<R>,
+        // Not by a bound of `Future`, whose failure would be a second error about the same type.
+        from_lock: fn(Error) -> R,
+        section: Section,
+    }
 }
 
-/// The body is pinned elsewhere, and its output is not.
-impl<F: Future> Unpin for Run<'_, F> {}
+impl<R, F: Future<Output = R>> Future for Run<R, F> {
+    type Output = R;
 
-impl<F: Future> Future for Run<'_, F> {
-    type Output = Result<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { section, body, output } = &mut *self;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<R> {
+        let Running { mut body, output, from_lock, section } = self.project();
         let ran = section.poll_run(cx, &mut |cx| match body.as_mut().poll(cx) {
             Poll::Ready(returned) => {
                 *output = Some(returned);
@@ -244,12 +281,16 @@ impl<F: Future> Future for Run<'_, F> {
             }
             Poll::Pending => Poll::Pending,
         });
-        match ran {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(output.take().unwrap_or_else(|| no_output()))),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+        returned(ran, output, *from_lock)
     }
+}
+
+/// What the function returns. Compiled once for each type that functions return, not for each function.
+fn returned<R>(ran: Poll<Result<()>>, output: &mut Option<R>, from_lock: fn(Error) -> R) -> Poll<R> {
+    ran.map(|ran| match ran {
+        Ok(()) => output.take().unwrap_or_else(|| no_output()),
+        Err(error) => from_lock(error),
+    })
 }
 
 #[cold]
@@ -286,7 +327,7 @@ impl Setup {
     }
 
     fn with_options(&self, lock: Lock) -> Lock {
-        let mut lock = lock.with_template(self.site.template).with_function(self.site.function);
+        let mut lock = lock.with_template(self.template).with_function(self.function);
         if let Some(wait) = self.wait {
             lock = lock.with_wait(wait);
         }
@@ -424,15 +465,6 @@ pub trait FromError {
 impl<E: From<Error>> FromError for E {
     fn from_error(error: Error) -> Self {
         error.into()
-    }
-}
-
-/// Returns what the body did, or the failure of the lock, as the function does.
-#[must_use]
-pub fn output<R: FromLock>(outcome: Result<R>) -> R {
-    match outcome {
-        Ok(output) => output,
-        Err(error) => R::from_lock(error),
     }
 }
 

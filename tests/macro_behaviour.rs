@@ -181,6 +181,36 @@ async fn on_busy_is_returned_and_the_body_does_not_run() {
     .await;
 }
 
+#[distributed_lock(key = "room_<room>", backend = "memory", wait = "no", on_busy = |error| {
+    let why = error.kind();
+    tokio::task::yield_now().await;
+    // It is its own `on_busy` that finds this one's error, and this body its own.
+    let inner = turned_away(room, name, ran).await?;
+    free(&mut vec![inner, format!("{why:?}")]).await
+})]
+async fn asks_elsewhere(room: u8, name: String, ran: &AtomicU32) -> Result<String, Error> {
+    ran.fetch_add(1, Ordering::SeqCst);
+    Ok(name)
+}
+
+#[distributed_lock(key = "nobody else's", backend = "memory", wait = "no", on_busy = Ok("busy".to_owned()))]
+async fn free(parts: &mut Vec<String>) -> Result<String, Error> {
+    parts.push("free".to_owned());
+    Ok(parts.join(", "))
+}
+
+#[tokio::test]
+async fn on_busy_may_wait_and_call_functions_with_an_on_busy_of_their_own() {
+    on_memory(async |_| {
+        let ran = AtomicU32::new(0);
+        let busy = while_occupied(asks_elsewhere(1, "ann".to_owned(), &ran)).await;
+        assert_eq!(busy.expect("the values of on_busy"), "ann was turned away from 1, Busy, free");
+        assert_eq!(ran.load(Ordering::SeqCst), 0);
+        assert_eq!(asks_elsewhere(1, "ann".to_owned(), &ran).await.expect("a free lock"), "ann");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn on_busy_also_answers_when_waiting_took_too_long() {
     on_memory(async |_| {

@@ -28,6 +28,18 @@ async fn locked_twice(data: [u8; 4096]) -> Result<u8, Error> {
     Ok(data[0])
 }
 
+#[distributed_lock(key = "one", backend = "memory", on_busy = Ok(data[1]))]
+async fn locked_or_busy(data: [u8; 4096]) -> Result<u8, Error> {
+    tokio::task::yield_now().await;
+    Ok(data[0])
+}
+
+#[distributed_lock(key = "one", backend = "memory", segments = 2, on_busy = Ok(data[1]))]
+async fn in_segments(data: [u8; 4096]) -> Result<u8, Error> {
+    tokio::task::yield_now().await;
+    Ok(data[0])
+}
+
 #[allow(clippy::future_not_send, reason = "it is what is tested")]
 #[distributed_lock(key = "local", backend = "memory")]
 async fn not_send(shared: Rc<RefCell<u8>>) -> Result<u8, Error> {
@@ -52,9 +64,14 @@ async fn endless() -> Result<std::convert::Infallible, Error> {
 fn the_arguments_are_not_stored_more_often_than_in_the_plain_function() {
     let plain = size_of_val(&plain([0; 4096]));
     let once = size_of_val(&locked([0; 4096]));
+    let or_busy = size_of_val(&locked_or_busy([0; 4096]));
+    let in_segments = size_of_val(&in_segments([0; 4096]));
     let twice = size_of_val(&locked_twice([0; 4096]));
     // Less than a copy of the arguments, and than what it takes to acquire and release: that is in a box.
     assert!(once < plain + 512, "plain {plain}, locked {once}");
+    assert!(or_busy < plain + 512, "plain {plain}, with on_busy {or_busy}");
+    // Once more, so that the compiler can name an argument that the body moves, and what it takes to find a segment.
+    assert!(in_segments < plain + 4096 + 2048, "plain {plain}, in segments {in_segments}");
     assert!(twice < once + 2 * 4096, "locked {once}, locked twice {twice}");
 }
 

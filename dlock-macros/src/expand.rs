@@ -6,21 +6,21 @@
 //!
 //! Output:  async fn book(id: u64, who: &str) -> Result<Booking, AppError> {
 //!              ::dlock::__private::require_zk! {}             // nothing, or an error when the feature is off
-//!              let mut section = ::dlock::__private::Section::new(
-//!                  ::dlock::__private::Site { function: …, template: "room_<id>" },
+//!              let section = ::dlock::__private::Section::new(
+//!                  …, "room_<id>",                            // the function and the template, for spans and metrics
 //!                  ::dlock::__private::Source::Named("zk"),
-//!                  ::std::format!("room_{}", id),             // the key is complete before the arguments move
+//!                  ::core::format_args!("room_{}", id),       // the key is complete before the arguments move
 //!              );
-//!              let body = ::core::pin::pin!(async move {      // pinned here: by value it would be stored twice
+//!              // What this does is compiled once for all functions, but for the poll of the body. It owns section and
+//!              // body, and drops the section last.
+//!              return section.run::<Result<Booking, AppError>, _>(async move {
 //!                  let _ = &who;                              // every argument moves in, used or not,
 //!                  let _ = &id;                               // so that it is dropped before the release
 //!                  if let Some(output) = None::<Result<Booking, AppError>> {
 //!                      return output;                         // `?` and mismatches are as in the plain function
 //!                  }
 //!                  { BODY }
-//!              });                                            // declared after `section`: dropped before it
-//!              // What this does is compiled once for all functions, but for the poll of the body.
-//!              ::dlock::__private::output::<Result<Booking, AppError>>(section.run(body).await)
+//!              }).await;
 //!          }
 //! ```
 //!
@@ -82,59 +82,50 @@ fn locked(
     let output = mistakes.take(function.output());
     let (keys, output) = keys.zip(output)?;
 
-    let site = site(args, function, &private);
+    let site = site(args, function);
     let (backend, source) = source(args, &private);
-    let key = match &args.keys {
-        Some(_) => quote_spanned!(here=> all(#site, #source, #keys)),
-        None => quote_spanned!(here=> new(#site, #source, #keys)),
+    let new = match (&args.keys, &args.key) {
+        (Some(_), _) => quote_spanned!(here=> all),
+        (None, Some(KeyArg::Expr(_))) => quote_spanned!(here=> of),
+        (None, _) => quote_spanned!(here=> new),
     };
     let options = options(args, &dlock);
-    let captures = captures(function, written);
-    let guard = args.guard.as_ref().map(|guard| quote_spanned!(here=> let #guard = #private::held();));
-    let body = &function.body.block;
-
-    let section = quote_spanned! {here=>
-        #backend
-        let mut section = #private::Section::#key #options;
-    };
     if let Some(segments) = args.segments {
         let run = in_segments(args, function, written, &private, &output);
         let segments = Literal::u32_suffixed(segments);
         return Some(function.with_body(&quote_spanned! {here=>
-            #section
-            let mut section = section.segments(#segments);
+            #backend
+            let mut section = #private::Section::#new(#site, #source, #keys) #options.segments(#segments);
             return { #run };
         }));
     }
-    let run = quote_spanned! {here=>
-        let body = ::core::pin::pin!(async move {
+    let captures = captures(function, written);
+    let guard = args.guard.as_ref().map(|guard| quote_spanned!(here=> let #guard = #private::held();));
+    let body = &function.body.block;
+    let (options, body) = match on_busy(args) {
+        None => (options, quote_spanned!(here=> #guard #body)),
+        // First of all in the body, so that the expression has the arguments without keeping room for them twice.
+        Some(returned) => (
+            quote_spanned!(here=> #options.has_on_busy()),
+            quote_spanned! {here=>
+                match #private::busy() {
+                    ::core::option::Option::Some(error) => #returned,
+                    ::core::option::Option::None => { #guard #body }
+                }
+            },
+        ),
+    };
+    // With `return`, for those who deny clippy's `implicit_return`; its opposite spares what a macro wrote.
+    Some(function.with_body(&quote_spanned! {here=>
+        #backend
+        let section = #private::Section::#new(#site, #source, #keys) #options;
+        return section.run::<#output, _>(async move {
             #captures
             if let ::core::option::Option::Some(output) = ::core::option::Option::None::<#output> {
                 return output;
             }
-            #guard
             #body
-        });
-        #private::output::<#output>(section.run(body).await)
-    };
-    let failed = failed(&private, &output, None);
-    let run = match busy(args, &private, None) {
-        None => run,
-        // The lock is taken before the arguments move into the body, so that the expression can name them.
-        // Only then, because it keeps room for the arguments twice.
-        Some(busy) => quote_spanned! {here=>
-            let entered = section.enter().await;
-            match entered {
-                #busy
-                #failed
-                ::core::result::Result::Ok(()) => { #run }
-            }
-        },
-    };
-    // With `return`, for those who deny clippy's `implicit_return`; its opposite spares what a macro wrote.
-    Some(function.with_body(&quote_spanned! {here=>
-        #section
-        return { #run };
+        }).await;
     }))
 }
 
@@ -155,9 +146,8 @@ fn in_segments(
         Some(guard) => quote!(#guard),
         None => quote_spanned!(here=> _segment),
     };
-    let exit = quote_spanned!(here=> break);
-    let busy = busy(args, private, Some(&exit));
-    let failed = failed(private, output, Some(&exit));
+    let busy = busy(args, private);
+    let failed = failed(private, output);
     let captures = captures(function, written);
     let (rebound, borrowed) = borrows(function, written);
     quote_spanned! {here=>
@@ -195,26 +185,30 @@ fn in_segments(
     }
 }
 
-/// What to do when the lock is busy, as an arm of a `match` on what entering gave; `exit` leaves a loop.
-fn busy(args: &Args, private: &TokenStream, exit: Option<&TokenStream>) -> Option<TokenStream> {
-    let here = Span::mixed_site();
-    let returned = match args.on_busy.as_ref()? {
-        // Not called as a closure, so that `?` and `.await` work in it.
-        syn::Expr::Closure(closure) => {
-            let (error, returned) = (closure.inputs.first(), &closure.body);
-            quote_spanned!(here=> { let #error = error; #returned })
-        }
-        returned => quote!(#returned),
-    };
-    Some(quote_spanned! {here=>
-        ::core::result::Result::Err(error) if #private::is_busy(&error) => #exit #returned,
+/// What to do when the lock is busy, as an arm of a `match` on what entering gave, which leaves a loop.
+fn busy(args: &Args, private: &TokenStream) -> Option<TokenStream> {
+    let returned = on_busy(args)?;
+    Some(quote_spanned! {Span::mixed_site()=>
+        ::core::result::Result::Err(error) if #private::is_busy(&error) => break #returned,
     })
 }
 
-/// Any failure of the lock, as an arm of a `match`.
-fn failed(private: &TokenStream, output: &TokenStream, exit: Option<&TokenStream>) -> TokenStream {
+/// The value of `on_busy`, where `error` is the error.
+fn on_busy(args: &Args) -> Option<TokenStream> {
+    Some(match args.on_busy.as_ref()? {
+        // Not called as a closure, so that `?` and `.await` work in it.
+        syn::Expr::Closure(closure) => {
+            let (error, returned) = (closure.inputs.first(), &closure.body);
+            quote_spanned!(Span::mixed_site()=> { let #error = error; #returned })
+        }
+        returned => quote!(#returned),
+    })
+}
+
+/// Any failure of the lock, as an arm of a `match` that leaves a loop.
+fn failed(private: &TokenStream, output: &TokenStream) -> TokenStream {
     quote_spanned! {Span::mixed_site()=>
-        ::core::result::Result::Err(error) => #exit #private::from_lock::<#output>(error),
+        ::core::result::Result::Err(error) => break #private::from_lock::<#output>(error),
     }
 }
 
@@ -276,7 +270,7 @@ fn several(
         KeysArg::Templates(templates) => {
             let keys: Vec<_> = templates.iter().map(|template| template.to_key(function, mistakes)).collect();
             let keys = keys.into_iter().collect::<Option<Vec<_>>>()?;
-            Some(quote_spanned!(here=> ::std::vec![#(#keys),*]))
+            Some(quote_spanned!(here=> ::std::vec![#(::std::string::ToString::to_string(&#keys)),*]))
         }
         KeysArg::Expr(block) => {
             let at = here.located_at(block.span());
@@ -287,7 +281,7 @@ fn several(
 }
 
 /// What spans and metrics are labelled with: never the key, of which there can be any number.
-fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream {
+fn site(args: &Args, function: &Function) -> TokenStream {
     let name = function.name.unraw().to_string();
     let template = match (&args.key, &args.keys) {
         (Some(KeyArg::Template(template)), _) => template.label(),
@@ -296,12 +290,7 @@ fn site(args: &Args, function: &Function, private: &TokenStream) -> TokenStream 
         }
         _ => format!("{{{name}}}"),
     };
-    quote_spanned! {Span::mixed_site()=>
-        #private::Site {
-            function: ::core::concat!(::core::module_path!(), "::", #name),
-            template: #template,
-        }
-    }
+    quote_spanned!(Span::mixed_site()=> ::core::concat!(::core::module_path!(), "::", #name), #template)
 }
 
 /// Statements that must come first, and where to lock.
@@ -343,29 +332,32 @@ fn located_at(place: Span, tokens: TokenStream) -> TokenStream {
 
 fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
-    let duration = |milliseconds: u64| {
-        let milliseconds = Literal::u64_suffixed(milliseconds);
-        quote_spanned!(here=> ::core::time::Duration::from_millis(#milliseconds))
-    };
     let mut options = TokenStream::new();
     if let Some(wait) = &args.wait {
-        let wait = match wait {
-            WaitArg::No => quote_spanned!(here=> #dlock::Wait::No),
-            WaitArg::Forever => quote_spanned!(here=> #dlock::Wait::Forever),
+        options.extend(match wait {
+            WaitArg::No => quote_spanned!(here=> .wait(#dlock::Wait::No)),
+            WaitArg::Forever => quote_spanned!(here=> .wait(#dlock::Wait::Forever)),
             WaitArg::Milliseconds(wait) => {
-                let wait = duration(*wait);
-                quote_spanned!(here=> #dlock::Wait::For(#wait))
+                let wait = Literal::u64_unsuffixed(*wait);
+                quote_spanned!(here=> .wait_milliseconds(#wait))
             }
-            WaitArg::Expr(wait) => expression(wait, &quote!(#dlock::Wait)),
-        };
-        options.extend(quote_spanned!(here=> .wait(#wait)));
+            WaitArg::Expr(wait) => {
+                let wait = expression(wait, &quote!(#dlock::Wait));
+                quote_spanned!(here=> .wait(#wait))
+            }
+        });
     }
     if let Some(lease) = &args.lease {
-        let lease = match lease {
-            LeaseArg::Milliseconds(lease) => duration(*lease),
-            LeaseArg::Expr(lease) => expression(lease, &quote!(::core::time::Duration)),
-        };
-        options.extend(quote_spanned!(here=> .lease(#lease)));
+        options.extend(match lease {
+            LeaseArg::Milliseconds(lease) => {
+                let lease = Literal::u64_unsuffixed(*lease);
+                quote_spanned!(here=> .lease_milliseconds(#lease))
+            }
+            LeaseArg::Expr(lease) => {
+                let lease = expression(lease, &quote!(::core::time::Duration));
+                quote_spanned!(here=> .lease(#lease))
+            }
+        });
     }
     if let Some(on_lost) = args.on_lost {
         let on_lost = match on_lost {

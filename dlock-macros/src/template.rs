@@ -60,7 +60,7 @@ impl Template {
         }
         let mut format = Literal::string(&format);
         format.set_span(here);
-        complete.then(|| quote_spanned!(here=> ::std::format!(#format #(, #values)*)))
+        complete.then(|| quote_spanned!(here=> ::core::format_args!(#format #(, #values)*)))
     }
 
     /// `order.lines.0`, under the name that the function's own argument has: a new identifier would not

@@ -13,15 +13,13 @@ fn the_lock_is_put_around_the_body_as_written_at_the_top() {
         #[doc = "Books."]
         pub async fn book(id: u64, who: &str) -> Result<Booking, AppError> {
             ::dlock::__private::require_zk! {}
-            let mut section = ::dlock::__private::Section::new(
-                ::dlock::__private::Site {
-                    function: ::core::concat!(::core::module_path!(), "::", "book"),
-                    template: "room_<id>",
-                },
+            let section = ::dlock::__private::Section::new(
+                ::core::concat!(::core::module_path!(), "::", "book"),
+                "room_<id>",
                 ::dlock::__private::Source::Named("zk"),
-                ::std::format!("room_{}", id)
+                ::core::format_args!("room_{}", id)
             );
-            return { let body = ::core::pin::pin!(async move {
+            return section.run::<Result<Booking, AppError>, _>(async move {
                 let _ = &who;
                 let _ = &id;
                 if let ::core::option::Option::Some(output) =
@@ -30,8 +28,7 @@ fn the_lock_is_put_around_the_body_as_written_at_the_top() {
                     return output;
                 }
                 { who.book().await }
-            });
-            ::dlock::__private::output::<Result<Booking, AppError> >(section.run(body).await) };
+            }).await;
         }
     };
     assert_eq!(expand(args, item).to_string(), expected.to_string());
