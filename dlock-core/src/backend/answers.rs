@@ -113,25 +113,17 @@ pub struct Withdrawal {
     /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
     /// passed.
     pub settled: bool,
-    /// Whether somebody else waits for the lock, where the answer tells.
-    pub contended: Option<bool>,
 }
 
 impl Withdrawal {
     /// Something of ours was there and is gone now.
-    pub const REMOVED: Self = Self { removed: true, settled: true, contended: None };
+    pub const REMOVED: Self = Self { removed: true, settled: true };
     /// Nothing of ours was there.
-    pub const ABSENT: Self = Self { removed: false, settled: true, contended: None };
+    pub const ABSENT: Self = Self { removed: false, settled: true };
 
     /// Says that a request that was sent before may still take effect.
     pub const fn unsettled(mut self) -> Self {
         self.settled = false;
-        self
-    }
-
-    /// Says whether somebody else waits for the lock.
-    pub const fn with_contention(mut self, contended: bool) -> Self {
-        self.contended = Some(contended);
         self
     }
 }

@@ -39,6 +39,7 @@ mod backoff;
 mod capabilities;
 pub(crate) mod dynamic;
 mod entropy;
+mod host;
 mod lock_id;
 pub mod notify;
 pub(crate) mod request_clock;
@@ -53,6 +54,7 @@ pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withd
 pub use self::backoff::Backoff;
 pub use self::capabilities::Capabilities;
 pub use self::entropy::Entropy;
+pub(crate) use self::host::{ClaimHost, Host};
 pub use self::lock_id::LockId;
 pub use self::request_clock::RequestClock;
 pub use self::server_address::ServerAddress;
@@ -64,7 +66,7 @@ pub use crate::guarded::tell;
 use crate::handles::options::Options;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
-use crate::telemetry::{Trace, Votes};
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// A lock service: Redis, ZooKeeper, a database, this process's memory.
@@ -257,7 +259,7 @@ pub struct ClaimRequest {
     /// What is random in this claim's pauses and choices is drawn from here, so that a simulation repeats it.
     pub entropy: Entropy,
     pub(crate) trace: Trace,
-    pub(crate) votes: Votes,
+    pub(crate) host: Host,
 }
 
 impl ClaimRequest {
@@ -267,12 +269,12 @@ impl ClaimRequest {
         options: &Options,
         identity: Arc<Identity>,
         entropy: Entropy,
-        votes: Votes,
+        host: Host,
     ) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks != Some(0), options.waits());
         let trace = Trace::current();
-        Self { key, token, lease, request_timeout, recheck, waits, identity, entropy, trace, votes }
+        Self { key, token, lease, request_timeout, recheck, waits, identity, entropy, trace, host }
     }
 
     /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there

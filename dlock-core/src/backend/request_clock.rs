@@ -40,6 +40,10 @@ const QUEUED: u64 = u64::MAX;
 /// It was not written, and must not be any more.
 const CANCELLED: u64 = u64::MAX - 1;
 
+/// What to say of one that was given up before it was written.
+pub(crate) const UNSENT: &str =
+    "the request was not sent in time: no connection, or too many requests of this process before it";
+
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestStage {

@@ -19,10 +19,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Backoff, Capabilities, ClaimRequest, Entropy};
+use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host};
 use crate::clock::Clock;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
@@ -139,6 +140,24 @@ impl fmt::Debug for Engine {
     }
 }
 
+impl ClaimHost for HoldRegistry {
+    fn spawn(&self, task: Task) {
+        self.tasks.spawn(task);
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        self.tasks.runtime()
+    }
+
+    fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
+        self.telemetry.voted(node, outcome, error);
+    }
+
+    fn abandoned(&self, key: &Key, site: Site, failure: &Failure) {
+        self.telemetry.abandoned(Subject { key, site }, failure);
+    }
+}
+
 /// One lock that is wanted: where, which, how, and from which place in the program.
 #[derive(Clone)]
 pub(crate) struct Spec {
@@ -168,7 +187,7 @@ impl Spec {
             &self.options,
             Arc::clone(&engine.identity),
             engine.entropy.clone(),
-            engine.telemetry.votes(),
+            Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),
         );
         let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
         guard(|| engine.backend.claim(request)).map_err(panicked)

@@ -48,6 +48,14 @@ impl Tasks {
         }
     }
 
+    /// Returns the runtime of the keeper's thread; `None` where a simulation runs the tasks.
+    pub(super) fn runtime(&self) -> Option<Handle> {
+        match self {
+            Self::Thread(thread) => Some(thread.runtime().clone()),
+            Self::Given(_) => None,
+        }
+    }
+
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Thread(thread) => drop(thread.runtime().spawn(task)),

@@ -66,7 +66,8 @@ pub struct Stats {
     pub lost: u64,
     /// Releases and clean-ups in the background that failed; each is tried again until the lease ends.
     pub failed_withdrawals: u64,
-    /// Releases and clean-ups that were given up: the lease ended them.
+    /// Releases and clean-ups that were given up, also those of a quorum's lock on one of its nodes: the lease ends
+    /// them.
     pub abandoned: u64,
     /// Attempts that asked the owner again after an unknown outcome.
     pub rechecks: u64,

@@ -44,13 +44,14 @@ pub(super) struct Metrics {
     reentries: Counter<u64>,
     batch: Histogram<u64>,
     segment_moves: Counter<u64>,
-    votes: Votes,
+    /// For a backend with nodes that vote.
+    votes: Option<Counter<u64>>,
     lag: Histogram<f64>,
 }
 
 impl Metrics {
-    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote. A meter
-    /// that panics measures nothing.
+    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote. A
+    /// meter that panics measures nothing.
     pub(super) fn new(
         backend: &'static str,
         server: Option<&ServerAddress>,
@@ -115,7 +116,7 @@ impl Metrics {
             abandoned: count(
                 "dlock.lock.abandoned",
                 "{lock}",
-                "Releases in the background that were given up; the lease ends those locks.",
+                "Releases in the background that were given up; the lease ends those locks, or votes of a quorum.",
             ),
             reentries: count(
                 "dlock.reentries",
@@ -133,14 +134,13 @@ impl Metrics {
                 "{move}",
                 "Bodies that found their segment exhausted, so that another one is tried.",
             ),
-            votes: Votes(votes.then(|| {
-                let votes = count(
+            votes: votes.then(|| {
+                count(
                     "dlock.quorum.votes",
                     "{vote}",
                     "What the nodes of quorums said to attempts, by outcome.",
-                );
-                (votes, Labels::of(store, Site::default()))
-            })),
+                )
+            }),
             lag: seconds("dlock.keeper.lag", "How late the keeper looked after what is held."),
         }
     }
@@ -238,9 +238,14 @@ impl Metrics {
         tell(|| self.segment_moves.add(1, &self.labels(site).plain));
     }
 
-    /// For the claims of these locks.
-    pub(super) fn votes(&self) -> Votes {
-        self.votes.clone()
+    /// What node `node`, from 1, said to one attempt.
+    pub(super) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
+        let Some(votes) = &self.votes else { return };
+        let node = KeyValue::new("dlock.node", node as i64);
+        let outcome = KeyValue::new("dlock.outcome", outcome);
+        let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
+        let attributes = [node, outcome].into_iter().chain(error);
+        tell(|| votes.add(1, &self.labels(Site::default()).and(attributes)));
     }
 
     pub(super) fn keeper_lagged(&self, by: Duration) {
@@ -249,21 +254,6 @@ impl Metrics {
 
     fn labels(&self, site: Site) -> &'static Labels {
         Labels::of(self.store, site)
-    }
-}
-
-/// Counts what the nodes of a quorum say. Nothing for other backends.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Votes(Option<(Counter<u64>, &'static Labels)>);
-
-impl Votes {
-    /// What node `node`, from 1, said to one attempt.
-    pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
-        let Some((votes, labels)) = &self.0 else { return };
-        let node = KeyValue::new("dlock.node", node as i64);
-        let outcome = KeyValue::new("dlock.outcome", outcome);
-        let error = error.map(|kind| KeyValue::new("error.type", kind.as_str()));
-        tell(|| votes.add(1, &labels.and([node, outcome].into_iter().chain(error))));
     }
 }
 

@@ -30,13 +30,13 @@ use counts::Counts;
 pub use counts::Stats;
 pub(crate) use loss::Loss;
 #[cfg(feature = "otel")]
-use metrics::Metrics;
+pub(crate) use metrics::Meter;
 #[cfg(feature = "otel")]
-pub(crate) use metrics::{Meter, Votes};
+use metrics::Metrics;
 #[cfg(not(feature = "otel"))]
 use off::{Holders, Metrics};
 #[cfg(not(feature = "otel"))]
-pub(crate) use off::{Meter, Trace, Votes};
+pub(crate) use off::{Meter, Trace};
 use outage::Outage;
 pub(crate) use span::{Span, Spanned};
 pub(crate) use subject::{Site, Subject, Waiters};
@@ -46,7 +46,7 @@ use trace::Holders;
 pub(crate) use trace::Trace;
 
 use crate::backend::ServerAddress;
-use crate::error::{Error, Failure};
+use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::Panicked;
 
@@ -95,9 +95,9 @@ impl Telemetry {
         self.counts.read(held, background)
     }
 
-    /// Returns what counts the votes of a quorum's nodes, for the claims of these locks.
-    pub(crate) fn votes(&self) -> Votes {
-        self.metrics.votes()
+    /// Node `node` of a quorum, from 1, answered one attempt like this.
+    pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
+        self.metrics.voted(node, outcome, error);
     }
 
     /// An acquire begins, of so many locks at once if they are several; what happens to it is reported by its
@@ -268,16 +268,20 @@ impl Telemetry {
 
     /// A request of a clean-up failed, and is made again unless it was given up.
     pub(crate) fn cleanup_failed(&self, lock: Subject<'_>, failure: &Failure, given_up: bool) {
-        let (site, kind) = (lock.site, failure.kind());
         self.counts.failed_withdrawals.add();
-        self.metrics.release_failed(site, kind);
+        self.metrics.release_failed(lock.site, failure.kind());
         if !given_up {
             return spans::withdrawal_failed(self, lock, failure);
         }
+        spans::failed(failure.kind());
+        self.abandoned(lock, failure);
+    }
+
+    /// What may be left of a lock on a server is left to its lease.
+    pub(crate) fn abandoned(&self, lock: Subject<'_>, failure: &Failure) {
         self.counts.abandoned.add();
-        self.metrics.abandoned(site);
-        spans::failed(kind);
-        let report = self.cleanups.failed(site.template, kind.as_str(), Instant::now());
+        self.metrics.abandoned(lock.site);
+        let report = self.cleanups.failed(lock.site.template, failure.kind().as_str(), Instant::now());
         spans::cleanup_given_up(self, lock, failure, report);
     }
 

@@ -39,17 +39,8 @@ impl Metrics {
     pub(super) const fn reentered(&self, _: Site) {}
     pub(super) const fn batch_taken(&self, _: Site, _: usize) {}
     pub(super) const fn segment_moved(&self, _: Site) {}
-    pub(super) const fn votes(&self) -> Votes {
-        Votes {}
-    }
+    pub(super) const fn voted(&self, _: usize, _: &'static str, _: Option<ErrorKind>) {}
     pub(super) const fn keeper_lagged(&self, _: Duration) {}
-}
-
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Votes {}
-
-impl Votes {
-    pub(crate) const fn voted(&self, _: usize, _: &'static str, _: Option<ErrorKind>) {}
 }
 
 // With braces: a value that could be copied would be used in other ways than the real one.

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::support::{left_with_nothing, nodes, process, take, until};
-use dlock_core::{ErrorKind, Wait};
+use dlock_core::{ErrorKind, Locks, Quorum, Wait, keeper};
+use futures_util::future::join_all;
+
+use crate::support::{KEY, left_with_nothing, nodes, process, short, take, try_take, until};
 
 #[tokio::test]
 async fn shutdown_waits_until_the_last_node_has_given_the_lock_back() {
@@ -69,4 +71,64 @@ async fn a_node_that_hangs_costs_little_and_comes_back() {
         }
     }
     panic!("it is not asked for its vote any more");
+}
+
+#[tokio::test]
+async fn what_is_left_to_its_lease_on_a_node_with_too_much_to_release_is_counted() {
+    const ALL: usize = 1_100;
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    let guards = join_all((0..ALL).map(|n| {
+        let lock = locks.lock(format!("{n}"));
+        async move { lock.acquire().await.unwrap() }
+    }));
+    let guards = guards.await;
+    until("all votes", || nodes.iter().all(|node| node.held() == ALL));
+    nodes[2].faults().set_hanging(true);
+    for released in join_all(guards.into_iter().map(dlock_core::Guard::release)).await {
+        released.unwrap();
+    }
+    let left = usize::try_from(locks.stats().abandoned).unwrap();
+    assert!(left > 0 && left <= ALL - 1_024, "{left} of {ALL}");
+    nodes[2].faults().set_hanging(false);
+    until("the rest", || locks.stats().background == 0);
+    assert_eq!((nodes[0].held(), nodes[1].held(), nodes[2].held()), (0, 0, left));
+}
+
+/// Keeps the thread that drives connections busy until this is dropped.
+struct Blocked {
+    _end: std::sync::mpsc::Sender<()>,
+}
+
+impl Blocked {
+    fn begin() -> Self {
+        let ((end, ends), (begin, begun)) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
+        keeper::runtime().unwrap().spawn(async move {
+            begin.send(()).unwrap();
+            let _ = ends.recv();
+        });
+        begun.recv().unwrap();
+        Self { _end: end }
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_blocks_the_thread_of_all_connections_holds_up_no_vote() {
+    let nodes = nodes(3);
+    nodes[2].faults().set_delay(Duration::from_millis(20));
+    let locks = short(&nodes, Duration::from_secs(2));
+    let blocked = Blocked::begin();
+    let guard = take(&locks).await;
+    until("a vote that nobody waits for", || nodes[2].held() == 1);
+    nodes[2].delete(KEY);
+    until("a vote that is asked for again", || nodes[2].held() == 1);
+    nodes[2].faults().set_hanging(true);
+    guard.release().await.unwrap();
+    nodes[2].faults().set_hanging(false);
+    left_with_nothing(&nodes);
+    // Nodes that may forget are marked.
+    let forgetful = Locks::new(Quorum::new(nodes.clone()).unwrap());
+    try_take(&forgetful).await.unwrap_err();
+    until("the marks", || nodes[..2].iter().all(|node| node.held() == 1));
+    drop(blocked);
 }

@@ -6,4 +6,5 @@ mod contending;
 mod forgetting;
 mod keeping;
 mod leaving;
+mod queueing;
 mod support;

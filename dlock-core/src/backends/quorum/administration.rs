@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::node::{Member, is_mark};
 use super::round::Round;
 use super::{QuorumShared, too_few};
+use crate::backend::Host;
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
 use crate::key::Key;
@@ -17,7 +18,7 @@ const LISTING: Duration = Duration::from_secs(25);
 impl QuorumShared {
     /// Who holds it on a majority.
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let mut round = Round::new(self.node_timeout);
+        let mut round = Round::new(self.node_timeout, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().inspect(&key).await });
@@ -35,7 +36,7 @@ impl QuorumShared {
 
     /// All that is held on a majority.
     pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let mut round = Round::new(LISTING);
+        let mut round = Round::new(LISTING, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let member = Arc::clone(member);
             round.ask(place, async move { member.backend().holders().await });
@@ -58,7 +59,7 @@ impl QuorumShared {
 
     /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        let mut round = Round::new(self.node_timeout);
+        let mut round = Round::new(self.node_timeout, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().force_release(&key).await });

@@ -11,10 +11,10 @@ use super::round::Round;
 use super::vote::{Vote, VoteAnswer, VoteStanding, VoteTally};
 use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
+use crate::backend::request_clock::UNSENT;
 use crate::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
 use crate::clock::Timestamp;
 use crate::error::Failure;
-use crate::keeper;
 
 /// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after
 /// pauses that double.
@@ -65,6 +65,11 @@ impl QuorumClaim {
         self.shared.node_limit(&self.request)
     }
 
+    /// A round of requests that each node has the usual time for.
+    fn round<T: Send + 'static>(&self) -> Round<T> {
+        Round::new(self.limit(), &self.request.host)
+    }
+
     /// Makes the vote of a node ready to be asked for; not while an earlier one is being released there.
     ///
     /// What was withdrawn once is never asked for again under the same token: the withdrawal may arrive late, and would
@@ -87,20 +92,20 @@ impl QuorumClaim {
 
     /// Has the vote of a node released in the background.
     fn clean_up(&self, place: usize, limit: Duration) -> Result<(), Failure> {
-        self.shared.withdrawals[place].clean_up(&self.votes[place], limit, &self.request.entropy)
+        self.shared.withdrawals[place].clean_up(&self.votes[place], limit, &self.request)
     }
 
     /// Asks all nodes until it is clear whether a majority votes for us.
     async fn poll_nodes(&mut self) -> Result<(Ballot, Round<VoteAnswer>), Failure> {
         let mut ballot = Ballot::new(self.votes.len(), self.shared.needed());
-        let mut round = Round::new(self.limit());
+        let mut round = self.round().waiting_at_most(self.request.request_timeout * 3 / 5);
         for place in 0..self.votes.len() {
             if !self.votes[place].member.is_asked() {
                 let silent =
                     Failure::unavailable("it has not answered lately, and is asked only now and then");
                 ballot.note(place, VoteAnswer::Failed(silent));
             } else if self.prepare(place)? {
-                round.ask(place, Arc::clone(&self.votes[place]).ask());
+                round.ask_for(place, &self.votes[place]);
             } else {
                 ballot.note(
                     place,
@@ -118,7 +123,7 @@ impl QuorumClaim {
             }
             tokio::time::sleep(pause).await;
             for place in ballot.take_busy() {
-                round.ask(place, Arc::clone(&self.votes[place]).ask());
+                round.ask_for(place, &self.votes[place]);
             }
             gather(&mut ballot, &mut round).await;
             // The more there are of the others, the longer it takes them.
@@ -127,20 +132,29 @@ impl QuorumClaim {
         Ok((ballot, round))
     }
 
-    /// Releases the votes of a round that failed, on all nodes that gave one or may have. Waits for those that
-    /// answer; the others are taken back in the background. Nodes that certainly gave none are asked again in the next
-    /// round, and withdrawn from with the whole claim.
-    async fn give_up(&mut self, ballot: &mut Ballot, round: Round<VoteAnswer>) -> Result<(), Failure> {
+    /// Releases the votes of a round that failed, on all nodes that gave one or may have. Waits for those that answer
+    /// before `until`; the others are taken back in the background. Nodes that certainly gave none are asked again in
+    /// the next round, and withdrawn from with the whole claim.
+    async fn give_up(
+        &mut self,
+        ballot: &mut Ballot,
+        round: Round<VoteAnswer>,
+        until: Instant,
+    ) -> Result<(), Failure> {
         let limit = self.limit();
         let silent: Vec<_> = round.silent().collect();
         // Lets go of the requests under way, so that withdrawals can follow them.
         drop(round);
-        let mut withdrawals = Round::new(limit);
+        let mut withdrawals = self.round();
+        withdrawals.end_by(until);
         for place in 0..self.votes.len() {
             let vote = &self.votes[place];
             if silent.contains(&place) {
-                ballot
-                    .note(place, VoteAnswer::Failed(Failure::unknown(format!("no answer within {limit:?}"))));
+                let failure = match vote.is_done() {
+                    false => Failure::unknown(format!("no answer within {limit:?}")),
+                    true => Failure::unavailable(UNSENT),
+                };
+                ballot.note(place, VoteAnswer::Failed(failure));
                 self.clean_up(place, limit)?;
             } else if !vote.is_settled() {
                 vote.close();
@@ -171,7 +185,7 @@ impl QuorumClaim {
                 self.clean_up(place, limit)?;
             } else if self.prepare(place)? {
                 let asking = tokio::time::timeout(limit, Arc::clone(&self.votes[place]).ask());
-                keeper::runtime()?.spawn(async move { drop(asking.await) });
+                self.request.host.spawn(async move { drop(asking.await) })?;
             }
         }
         Ok(())
@@ -194,7 +208,7 @@ async fn gather(ballot: &mut Ballot, round: &mut Round<VoteAnswer>) {
 impl Claim for QuorumClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.shared.check_lease(&self.request)?;
-        let sent = self.shared.clock.now();
+        let (sent, started) = (self.shared.clock.now(), Instant::now());
         let (mut ballot, round) = self.poll_nodes().await?;
         if ballot.is_won() {
             round.leave()?;
@@ -208,7 +222,8 @@ impl Claim for QuorumClaim {
             return Ok(Attempt::Granted(Grant::new(Term::Lease(length))));
         }
         let granted = ballot.granted();
-        self.give_up(&mut ballot, round).await?;
+        // In time for the engine to hear of it.
+        self.give_up(&mut ballot, round, started + self.request.request_timeout * 4 / 5).await?;
         if !ballot.is_busy() {
             self.busy = Default::default();
             return Err(ballot.into_failure(&self.shared.members));
@@ -221,7 +236,7 @@ impl Claim for QuorumClaim {
     async fn changed(&mut self) -> Result<(), Failure> {
         let (busy, needed) = &self.busy;
         // Ended only by the engine.
-        let mut round = Round::new(Duration::from_secs(24 * 3_600));
+        let mut round = Round::new(Duration::from_secs(24 * 3_600), &self.request.host);
         for &place in busy {
             let vote = &self.votes[place];
             if !vote.is_closed() {
@@ -242,13 +257,13 @@ impl Claim for QuorumClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        self.tally.report_to(signal, self.sent);
+        self.tally.report_to(signal, self.sent, self.shared.clock.now());
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let (nodes, needed) = (self.votes.len(), self.shared.needed());
         let valid_until = self.shared.clock.now() + self.length;
-        let mut round = Round::new(self.limit());
+        let mut round = self.round();
         let (mut extended, mut gone, mut missing, mut failures) = (0, 0, Vec::new(), Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             match vote.standing() {
@@ -289,7 +304,7 @@ impl Claim for QuorumClaim {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         let (limit, needed) = (self.limit(), self.shared.needed());
         let started = Instant::now();
-        let mut round = Round::new(limit);
+        let mut round = self.round();
         let (mut confirmed, mut failures) = (0, Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             if vote.is_queued() {

@@ -8,12 +8,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Attempt, Backend, ClaimRequest, Entropy};
+use crate::backend::{Attempt, Backend, ClaimRequest, Entropy, Host};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Identity;
-use crate::keeper;
 use crate::key::Key;
-use crate::telemetry::{Trace, Votes};
+use crate::telemetry::Trace;
 use crate::token::Token;
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose
@@ -85,6 +84,8 @@ pub(super) struct Member {
     tended: Mutex<Option<Instant>>,
     /// How many requests in a row it left without an answer.
     unanswered: AtomicU32,
+    /// When it answered last.
+    answered: Mutex<Option<Instant>>,
     /// When one that does not answer was asked last.
     probed: Mutex<Option<Instant>>,
 }
@@ -104,6 +105,7 @@ impl Member {
             marking: AtomicBool::new(false),
             tended: Mutex::default(),
             unanswered: AtomicU32::new(0),
+            answered: Mutex::default(),
             probed: Mutex::default(),
         })
     }
@@ -142,6 +144,13 @@ impl Member {
 
     pub(super) fn answered(&self) {
         self.unanswered.store(0, Ordering::Relaxed);
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether it answered anybody of this process within the last `limit`.
+    pub(super) fn has_answered_within(&self, limit: Duration) -> bool {
+        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.is_some_and(|at| at.elapsed() < limit)
     }
 
     pub(super) fn did_not_answer(&self) {
@@ -165,7 +174,7 @@ impl Member {
     ///
     /// A mark is a lock with a long lease that nobody releases: what is left of the lease tells its age, measured by
     /// the node's own clock.
-    pub(super) async fn remembers(self: &Arc<Self>) -> Result<(), Failure> {
+    pub(super) async fn remembers(self: &Arc<Self>, host: &Host) -> Result<(), Failure> {
         let Some(longest) = self.longest else { return Ok(()) };
         let first = self.mark.load(Ordering::Relaxed);
         let mut oldest = None;
@@ -174,7 +183,7 @@ impl Member {
             if age >= longest {
                 self.mark.store(mark, Ordering::Relaxed);
                 if age > MARK / 2 {
-                    self.tend(1 - mark)?;
+                    self.tend(1 - mark, host)?;
                 }
                 return Ok(());
             }
@@ -183,7 +192,7 @@ impl Member {
         let missing = match oldest {
             Some(age) => longest - age,
             None => {
-                self.leave_mark(first, MARK)?;
+                self.leave_mark(first, host)?;
                 longest
             }
         };
@@ -207,7 +216,7 @@ impl Member {
     }
 
     /// Leaves the other mark, now and then.
-    fn tend(self: &Arc<Self>, mark: usize) -> Result<(), Failure> {
+    fn tend(self: &Arc<Self>, mark: usize, host: &Host) -> Result<(), Failure> {
         {
             let mut tended = self.tended.lock().unwrap_or_else(PoisonError::into_inner);
             if tended.is_some_and(|last| last.elapsed() < TENDING) {
@@ -215,20 +224,21 @@ impl Member {
             }
             *tended = Some(Instant::now());
         }
-        self.leave_mark(mark, MARK)
+        self.leave_mark(mark, host)
     }
 
     /// Leaves a mark, in the background.
-    fn leave_mark(self: &Arc<Self>, mark: usize, lease: Duration) -> Result<(), Failure> {
-        if !self.marking.swap(true, Ordering::AcqRel) {
-            let member = Arc::clone(self);
-            keeper::runtime()?.spawn(async move {
-                // When this fails, the next check finds no mark and tries again.
-                let _ = member.mark(mark, lease).await;
-                member.marking.store(false, Ordering::Release);
-            });
+    fn leave_mark(self: &Arc<Self>, mark: usize, host: &Host) -> Result<(), Failure> {
+        if self.marking.swap(true, Ordering::AcqRel) {
+            return Ok(());
         }
-        Ok(())
+        let member = Arc::clone(self);
+        let marking = async move {
+            // When this fails, the next check finds no mark and tries again.
+            let _ = member.mark(mark, MARK).await;
+            member.marking.store(false, Ordering::Release);
+        };
+        host.spawn(marking).inspect_err(|_| self.marking.store(false, Ordering::Release))
     }
 
     async fn mark(&self, mark: usize, lease: Duration) -> Result<(), Failure> {
@@ -243,7 +253,7 @@ impl Member {
             identity: Identity::of_this_process(Some("dlock quorum".into())),
             entropy: Entropy::new(),
             trace: Trace::default(),
-            votes: Votes::default(),
+            host: Host::default(),
         };
         // Never released. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);

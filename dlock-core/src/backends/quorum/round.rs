@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::vote::{Vote, VoteAnswer};
+use crate::backend::Host;
 use crate::error::Failure;
-use crate::keeper;
 
 type NodeRequest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -21,14 +23,32 @@ pub(super) struct Round<T> {
     pending: Vec<(usize, NodeRequest<T>)>,
     ready: VecDeque<(usize, T)>,
     ends: Instant,
+    /// Those that may wait in this process before they are written, and the end of their patience.
+    queued: Vec<(usize, Arc<Vote>)>,
+    ends_at_last: Instant,
+    host: Host,
     runtime: Option<Handle>,
 }
 
 impl<T: Send + 'static> Round<T> {
     /// A round whose answers are waited for as long as `limit`.
-    pub(super) fn new(limit: Duration) -> Self {
-        let runtime = keeper::runtime().ok().cloned();
-        Self { pending: Vec::new(), ready: VecDeque::new(), ends: Instant::now() + limit, runtime }
+    pub(super) fn new(limit: Duration, host: &Host) -> Self {
+        let ends = Instant::now() + limit;
+        Self {
+            pending: Vec::new(),
+            ready: VecDeque::new(),
+            ends,
+            queued: Vec::new(),
+            ends_at_last: ends,
+            host: host.clone(),
+            runtime: host.runtime(),
+        }
+    }
+
+    /// Waits up to `limit` for answers to requests that took a while to be written.
+    pub(super) fn waiting_at_most(mut self, limit: Duration) -> Self {
+        self.ends_at_last = self.ends.max(Instant::now() + limit);
+        self
     }
 
     pub(super) fn ask(&mut self, place: usize, request: impl Future<Output = T> + Send + 'static) {
@@ -57,8 +77,27 @@ impl<T: Send + 'static> Round<T> {
 
     /// The next answer; `None` when there is none left, or none in time.
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
+        loop {
+            let ends = self.ends;
+            if let Ok(next) = tokio::time::timeout_at(ends, self.poll_all()).await {
+                return next;
+            }
+            self.ends = self.later_end()?;
+        }
+    }
+
+    /// When to give up those that were not written in time, or not long ago; `None` when there are none.
+    fn later_end(&self) -> Option<Instant> {
+        let is_open = |place| self.silent().any(|open| open == place);
+        let open = self.queued.iter().filter(|(place, _)| is_open(*place));
+        let left = open.filter_map(|(_, vote)| vote.patience()).max()?;
+        let ends = (Instant::now() + left).min(self.ends_at_last);
+        (ends > self.ends).then_some(ends)
+    }
+
+    async fn poll_all(&mut self) -> Option<(usize, T)> {
         let (pending, ready, runtime) = (&mut self.pending, &mut self.ready, &self.runtime);
-        let next = std::future::poll_fn(|context| {
+        std::future::poll_fn(|context| {
             let _entered = runtime.as_ref().map(Handle::enter);
             // All of them each time, also those behind one that is ready: no request waits for another to be sent.
             let mut at = 0;
@@ -75,8 +114,8 @@ impl<T: Send + 'static> Round<T> {
                 None if !pending.is_empty() => Poll::Pending,
                 next => Poll::Ready(next),
             }
-        });
-        tokio::time::timeout_at(self.ends, next).await.unwrap_or_default()
+        })
+        .await
     }
 
     /// The answers that are there already.
@@ -90,11 +129,20 @@ impl<T: Send + 'static> Round<T> {
         if rest.pending.is_empty() {
             return Ok(());
         }
-        let left = rest.left();
-        keeper::runtime()?.spawn(async move {
+        let (left, host) = (rest.left(), rest.host.clone());
+        // Nobody waits for them any more.
+        rest.queued.clear();
+        host.spawn(async move {
             rest.ends = Instant::now() + left;
             while rest.next().await.is_some() {}
-        });
-        Ok(())
+        })
+    }
+}
+
+impl Round<VoteAnswer> {
+    /// Asks a node for its vote.
+    pub(super) fn ask_for(&mut self, place: usize, vote: &Arc<Vote>) {
+        self.queued.push((place, Arc::clone(vote)));
+        self.ask(place, Arc::clone(vote).ask());
     }
 }

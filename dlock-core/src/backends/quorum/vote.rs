@@ -11,11 +11,12 @@ use tokio::time::Instant;
 
 use super::node::Member;
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Attempt, Busy, ClaimRequest, Renewed, Signal, SignalSink, Term};
+use crate::backend::request_clock::RequestStage;
+use crate::backend::{Attempt, Busy, ClaimRequest, Host, Renewed, RequestClock, Signal, SignalSink, Term};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{ErrorKind, Failure};
 use crate::handles::options::margin;
-use crate::telemetry::Votes;
+use crate::key::Key;
 
 /// A claim on one node.
 pub(super) struct Vote {
@@ -28,7 +29,10 @@ pub(super) struct Vote {
     lease: Duration,
     /// How long the node has for one request.
     limit: Duration,
-    votes: Votes,
+    /// Of its attempts, where the backend tells.
+    written: Option<RequestClock>,
+    key: Key,
+    host: Host,
 }
 
 #[derive(Debug, Default)]
@@ -86,16 +90,20 @@ impl Vote {
         tally: &Arc<VoteTally>,
         clock: Clock,
     ) -> Arc<Self> {
-        let (lease, limit, votes) = (request.lease, request.request_timeout, request.votes.clone());
+        let (lease, limit) = (request.lease, request.request_timeout);
+        let (key, host) = (request.key.clone(), request.host.clone());
+        let claim = member.claim(request);
         Arc::new(Self {
-            claim: Arc::new(tokio::sync::Mutex::new(member.claim(request))),
+            written: claim.request_clock(),
+            claim: Arc::new(tokio::sync::Mutex::new(claim)),
             member: Arc::clone(member),
             state: Mutex::default(),
             tally: Arc::downgrade(tally),
             clock,
             lease,
             limit,
-            votes,
+            key,
+            host,
         })
     }
 
@@ -105,8 +113,9 @@ impl Vote {
 
     /// Asks the node for its vote.
     pub(super) async fn ask(self: Arc<Self>) -> VoteAnswer {
-        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since: Instant::now() };
-        let answer = self.ask_uncounted().await;
+        let since = Instant::now();
+        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since, was_unsettled: None };
+        let answer = self.ask_uncounted(&mut asked.was_unsettled).await;
         (asked.outcome, asked.error) = match &answer {
             VoteAnswer::Granted => ("granted", None),
             VoteAnswer::Busy(_) => ("busy", None),
@@ -116,7 +125,7 @@ impl Vote {
         answer
     }
 
-    async fn ask_uncounted(self: &Arc<Self>) -> VoteAnswer {
+    async fn ask_uncounted(self: &Arc<Self>, begun: &mut Option<bool>) -> VoteAnswer {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
         let was_unsettled = {
@@ -126,6 +135,10 @@ impl Vote {
             }
             std::mem::replace(&mut state.unsettled, true)
         };
+        *begun = Some(was_unsettled);
+        if let Some(written) = &self.written {
+            written.begin();
+        }
         let attempt = match self.member.may_forget() {
             false => claim.attempt().await,
             true => match self.attempt_and_check(&mut claim).await {
@@ -172,7 +185,7 @@ impl Vote {
         claim: &mut Box<dyn DynClaim>,
     ) -> (Result<Attempt, Failure>, Result<(), Failure>) {
         let mut attempt = pin!(claim.attempt());
-        let mut look = pin!(self.member.remembers());
+        let mut look = pin!(self.member.remembers(&self.host));
         let mut looked = None;
         let (attempt, looked_after) = std::future::poll_fn(|context| {
             if let Poll::Ready(attempt) = attempt.as_mut().poll(context) {
@@ -198,7 +211,7 @@ impl Vote {
         let memory = match looked_after {
             Some(Some(answer)) => answer,
             Some(None) => look.await,
-            None => self.member.remembers().await,
+            None => self.member.remembers(&self.host).await,
         };
         (attempt, memory)
     }
@@ -240,7 +253,7 @@ impl Vote {
         let renewed = claim.renew().await?;
         if renewed == Renewed::Extended && !counted {
             // A vote that was never counted may be that of a node that had forgotten another's.
-            self.member.remembers().await?;
+            self.member.remembers(&self.host).await?;
         }
         let mut state = self.state();
         match renewed {
@@ -324,9 +337,43 @@ impl Vote {
         state.queued && state.done.is_none()
     }
 
-    /// What may still be there is left to its lease.
-    pub(super) fn leave_to_lease(&self) {
-        self.state().done.get_or_insert(false);
+    /// What may still be there is left to its lease, for this reason.
+    pub(super) fn leave_to_lease(&self, why: &str) {
+        {
+            let mut state = self.state();
+            if state.done.is_some() {
+                return;
+            }
+            state.done = Some(false);
+        }
+        self.host.abandoned(&self.key, &Failure::unavailable(self.member.says(&why)));
+    }
+
+    /// For how long to wait for the answer to an attempt whose time is up by the call: a request counts from when it is
+    /// written, and a queue is waited for while the node answers those before it.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        match self.written.as_ref()?.stage() {
+            RequestStage::Called => None,
+            RequestStage::Queued => self.member.has_answered_within(self.limit).then_some(self.limit),
+            RequestStage::Written(at) => {
+                let left = (at + self.limit).since(self.member.backend().clock().now());
+                (!left.is_zero()).then_some(left)
+            }
+        }
+    }
+
+    /// Gives up a request that waits to be written, if there is one. It knows that it must not be written any more by
+    /// its clock, so that this vote is not asked for again. `was_unsettled` tells what was before it.
+    fn cancel_queued(&self, was_unsettled: bool) {
+        if !self.written.as_ref().is_some_and(RequestClock::cancel) {
+            return;
+        }
+        let mut state = self.state();
+        state.closed = true;
+        state.unsettled = was_unsettled;
+        if !was_unsettled && !state.was_granted {
+            state.done = Some(false);
+        }
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -374,14 +421,15 @@ impl SignalSink for Vote {
     }
 
     fn release_requested(&self) {
-        if let Some((signal, _)) = self.tally.upgrade().as_ref().and_then(|tally| tally.signal.get()) {
-            signal.release_requested();
+        if let Some(tally) = self.tally.upgrade() {
+            tally.ask(Wishes { release: true, ..Wishes::default() }, self.clock.now());
         }
     }
 
     fn renew_within(&self, limit: Duration) {
-        if let Some((signal, _)) = self.tally.upgrade().as_ref().and_then(|tally| tally.signal.get()) {
-            signal.renew_within(limit);
+        if let Some(tally) = self.tally.upgrade() {
+            let now = self.clock.now();
+            tally.ask(Wishes { renew_by: Some(now + limit), ..Wishes::default() }, now);
         }
     }
 
@@ -418,17 +466,32 @@ struct Asked<'a> {
     outcome: &'static str,
     error: Option<ErrorKind>,
     since: Instant,
+    /// Once it was begun: whether an earlier request may have taken effect.
+    was_unsettled: Option<bool>,
+}
+
+impl Asked<'_> {
+    /// Whether the node had its time. One that nobody waited for any longer, or that has not left this process while
+    /// the node answered others, says nothing about it.
+    fn is_overdue(&self) -> bool {
+        let vote = self.vote;
+        let is_late = self.since.elapsed() >= vote.limit && vote.patience().is_none();
+        if let Some(was_unsettled) = self.was_unsettled {
+            vote.cancel_queued(was_unsettled);
+        }
+        is_late
+    }
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
+        let member = &self.vote.member;
         match self.outcome {
-            "granted" | "busy" => self.vote.member.answered(),
-            // One that nobody waited for any longer says nothing about the node.
-            "unanswered" if self.since.elapsed() >= self.vote.limit => self.vote.member.did_not_answer(),
+            "granted" | "busy" => member.answered(),
+            "unanswered" if self.is_overdue() => member.did_not_answer(),
             _ => {}
         }
-        self.vote.votes.voted(self.vote.member.number(), self.outcome, self.error);
+        self.vote.host.voted(member.number(), self.outcome, self.error);
     }
 }
 
@@ -438,7 +501,27 @@ pub(super) struct VoteTally {
     votes: Mutex<Vec<Arc<Vote>>>,
     needed: usize,
     signal: OnceLock<(Signal, Timestamp)>,
+    /// What nodes wanted before there was a signal to pass it on by.
+    early: Mutex<Wishes>,
     suspected: AtomicBool,
+}
+
+/// What nodes want of the holder.
+#[derive(Debug, Default)]
+struct Wishes {
+    renew_by: Option<Timestamp>,
+    release: bool,
+}
+
+impl Wishes {
+    fn pass_on(&self, signal: &Signal, now: Timestamp) {
+        if let Some(at) = self.renew_by {
+            signal.renew_within(at.since(now));
+        }
+        if self.release {
+            signal.release_requested();
+        }
+    }
 }
 
 impl VoteTally {
@@ -455,10 +538,34 @@ impl VoteTally {
         *self.votes() = votes.to_vec();
     }
 
+    fn early(&self) -> MutexGuard<'_, Wishes> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whom to tell, of a lock that was granted at `sent`.
-    pub(super) fn report_to(&self, signal: Signal, sent: Timestamp) {
-        let _ = self.signal.set((signal, sent));
+    pub(super) fn report_to(&self, signal: Signal, sent: Timestamp, now: Timestamp) {
+        let wishes = {
+            let mut early = self.early();
+            let _ = self.signal.set((signal.clone(), sent));
+            std::mem::take(&mut *early)
+        };
+        wishes.pass_on(&signal, now);
         self.tell("a node took it back at once".into());
+    }
+
+    /// Passes on what a node wants, once there is somebody to ask for it.
+    fn ask(&self, wishes: Wishes, now: Timestamp) {
+        {
+            let mut early = self.early();
+            if self.signal.get().is_none() {
+                early.renew_by = early.renew_by.into_iter().chain(wishes.renew_by).min();
+                early.release |= wishes.release;
+                return;
+            }
+        }
+        if let Some((signal, _)) = self.signal.get() {
+            wishes.pass_on(signal, now);
+        }
     }
 
     fn recount(&self, member: &Member, cause: Cow<'static, str>) {

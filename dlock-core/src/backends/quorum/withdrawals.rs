@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::vote::Vote;
-use crate::backend::{Backoff, Entropy};
+use crate::backend::{Backoff, ClaimRequest, Entropy};
 use crate::clock::Timestamp;
 use crate::error::Failure;
-use crate::keeper;
 
-/// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases.
+/// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases,
+/// where they have any.
 const MOST: usize = 1_024;
 
 /// How many requests a node that answers gets at a time; one that does not gets one.
@@ -54,22 +54,27 @@ impl Withdrawals {
         self: &Arc<Self>,
         vote: &Arc<Vote>,
         limit: Duration,
-        entropy: &Entropy,
+        request: &ClaimRequest,
     ) -> Result<(), Failure> {
         let Some(until) = vote.queue(limit) else { return Ok(()) };
-        let runtime = keeper::runtime().inspect_err(|_| vote.unqueue())?;
-        let too_many = {
+        let (is_served, too_many) = {
             let mut queue = self.queue();
             queue.left.push_back(Left { vote: Arc::clone(vote), until, limit });
-            if !std::mem::replace(&mut queue.is_served, true) {
-                runtime.spawn(Arc::clone(self).serve(entropy.clone()));
-            }
-            if queue.left.len() > MOST { queue.left.pop_front() } else { None }
+            let is_served = std::mem::replace(&mut queue.is_served, true);
+            let too_many = queue.left.len() > MOST && until != Timestamp::NEVER;
+            (is_served, if too_many { queue.left.pop_front() } else { None })
         };
         if let Some(left) = too_many {
-            left.vote.leave_to_lease();
+            left.vote.leave_to_lease("it does not answer, and too many locks are to be released there");
         }
-        Ok(())
+        if is_served {
+            return Ok(());
+        }
+        let serving = Arc::clone(self).serve(request.entropy.clone());
+        request.host.spawn(serving).inspect_err(|_| {
+            self.queue().is_served = false;
+            vote.unqueue();
+        })
     }
 
     /// Up to `most` of those that were left first; `None` when there are none, and nobody serves them from then on.
@@ -106,7 +111,7 @@ impl Left {
     /// Asks once; returns itself when that has to be done again.
     async fn give_back(self) -> Option<Self> {
         if self.vote.now() >= self.until {
-            self.vote.leave_to_lease();
+            self.vote.leave_to_lease("it did not confirm the release before the lease had ended");
             return None;
         }
         // What it says is noted by the vote.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attempt::AttemptOutcome;
-use crate::backend::request_clock::RequestStage;
+use crate::backend::request_clock::{RequestStage, UNSENT};
 use crate::backend::{Backoff, RequestClock};
 use crate::engine::timer::bounded;
 use crate::engine::{Engine, scope};
@@ -39,10 +39,8 @@ impl RequestLimits {
                 return step;
             }
             if over && written.is_some_and(RequestClock::cancel) {
-                let what = "the request was not sent in time: no connection, or too many requests of this process \
-                            before it";
                 let kind = if self.was_busy { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-                return AttemptOutcome::Failed(Failure::new(kind, what));
+                return AttemptOutcome::Failed(Failure::new(kind, UNSENT));
             }
             let left = match written.map(RequestClock::stage) {
                 Some(RequestStage::Queued) => self.request,
