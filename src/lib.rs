@@ -77,6 +77,7 @@ pub use registry::{in_current_scope, register, registered, set_default, with_bac
 /// The examples of the README compile.
 #[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("registry.md")]
 struct Readme;
 
 /// So do those of the page on observability.
@@ -93,6 +94,11 @@ struct RedisPage;
 #[cfg(all(doctest, feature = "mysql", feature = "postgres"))]
 #[doc = include_str!("../docs/backends/sql.md")]
 struct SqlPage;
+
+/// And of the page on SQLite.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../docs/backends/sqlite.md")]
+struct SqlitePage;
 
 /// And those of the page on composition.
 #[cfg(all(doctest, feature = "macros"))]

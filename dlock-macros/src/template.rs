@@ -110,6 +110,11 @@ fn unknown(path: &[String], function: &Function) -> String {
     };
     if !patterns.is_empty() {
         message.push_str("; `#[async_trait]` hides the parts of a pattern: give that argument one name");
+    } else if root.starts_with(char::is_uppercase) {
+        // The attribute does not see the `impl` around the function.
+        message.push_str("; for a constant, or a const parameter of the `impl`, write `key = { format!(\"…{");
+        message.push_str(root);
+        message.push_str("}\") }`");
     }
     message
 }

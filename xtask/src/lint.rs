@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, modules, needs, package, prose};
+use crate::{backends, modules, needs, package, pages, prose};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -18,6 +18,7 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
         Step::new("file lengths", || file_lengths(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
+        Step::new("links and snippets", || pages::check(&sources()?)),
         Step::new("backends are separate", backends::are_separate),
         // The widest set first: the others then find most of their dependencies checked.
         Step::new("clippy, all features, whole workspace", || {

@@ -7,6 +7,7 @@ mod lint;
 mod modules;
 mod needs;
 mod package;
+mod pages;
 mod prose;
 mod run;
 mod test;

@@ -95,6 +95,10 @@ pub(crate) const PUBLISH: &[Need] = &[
     Need { probe: &["cargo", "hack", "--version"], source: Source::Cargo("cargo-hack") },
 ];
 
+/// For the comparison with the last release, which needs one.
+pub(crate) const SEMVER: &[Need] =
+    &[Need { probe: &["cargo", "semver-checks", "--version"], source: Source::Cargo("cargo-semver-checks") }];
+
 /// For `pictures`.
 pub(crate) const PICTURES: &[Need] = &[
     REDIS,

@@ -72,7 +72,22 @@ pub(crate) fn before_publishing() -> Vec<Step> {
                 .args(["--exclude-features", "default"])
                 .run()
         }),
+        Step::new("no break since the last release", nothing_is_broken),
     ]
+}
+
+/// Compares what each library offers with the last release, by the rules of semantic versioning.
+fn nothing_is_broken() -> Result<()> {
+    let tags = program("git").args(["tag", "--list", "v*", "--sort=-version:refname"]).read()?;
+    let Some(last) = tags.lines().next() else {
+        println!("there is no release to compare with: no tag begins with `v`");
+        return Ok(());
+    };
+    crate::needs::install(crate::needs::SEMVER)?;
+    let libraries = PUBLISHED.iter().filter(|name| **name != "dlock-cli" && **name != "dlock-macros");
+    cargo(["semver-checks", "--all-features", "--baseline-rev", last])
+        .args(libraries.flat_map(|name| ["--package", name]))
+        .run()
 }
 
 /// Where packages are made.

@@ -51,7 +51,6 @@ pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
             }
         } else if source.path != "CHANGELOG.md" {
             prose(source, &mut found);
-            links(source, sources, &mut found);
         }
     }
     if !found.is_empty() {
@@ -88,26 +87,6 @@ fn prose(source: &SourceFile, found: &mut Vec<String>) {
         let is_whole = line.starts_with('|') || line.starts_with('[') || line.starts_with('!');
         if line.chars().count() > MAX_COLUMNS && !is_whole {
             found.push(too_long(source, at));
-        }
-    }
-}
-
-/// Finds links to files of the repository that are not there.
-fn links(source: &SourceFile, sources: &[SourceFile], found: &mut Vec<String>) {
-    let directory = source.path.rsplit_once('/').map_or("", |(directory, _)| directory);
-    for (at, line) in numbered(&source.text) {
-        for link in line.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
-            if link.is_empty() || link.contains("://") || !(link.ends_with(".md") || link.ends_with(".rs")) {
-                continue;
-            }
-            let (mut to, mut rest) = (directory, link);
-            while let Some(above) = rest.strip_prefix("../") {
-                (to, rest) = (to.rsplit_once('/').map_or("", |(above, _)| above), above);
-            }
-            let path = format!("{to}{}{rest}", if to.is_empty() { "" } else { "/" });
-            if !sources.iter().any(|source| source.path == path) {
-                found.push(format!("{}:{at}: there is no {path}", source.path));
-            }
         }
     }
 }
@@ -196,15 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_not_plain_long_lines_and_dead_links_are_found_in_prose_and_not_in_code_and_tables() {
+    fn words_that_are_not_plain_and_long_lines_are_found_in_prose_and_not_in_code_and_tables() {
         let long = "a ".repeat(61);
         assert_eq!(found("docs/x.md", "The lock is given back."), ["docs/x.md:1: `given back`"]);
         assert_eq!(found("docs/x.md", &long), ["docs/x.md:1: more than 120 columns"]);
         assert!(found("docs/x.md", &format!("|{long}\n```\n{long}\n```")).is_empty());
-        assert_eq!(
-            found("docs/x.md", "[a](x.md#b) [c](../README.md)"),
-            ["docs/x.md:1: there is no README.md"]
-        );
         assert_eq!(found("src/x.rs", "//! Who is told."), ["src/x.rs:1: `is told`"]);
         assert!(found("src/x.rs", "let x = \"is told\";").is_empty());
     }

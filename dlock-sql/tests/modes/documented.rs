@@ -48,12 +48,64 @@ fn meant_for(server: &str) -> Vec<String> {
     all
 }
 
+/// The statements that stand in the middle of a line, in backticks.
+fn inline<'a>(page: &'a str, begin: &str) -> Vec<&'a str> {
+    // Every second part is between two of them.
+    let found: Vec<&str> = page
+        .lines()
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .filter(|code| code.starts_with(begin) && *code != begin.trim_end())
+        .collect();
+    assert!(!found.is_empty(), "{begin}");
+    found
+}
+
 #[tokio::test]
 async fn what_sql_md_says_to_administrators_of_postgresql_is_sql() {
     let db = postgres().await;
     PostgresOptions::from_pool(&db.pool).migrate().await.unwrap();
     db.run("CREATE ROLE app").await;
     db.run(&meant_for("PostgreSQL").join("\n")).await;
+    for statement in inline(SERVERS, "ALTER TABLE ") {
+        db.run(statement).await;
+    }
+}
+
+/// In the order of the table: take, renew, release.
+#[tokio::test]
+async fn the_calls_in_sql_md_are_those_of_other_clients_of_postgresql() {
+    let db = postgres().await;
+    let options = PostgresOptions::from_pool(&db.pool);
+    options.migrate().await.unwrap();
+    db.run(&options.functions()).await;
+    let token = format!("'\\x{}'::bytea", "07".repeat(16));
+    let answers: Vec<_> = inline(SERVERS, "SELECT dlock_");
+    assert_eq!(answers.len(), 3);
+    for (call, column) in answers.iter().zip(["dlock_take", "dlock_renew", "dlock_release"]) {
+        let call = call.replace("$1", &token);
+        // Of a fence, or of a truth.
+        let answer =
+            format!("SELECT CASE {column}::text WHEN 'false' THEN 0 ELSE 1 END::int8 FROM ({call}) answer");
+        assert_eq!(db.number(&answer).await, 1, "{call}");
+    }
+}
+
+#[tokio::test]
+async fn the_calls_in_sql_md_are_those_of_other_clients_of_mariadb() {
+    let db = mysql().await;
+    let options = MysqlOptions::from_url(&db.server.url()).unwrap();
+    options.migrate().await.unwrap();
+    for statement in options.procedures() {
+        db.run(&statement).await;
+    }
+    let token = format!("X'{}'", "07".repeat(16));
+    let answers: Vec<_> = inline(SERVERS, "CALL dlock_")
+        .into_iter()
+        .map(|call| db.server.query(&call.replace('?', &token)))
+        .collect();
+    assert_eq!(answers.len(), 3);
+    assert!(answers[0].trim().parse::<u64>().unwrap() > 0, "{answers:?}");
+    assert_eq!(answers[1..], ["1", "1"]);
 }
 
 #[tokio::test]

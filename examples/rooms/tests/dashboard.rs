@@ -3,9 +3,131 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::Deserialize;
+
 fn file(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[derive(Deserialize)]
+struct Dashboard {
+    panels: Vec<Panel>,
+}
+
+/// What Grafana takes without a word where it is wrong: it then shows something else.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Panel {
+    id: u32,
+    title: String,
+    #[serde(rename = "type")]
+    kind: String,
+    grid_pos: Place,
+    #[serde(default)]
+    targets: Vec<Target>,
+    #[serde(default)]
+    field_config: FieldConfig,
+    #[serde(default)]
+    options: Options,
+    #[serde(default)]
+    collapsed: bool,
+    #[serde(default)]
+    panels: Vec<Self>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    x: u32,
+    y: u32,
+    w: u32,
+    h: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Target {
+    ref_id: String,
+    expr: String,
+}
+
+#[derive(Default, Deserialize)]
+struct FieldConfig {
+    defaults: Defaults,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Defaults {
+    no_value: Option<String>,
+    unit: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Options {
+    legend: Option<Legend>,
+}
+
+#[derive(Deserialize)]
+struct Legend {
+    placement: String,
+}
+
+/// Every panel, those of collapsed rows too.
+fn panels() -> Vec<Panel> {
+    let text = file("observability/grafana/dashboards/dlock.json");
+    let dashboard: Dashboard = serde_json::from_str(&text).expect("the fields that Grafana has");
+    let mut panels = dashboard.panels;
+    let inside: Vec<Panel> = panels.iter_mut().flat_map(|panel| std::mem::take(&mut panel.panels)).collect();
+    panels.extend(inside);
+    panels
+}
+
+#[test]
+fn no_two_panels_of_the_dashboard_share_a_place_or_an_id() {
+    let panels = panels();
+    assert!(panels.len() > 15, "{}", panels.len());
+    let mut cells = BTreeSet::new();
+    let mut ids = BTreeSet::new();
+    for panel in &panels {
+        assert!(ids.insert(panel.id), "{}: the id {} again", panel.title, panel.id);
+        let Place { x, y, w, h } = panel.grid_pos;
+        assert!(w > 0 && h > 0 && x + w <= 24, "{}: outside the 24 columns", panel.title);
+        for cell in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
+            assert!(cells.insert(cell), "{}: covers another panel at {cell:?}", panel.title);
+        }
+    }
+}
+
+#[test]
+fn every_row_is_a_question_or_collapsed_and_begins_with_panels_of_its_own() {
+    let panels = panels();
+    let rows: Vec<_> = panels.iter().filter(|panel| panel.kind == "row").collect();
+    assert_eq!(panels.iter().map(|panel| panel.grid_pos.y).min(), rows.first().map(|row| row.grid_pos.y));
+    for row in rows {
+        assert!(row.title.ends_with('?') || row.collapsed, "{}", row.title);
+        let below = row.grid_pos.y + row.grid_pos.h;
+        assert!(panels.iter().any(|panel| panel.grid_pos.y == below), "{}: nothing below it", row.title);
+    }
+}
+
+#[test]
+fn a_panel_without_data_says_so_and_no_legend_covers_a_curve() {
+    for panel in panels().iter().filter(|panel| panel.kind != "row") {
+        let title = &panel.title;
+        let defaults = &panel.field_config.defaults;
+        assert!(matches!(panel.kind.as_str(), "stat" | "timeseries"), "{title}: {}", panel.kind);
+        assert!(defaults.no_value.is_some(), "{title}: nothing is said where there is no data");
+        assert!(defaults.unit.is_some(), "{title}: no unit");
+        let legend = panel.options.legend.as_ref().map(|legend| legend.placement.as_str());
+        assert_eq!(legend, (panel.kind == "timeseries").then_some("bottom"), "{title}");
+        let queries: BTreeSet<_> = panel.targets.iter().map(|target| &target.ref_id).collect();
+        assert!(!queries.is_empty() && queries.len() == panel.targets.len(), "{title}: {queries:?}");
+        for expression in panel.targets.iter().map(|target| &target.expr) {
+            let open = |c| expression.matches(c).count();
+            assert!(open('(') == open(')') && open('{') == open('}') && open('[') == open(']'), "{title}");
+        }
+    }
 }
 
 /// The names of the page's tables, as Prometheus has them: of the series, and of the labels.

@@ -44,6 +44,9 @@ struct Settings {
     targets: Vec<Target>,
     #[serde(default)]
     field_config: FieldConfig,
+    /// Those of a row that is collapsed.
+    #[serde(default)]
+    panels: Vec<serde::de::IgnoredAny>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -121,7 +124,11 @@ impl Panel {
         let (width, height) = (width.cast_signed(), height.cast_signed());
         if self.settings.kind == "row" {
             let style = ("sans-serif", 16).into_font().color(&INK);
-            area.draw(&Text::new(self.settings.title.clone(), (8, 4), style))?;
+            let title = match self.settings.panels.len() {
+                0 => self.settings.title.clone(),
+                collapsed => format!("> {} ({collapsed} panels)", self.settings.title),
+            };
+            area.draw(&Text::new(title, (8, 4), style))?;
             return Ok(());
         }
         area.draw(&Rectangle::new([(0, 0), (width - 1, height - 1)], FRAME))?;
@@ -145,7 +152,7 @@ impl Panel {
         }
         // The legend is below, as in Grafana, where it covers no curve.
         let legend = 14 * i32::try_from(lines.len())?.min(5);
-        let plot = area.clone().shrink((4, 26), (width - 12, height - 32 - legend));
+        let plot = area.clone().shrink((4, 26), (width - 12, height - 38 - legend));
         let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
         let most = if most > 0.0 { most * 1.05 } else { 1.0 };
         let mut chart = ChartBuilder::on(&plot)

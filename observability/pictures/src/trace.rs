@@ -11,7 +11,7 @@ use plotters::prelude::*;
 
 const WIDTH: u32 = 1_200;
 /// Where the names end and the bars begin.
-const NAMES: i32 = 330;
+const NAMES: i32 = 380;
 const ROW: i32 = 24;
 const TOP: i32 = 40;
 const INK: RGBColor = RGBColor(40, 44, 52);
