@@ -5,6 +5,7 @@
 //! cargo xtask bench sql postgres     # the benches with this in their name
 //! cargo xtask bench sql --quick      # shorter, for a first look
 //! cargo xtask bench sql --no-sync    # servers that do not wait for their disk
+//! cargo xtask bench sql pairs --client "lease rows"
 //! ```
 //!
 //! Starts the servers. All clients take turns in every round, so that they see the same machine; what counts is the
@@ -38,6 +39,9 @@ struct Cli {
     /// Servers that do not wait for their disk at a commit: shows what the client costs
     #[arg(long)]
     no_sync: bool,
+    /// Only the pairs of clients of dlock whose name contains this, such as `locked rows`
+    #[arg(long)]
+    client: Option<String>,
 }
 
 /// What all benches share.
@@ -48,6 +52,7 @@ struct Bench {
     slice: Duration,
     threads: bool,
     no_sync: bool,
+    client: Option<String>,
 }
 
 impl Bench {
@@ -94,6 +99,7 @@ fn main() -> Result<()> {
             slice: SLICE,
             threads: cli.options.threads,
             no_sync: cli.no_sync,
+            client: cli.client.clone(),
         })
     })
 }

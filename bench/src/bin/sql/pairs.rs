@@ -106,7 +106,9 @@ pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
 
 async fn measure(bench: &Bench, contests: &[Contest<'_>]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for contest in contests {
+    let is_wanted =
+        |contest: &&Contest<'_>| bench.client.as_ref().is_none_or(|part| contest.ours.name.contains(part));
+    for contest in contests.iter().filter(is_wanted) {
         eprintln!("  {} ...", contest.ours.name);
         rows.extend(contest.measure(bench.rounds, bench.slice).await?);
     }
