@@ -1,10 +1,9 @@
 //! Requests of one moment that go out together, and the runtimes that drive them.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Backend, ErrorKind, Guard, Locks};
+use dlock_core::{Backend, ErrorKind, Guard, Lock, Locks};
 use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
@@ -24,18 +23,10 @@ async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-/// Takes locks with these keys, all at one moment.
-fn take_all(locks: &Locks, keys: impl Iterator<Item = String>) -> Vec<dlock_core::Result<Guard>> {
-    let locks = locks.clone();
+/// Takes locks, all at one moment.
+fn take_all(locks: impl Iterator<Item = Lock>) -> Vec<dlock_core::Result<Guard>> {
     runtime().block_on(async move {
-        let asked: Vec<_> = keys
-            .map(|key| {
-                tokio::spawn({
-                    let lock = once(&locks, &key);
-                    async move { lock.acquire().await }
-                })
-            })
-            .collect();
+        let asked: Vec<_> = locks.map(|lock| tokio::spawn(async move { lock.acquire().await })).collect();
         let mut all = Vec::new();
         for one in asked {
             all.push(one.await.unwrap());
@@ -58,6 +49,10 @@ fn executed(proxy: &Proxy) -> u64 {
     proxy.requests().get("EXECUTE").copied().unwrap_or_default()
 }
 
+fn one_connection<D: Db>(url: &str) -> String {
+    format!("{url}{}max_connections=1", &D::MIGRATE[..1])
+}
+
 async fn through<D: Db>(db: &D) -> (Proxy, Locks) {
     db.backend().await;
     let proxy = db.proxy();
@@ -67,7 +62,10 @@ async fn through<D: Db>(db: &D) -> (Proxy, Locks) {
 }
 
 /// One of two has to wait for the only connection, on which an answer takes more than half of the request timeout.
-async fn two_by_one_connection(backend: impl Backend, proxy: &Proxy) {
+async fn two_by_one_connection<D: Db, B: Backend>(db: &D, connect: impl AsyncFnOnce(String) -> B) {
+    db.backend().await;
+    let proxy = db.proxy();
+    let backend = connect(db.url_through(proxy.address())).await;
     let limit = Duration::from_secs(2);
     let locks = Locks::builder(backend).with_request_timeout(limit).build().unwrap();
     for key in ["a", "b"] {
@@ -84,38 +82,24 @@ async fn two_by_one_connection(backend: impl Backend, proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_time_that_an_order_waits_for_a_session_of_postgres_is_none_of_its_request() {
-    let server = <PostgresServer as Db>::start();
-    server.backend().await;
-    let proxy = server.proxy();
-    let url = server.url_through(proxy.address());
-    two_by_one_connection(PostgresSessions::connect(&url).await.unwrap(), &proxy).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_time_that_an_order_waits_for_a_session_of_mysql_is_none_of_its_request() {
-    let server = <MysqlServer as Db>::start();
-    server.backend().await;
-    let proxy = server.proxy();
-    let url = server.url_through(proxy.address());
-    two_by_one_connection(MysqlSessions::connect(&url).await.unwrap(), &proxy).await;
+async fn the_time_that_an_order_waits_for_a_session_is_none_of_its_request() {
+    let postgres = async |url: String| PostgresSessions::connect(&url).await.unwrap();
+    two_by_one_connection(&<PostgresServer as Db>::start(), postgres).await;
+    let mysql = async |url: String| MysqlSessions::connect(&url).await.unwrap();
+    two_by_one_connection(&<MysqlServer as Db>::start(), mysql).await;
 }
 
 on_both! {
     async fn the_time_that_an_attempt_waits_for_a_connection_is_none_of_its_request<D: Db>(db: D) {
-        db.backend().await;
-        let proxy = db.proxy();
-        let url = db.url_through(proxy.address());
-        let joint = if url.contains('?') { '&' } else { '?' };
-        let backend = D::connect(&format!("{url}{joint}max_connections=1")).await.unwrap();
-        two_by_one_connection(backend, &proxy).await;
+        let connect = async |url: String| D::connect(&one_connection::<D>(&url)).await.unwrap();
+        two_by_one_connection(&db, connect).await;
     }
 
     async fn a_thousand_who_ask_for_one_key_at_one_moment_are_answered_by_a_few_statements<D: Db>(db: D) {
         let guard = take(&db.locks().await, "a").await;
         let (proxy, theirs) = through(&db).await;
         let before = executed(&proxy);
-        let all = elsewhere(move || take_all(&theirs, (0..1_000).map(|_| "a".to_owned()))).await;
+        let all = elsewhere(move || take_all((0..1_000).map(|_| once(&theirs, "a")))).await;
         let asked = executed(&proxy) - before;
         println!("1,000 attempts: {asked} statements");
         for one in all {
@@ -130,7 +114,7 @@ on_both! {
         let (_proxy, locks) = through(&db).await;
         for _ in 0..5 {
             let locks = locks.clone();
-            let all = elsewhere(move || take_all(&locks, (0..200).map(|_| "a".to_owned()))).await;
+            let all = elsewhere(move || take_all((0..200).map(|_| once(&locks, "a")))).await;
             let (granted, busy): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
             let granted: Vec<Guard> = granted.into_iter().map(Result::unwrap).collect();
             assert_eq!((granted.len(), busy.len()), (1, 199));
@@ -192,8 +176,7 @@ on_both! {
     async fn who_asks_again_after_a_lost_reply_is_not_answered_by_what_another_has_learned<D: Db>(db: D) {
         db.backend().await;
         let proxy = db.proxy();
-        let one = format!("{}{}max_connections=1", db.url_through(proxy.address()), &D::MIGRATE[..1]);
-        let backend = D::connect(&one).await.unwrap();
+        let backend = D::connect(&one_connection::<D>(&db.url_through(proxy.address()))).await.unwrap();
         let locks = || {
             let locks = Locks::builder(backend.clone()).with_lease(Duration::from_secs(20));
             locks.with_request_timeout(Duration::from_secs(6)).build().unwrap()
@@ -252,7 +235,7 @@ async fn locks_that_are_wanted_at_one_moment_are_taken_and_released_in_a_few_sta
         let before = executed(&proxy);
         let theirs = locks.clone();
         // The second time the rows are there.
-        let all = elsewhere(move || take_all(&theirs, (0..500).map(|n| format!("k{n}")))).await;
+        let all = elsewhere(move || take_all((0..500).map(|n| once(&theirs, &format!("k{n}"))))).await;
         let guards: Vec<Guard> = all.into_iter().map(Result::unwrap).collect();
         assert_eq!(server.held(), 500);
         let taken = executed(&proxy) - before;
@@ -279,24 +262,10 @@ async fn a_row_that_somebody_has_locked_holds_up_nobody_who_asks_for_others() {
     let pool = Db::pool(&server, 1);
     let mut theirs = pool.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM dlock WHERE key = 'stuck' FOR UPDATE").execute(&mut *theirs).await.unwrap();
-    let (locks, stuck) = (Arc::new(locks), 100);
-    let asked = Arc::clone(&locks);
+    let (asked, stuck) = (locks.clone(), 100);
     let all = elsewhere(move || {
         let key = |n| if n == stuck { "stuck".to_owned() } else { format!("k{n}") };
-        let locks = Locks::clone(&asked);
-        runtime().block_on(async move {
-            let asked: Vec<_> = (0..300)
-                .map(|n| {
-                    let lock = once(&locks, &key(n)).with_lease(Duration::from_secs(10));
-                    tokio::spawn(async move { lock.acquire().await })
-                })
-                .collect();
-            let mut all = Vec::new();
-            for one in asked {
-                all.push(one.await.unwrap());
-            }
-            all
-        })
+        take_all((0..300).map(|n| once(&asked, &key(n)).with_lease(Duration::from_secs(10))))
     })
     .await;
     for (n, one) in all.into_iter().enumerate() {
