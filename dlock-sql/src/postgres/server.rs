@@ -17,7 +17,7 @@ use crate::connector::Connector;
 use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
 use crate::settings::Settings;
 use crate::table::TableName;
-use crate::text::{micros, number};
+use crate::text::{micros, number, unhex};
 
 /// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]
@@ -295,7 +295,7 @@ impl Server for PostgresServer {
 
     async fn list(&self, on: &mut PgConnection, after: &[u8]) -> SqlResult<Vec<(Vec<u8>, Holder)>> {
         let rows = self.all(on, &self.statements.list, &[Value::Bytes(after)]).await?;
-        rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
+        rows.iter().map(|row| Ok((unhex(row.try_get(0)?), holder(row, 1)?))).collect()
     }
 
     async fn force(&self, on: &mut PgConnection, key: &Key) -> SqlResult<bool> {
@@ -308,7 +308,10 @@ impl Server for PostgresServer {
         let values = [Value::Number(micros(unused)), Value::Bytes(after)];
         let rows = self.all(on, &self.statements.prune, &values).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(Pruned { count: row.try_get::<i64, _>(0)?.unsigned_abs(), last: row.try_get(1)? })
+        Ok(Pruned {
+            count: row.try_get::<i64, _>(0)?.unsigned_abs(),
+            last: row.try_get::<Option<&str>, _>(1)?.map(unhex),
+        })
     }
 
     fn tells(&self) -> bool {

@@ -149,7 +149,7 @@ impl PostgresStatements {
                 r#"SELECT fence, {LEFT}, holder FROM {table} WHERE key = $1::bytea AND {IS_HELD}"#
             )),
             list: sql(format!(
-                r#"SELECT key, fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {IS_HELD}
+                r#"SELECT encode(key, 'hex'), fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {IS_HELD}
                 ORDER BY key LIMIT {AT_ONCE}"#
             )),
             force: sql(format!(
@@ -186,7 +186,7 @@ impl PostgresStatements {
                     DELETE FROM {table} AS row USING old WHERE row.key = old.key AND EXISTS (SELECT FROM mark)
                     RETURNING 1
                 )
-                SELECT (SELECT count(*) FROM gone), (SELECT key FROM old ORDER BY key DESC LIMIT 1)"#,
+                SELECT (SELECT count(*) FROM gone), (SELECT encode(key, 'hex') FROM old ORDER BY key DESC LIMIT 1)"#,
                 number = number_of(&place),
             )),
             await_release: sql(format!(

@@ -110,3 +110,20 @@ async fn simple_statements_are_one_message_each() {
     assert_eq!((proxy.lost(), locks.stats().rechecks), (1, 1), "the grant was adopted");
     guard.release().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn simple_statements_list_and_prune_however_the_database_writes_bytes() {
+    let server = <PostgresServer as Db>::start();
+    server.query("ALTER DATABASE postgres SET bytea_output = 'escape'");
+    let backend =
+        Postgres::connect(&format!("{}&migrate=true&statements=simple", server.url())).await.unwrap();
+    let locks = Locks::new(backend.clone());
+    let key = "a\\b\tc 🔒";
+    let guard = take(&locks, key).await;
+    let held = locks.holders().await.unwrap();
+    assert_eq!(held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), [key]);
+    guard.release().await.unwrap();
+    take(&locks, "old").await.release().await.unwrap();
+    server.age("old");
+    assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 1);
+}
