@@ -4,6 +4,7 @@ mod failure;
 mod server;
 mod session;
 mod statements;
+mod values;
 
 pub use server::MysqlServer;
 pub use session::{MysqlRowLocks, MysqlSessions};

@@ -83,6 +83,9 @@ fn of_number(number: u16, table: &TableName) -> Failure {
             Failure::unavailable("another transaction was in the way; it is tried again")
         }
         1317 | 3024 | 1969 => Failure::unavailable("the statement was cancelled, perhaps by a time limit"),
+        1461 => Failure::unavailable(
+            "the server keeps no more prepared statements; raise max_prepared_stmt_count",
+        ),
         1040 | 1203 | 1226 => Failure::unavailable("the server is short of connections; allow more of them"),
         1021 | 1028 | 1037 | 1038 | 1041 | 1114 | 1135 => {
             Failure::unavailable("the server is short of memory or disk space")

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key, Token};
-use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlRow};
-use sqlx::query::Query;
+use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{Executor, MySql, MySqlConnection, Row};
 
 use super::failure::{UNCOMMITTED, classify, number};
 use super::statements::{MysqlStatements, schema};
+use super::values::Value::{self, Bytes, Number};
+use super::values::{TOO_MANY_PREPARED, execute, rows};
 use crate::connector::Connector;
 use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
 use crate::session::FENCE;
@@ -39,7 +40,7 @@ impl MysqlServer {
 
     /// What the row of a key says.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> SqlResult<Standing> {
-        let rows = all(on, sqlx::query(self.statements.look.clone()).bind(token).bind(bytes(key))).await?;
+        let rows = rows(on, &self.statements.look, &[Bytes(token), Bytes(bytes(key))]).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         committed(row.try_get(4)?)?;
         Ok(match row.try_get::<Option<i64>, _>(0)? {
@@ -52,27 +53,17 @@ impl MysqlServer {
     /// Takes the lock with a row that is there.
     async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
         let token = ask.token.as_bytes().as_slice();
-        let done = sqlx::query(self.statements.take.clone())
-            .bind(token)
-            .bind(token)
-            .bind(micros(ask.lease))
-            .bind(ask.holder.as_bytes())
-            .bind(bytes(&ask.key))
-            .bind(token)
-            .execute(on)
-            .await?;
+        let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
+        let values = [Bytes(token), Bytes(token), lease, holder, Bytes(bytes(&ask.key)), Bytes(token)];
+        let done = execute(on, &self.statements.take, &values).await?;
         Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }
 
     /// Takes the lock with a new row. Fails when there is one.
     async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
-        let done = sqlx::query(self.statements.insert.clone())
-            .bind(bytes(&ask.key))
-            .bind(ask.token.as_bytes().as_slice())
-            .bind(micros(ask.lease))
-            .bind(ask.holder.as_bytes())
-            .execute(on)
-            .await?;
+        let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
+        let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), lease, holder];
+        let done = execute(on, &self.statements.insert, &values).await?;
         Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }
 }
@@ -82,10 +73,6 @@ enum Standing {
     Missing,
     Free,
     Held(Box<Holder>),
-}
-
-async fn all(on: &mut MySqlConnection, query: Query<'_, MySql, MySqlArguments>) -> SqlResult<Vec<MySqlRow>> {
-    query.fetch_all(on).await
 }
 
 /// The holder by fence, remaining time and description from this column on.
@@ -144,7 +131,10 @@ impl Server for MysqlServer {
     }
 
     async fn prepare(&self, on: &mut MySqlConnection) -> SqlResult<()> {
-        on.prepare(self.statements.release.clone()).await.map(drop)
+        match on.prepare(self.statements.release.clone()).await {
+            Err(error) if number(&error) == Some(TOO_MANY_PREPARED) => Ok(()),
+            prepared => prepared.map(drop),
+        }
     }
 
     async fn is_fit(on: &mut MySqlConnection) -> SqlResult<bool> {
@@ -156,7 +146,7 @@ impl Server for MysqlServer {
     }
 
     async fn check_pooled(on: &mut MySqlConnection) -> SqlResult<()> {
-        let row = sqlx::query("SELECT CAST(@@SESSION.autocommit AS SIGNED)").fetch_one(on).await?;
+        let row = sqlx::raw_sql("SELECT CAST(@@SESSION.autocommit AS SIGNED)").fetch_one(on).await?;
         committed(row.try_get(0)?)
     }
 
@@ -167,9 +157,9 @@ impl Server for MysqlServer {
     }
 
     async fn mark(&self, on: &mut MySqlConnection) -> SqlResult<Option<String>> {
-        let mark = all(on, sqlx::query(self.statements.mark.clone())).await?;
+        let mark = rows(on, &self.statements.mark, &[]).await?;
         for statement in &self.statements.rights {
-            sqlx::query(statement.clone()).execute(&mut *on).await?;
+            execute(on, statement, &[]).await?;
         }
         let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
         Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
@@ -177,8 +167,8 @@ impl Server for MysqlServer {
 
     async fn make(&self, on: &mut MySqlConnection) -> SqlResult<()> {
         let [create, mark] = schema(&self.table);
-        sqlx::query(create).execute(&mut *on).await?;
-        match sqlx::query(mark).execute(on).await {
+        execute(on, &create, &[]).await?;
+        match execute(on, &mark, &[]).await {
             // Another process makes the table too.
             Err(error) if number(&error) == Some(DUPLICATE) => Ok(()),
             other => other.map(drop),
@@ -220,11 +210,8 @@ impl Server for MysqlServer {
     }
 
     async fn release(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> SqlResult<Option<bool>> {
-        let done = sqlx::query(self.statements.release.clone())
-            .bind(bytes(key))
-            .bind(token.as_bytes().as_slice())
-            .execute(on)
-            .await?;
+        let values = [Bytes(bytes(key)), Bytes(token.as_bytes())];
+        let done = execute(on, &self.statements.release, &values).await?;
         Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
     }
 
@@ -259,8 +246,8 @@ impl Server for MysqlServer {
             let count = some.len().next_power_of_two();
             let first = some[0];
             some.resize(count, first);
-            let query = sqlx::query(self.statements.renew(count)).bind(micros(length));
-            extended += listed(query, &some).execute(&mut *on).await?.rows_affected();
+            let values: Vec<_> = std::iter::once(Number(micros(length))).chain(listed(&some)).collect();
+            extended += execute(on, &self.statements.renew(count), &values).await?.rows_affected();
         }
         if extended == leases.len() as u64 {
             return Ok(None);
@@ -269,7 +256,8 @@ impl Server for MysqlServer {
         let mut all_of_them: Vec<&Lease> = leases.iter().collect();
         let count = leases.len().next_power_of_two();
         all_of_them.resize(count, &leases[0]);
-        let rows = all(on, listed(sqlx::query(self.statements.ours(count)), &all_of_them)).await?;
+        let values: Vec<_> = listed(&all_of_them).collect();
+        let rows = rows(on, &self.statements.ours(count), &values).await?;
         let tokens = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<SqlResult<Vec<_>>>()?;
         let is_ours = |lease: &Lease| tokens.iter().any(|token| token == lease.token.as_bytes());
         Ok(Some(leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect()))
@@ -283,19 +271,18 @@ impl Server for MysqlServer {
     }
 
     async fn list(&self, on: &mut MySqlConnection, after: &[u8]) -> SqlResult<Vec<(Vec<u8>, Holder)>> {
-        let rows = all(on, sqlx::query(self.statements.list.clone()).bind(after)).await?;
+        let rows = rows(on, &self.statements.list, &[Bytes(after)]).await?;
         rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
     }
 
     async fn force(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
-        let done = sqlx::query(self.statements.force.clone()).bind(bytes(key)).execute(on).await?;
+        let done = execute(on, &self.statements.force, &[Bytes(bytes(key))]).await?;
         Ok(done.rows_affected() == 1)
     }
 
     async fn prune(&self, on: &mut MySqlConnection, unused: Duration, after: &[u8]) -> SqlResult<Pruned> {
-        let unused = micros(unused);
-        let old = sqlx::query(self.statements.old.clone()).bind(after).bind(unused).bind(unused).bind(unused);
-        let rows = all(on, old).await?;
+        let unused = Number(micros(unused));
+        let rows = rows(on, &self.statements.old, &[Bytes(after), unused, unused, unused]).await?;
         let mut pruned = Pruned { count: 0, last: None };
         let (mut leases, mut others, mut highest) = (Vec::new(), Vec::new(), 0);
         for row in &rows {
@@ -308,13 +295,13 @@ impl Server for MysqlServer {
             return Ok(pruned);
         }
         // First the mark, where the next row of any key starts: what is deleted afterwards is not above it.
-        sqlx::query(self.statements.keep.clone()).bind(highest).execute(&mut *on).await?;
+        execute(on, &self.statements.keep, &[Number(highest)]).await?;
         if !leases.is_empty() {
             let count = leases.len().next_power_of_two();
             leases.resize(count, leases[0].clone());
-            let prune = sqlx::query(self.statements.prune(count)).bind(highest).bind(unused).bind(unused);
-            let prune = leases.into_iter().fold(prune, |query, key| query.bind(key));
-            pruned.count += prune.execute(&mut *on).await?.rows_affected();
+            let values = [Number(highest), unused, unused].into_iter();
+            let values: Vec<_> = values.chain(leases.iter().map(|key| Bytes(key))).collect();
+            pruned.count += execute(on, &self.statements.prune(count), &values).await?.rows_affected();
         }
         for fence in others {
             pruned.count += self.prune_kept(on, &fence, highest).await?;
@@ -332,11 +319,8 @@ fn committed(autocommit: i64) -> SqlResult<()> {
     if autocommit == 1 { Ok(()) } else { Err(sqlx::Error::Configuration(UNCOMMITTED.into())) }
 }
 
-/// Binds the keys, then the tokens.
-fn listed<'q>(
-    query: Query<'q, MySql, MySqlArguments>,
-    leases: &[&'q Lease],
-) -> Query<'q, MySql, MySqlArguments> {
-    let query = leases.iter().fold(query, |query, lease| query.bind(bytes(&lease.key)));
-    leases.iter().fold(query, |query, lease| query.bind(lease.token.as_bytes().as_slice()))
+/// The keys, then the tokens.
+fn listed<'q>(leases: &[&'q Lease]) -> impl Iterator<Item = Value<'q>> {
+    let keys = leases.iter().map(|lease| Bytes(bytes(&lease.key)));
+    keys.chain(leases.iter().map(|lease| Bytes(lease.token.as_bytes())))
 }

@@ -62,6 +62,9 @@ const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
+/// The error of an isolation in which a server that logs statements, and not rows, locks none.
+const UNLOGGED: u16 = 1665;
+
 /// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
 /// only wait for each other.
 pub(super) fn place(table: &TableName) -> String {
@@ -105,6 +108,17 @@ pub(super) fn name_in_sql(place: &str) -> String {
     let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
     let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
     format!("CONCAT('dlock:', LEFT(SHA2({input}, 256), {}))", MysqlServer::DIGEST * 2)
+}
+
+/// The row that a statement answers. Nothing is prepared, for which the server may have no room: a release that failed
+/// would be the end of all locks on the connection.
+async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
+    sqlx::raw_sql(AssertSqlSafe(statement)).fetch_optional(on).await
+}
+
+/// Bytes as they stand in a statement.
+fn bytes(of: &[u8]) -> String {
+    format!("X'{}'", hex(of))
 }
 
 /// A session as the token of a row.
@@ -159,15 +173,13 @@ impl MysqlServer {
         let table = self.quoted();
         let insert = format!(
             "INSERT INTO {table} (`key`, token, fence, expires, holder)
-            SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, ?
-            FROM {table} AS mark WHERE mark.`key` = X''"
+            SELECT {}, {}, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, {}
+            FROM {table} AS mark WHERE mark.`key` = X''",
+            bytes(&wanted.name.fence),
+            bytes(&token(session)),
+            bytes(wanted.holder.as_bytes())
         );
-        let counted = sqlx::query(AssertSqlSafe(insert))
-            .bind(&wanted.name.fence)
-            .bind(token(session))
-            .bind(wanted.holder.as_bytes())
-            .execute(on)
-            .await?;
+        let counted = sqlx::raw_sql(AssertSqlSafe(insert)).execute(on).await?;
         Ok(Fence::new(counted.last_insert_id()))
     }
 
@@ -205,8 +217,8 @@ impl MysqlServer {
 
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
     async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
-        let lock = format!("SELECT 1 FROM {} WHERE `key` = ? FOR UPDATE NOWAIT", self.quoted());
-        match sqlx::query(AssertSqlSafe(lock)).bind(row).fetch_optional(on).await {
+        let lock = format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), bytes(row));
+        match one(on, lock).await {
             Ok(_) => Ok(false),
             Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
             Err(error) => Err(error),
@@ -309,12 +321,6 @@ impl MysqlServer {
         };
         Ok((row.try_get(0)?, (1..=wanted.len()).map(taken).collect::<SqlResult<_>>()?))
     }
-
-    async fn free_name(on: &mut MySqlConnection, name: &Name) -> SqlResult<(i64, bool)> {
-        let free = "SELECT CAST(CONNECTION_ID() AS SIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)";
-        let row = sqlx::query(free).bind(name_of(name)).fetch_one(on).await?;
-        Ok((row.try_get(0)?, row.try_get::<Option<i64>, _>(1)? == Some(1)))
-    }
 }
 
 impl Strategy for ByName<MysqlServer> {
@@ -339,11 +345,6 @@ impl Strategy for ByName<MysqlServer> {
     }
 
     async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        if let [one] = names {
-            return MysqlServer::free_name(on, one)
-                .await
-                .map(|(session, was_held)| (session, vec![was_held]));
-        }
         let free = |name| format!(", CAST(RELEASE_LOCK('{}') AS SIGNED)", name_of(name));
         let free: String =
             std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
@@ -372,30 +373,33 @@ impl Strategy for ByName<MysqlServer> {
         name: &Name,
     ) -> SqlResult<Option<Holder>> {
         let statement = format!(
-            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK(?) AS id) AS locked LEFT JOIN {} AS held
-            ON held.`key` = ? AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
-            server.quoted()
+            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK('{}') AS id) AS locked LEFT JOIN {} AS held
+            ON held.`key` = {} AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
+            name_of(name),
+            server.quoted(),
+            bytes(&name.fence)
         );
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(name_of(name)).bind(&name.fence);
-        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
+        one(on, statement).await?.as_ref().map(holder).transpose()
     }
 
     async fn owner(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<OwningSession> {
-        let used = sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(name_of(name));
-        let session = used.fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
+        let used = format!("SELECT CAST(IS_USED_LOCK('{}') AS SIGNED)", name_of(name));
+        let session = sqlx::raw_sql(AssertSqlSafe(used)).fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
         Ok(session.map_or(OwningSession::Nobody, OwningSession::Session))
     }
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let place = server.place();
-        let page = format!(
-            "SELECT fence, holder, `key`, token FROM {} WHERE `key` > ? ORDER BY `key` LIMIT {AT_ONCE}",
-            server.quoted()
-        );
+        let page = |after: &[u8]| {
+            format!(
+                "SELECT fence, holder, `key`, token FROM {} WHERE `key` > {} ORDER BY `key` LIMIT {AT_ONCE}",
+                server.quoted(),
+                bytes(after)
+            )
+        };
         let (mut all, mut after) = (Vec::new(), vec![FENCE]);
         loop {
-            let rows =
-                sqlx::query(AssertSqlSafe(page.clone())).bind(after.clone()).fetch_all(&mut *on).await?;
+            let rows = sqlx::raw_sql(AssertSqlSafe(page(&after))).fetch_all(&mut *on).await?;
             let Some(last) = rows.last() else { return Ok(all) };
             after = last.try_get(2)?;
             let mut granted = Vec::new();
@@ -425,7 +429,13 @@ impl RowServer for MysqlServer {
             self.quoted(),
             hex(&name.row)
         );
-        let is_there = match sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await {
+        let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
+        if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
+            let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+            sqlx::raw_sql(stricter).execute(&mut *on).await?;
+            locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
+        }
+        let is_there = match locked {
             Ok(rows) => match rows.last() {
                 Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
                 None => false,
@@ -456,8 +466,8 @@ impl RowServer for MysqlServer {
 
     async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         // An insert would wait for a row that is there and locked.
-        let there = format!("SELECT 1 FROM {} WHERE `key` = ?", self.quoted());
-        if sqlx::query(AssertSqlSafe(there)).bind(&name.row).fetch_optional(&mut *on).await?.is_some() {
+        let there = format!("SELECT 1 FROM {} WHERE `key` = {}", self.quoted(), bytes(&name.row));
+        if one(on, there).await?.is_some() {
             return Ok(false);
         }
         // Never pruned, since that could take it from under a lock.
@@ -532,8 +542,9 @@ impl Strategy for ByRow<MysqlServer> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(None);
         }
-        let held = format!("SELECT fence, holder FROM {} WHERE `key` = ?", server.quoted());
-        let row = sqlx::query(AssertSqlSafe(held)).bind(&name.fence).fetch_optional(on).await?;
+        let held =
+            format!("SELECT fence, holder FROM {} WHERE `key` = {}", server.quoted(), bytes(&name.fence));
+        let row = one(on, held).await?;
         Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
     }
 
@@ -541,8 +552,8 @@ impl Strategy for ByRow<MysqlServer> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(OwningSession::Nobody);
         }
-        let token_of = format!("SELECT token FROM {} WHERE `key` = ?", server.quoted());
-        let row = sqlx::query(AssertSqlSafe(token_of)).bind(&name.fence).fetch_optional(&mut *on).await?;
+        let token_of = format!("SELECT token FROM {} WHERE `key` = {}", server.quoted(), bytes(&name.fence));
+        let row = one(on, token_of).await?;
         let of_grant: Option<Vec<u8>> = row.map_or(Ok(None), |row| row.try_get(0))?;
         let mut seen = server.sessions_seen(on).await?.into_iter();
         let session = seen.find(|session| of_grant == Some(token(*session)));

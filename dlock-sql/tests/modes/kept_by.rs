@@ -11,6 +11,8 @@ use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlRowLocks, MysqlSessions, Patience, PostgresRowLocks, PostgresSessions};
 use sqlx::{Connection, Executor};
 
+use crate::kept::{Kind, LONG, MysqlRow, locks, take};
+
 const MIGRATE: &str = "&migrate=true";
 
 async fn sessions(server: &PostgresServer) -> Locks {
@@ -383,3 +385,17 @@ on_own_connections!(
     sqlx::MySqlConnection,
     "?migrate=true"
 );
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_are_locked_where_the_server_logs_statements_instead_of_rows() {
+    let log = [("log-bin", "binlog"), ("server-id", "1"), ("binlog_format", "STATEMENT")];
+    let server = MysqlRow::start(&log);
+    let (ours, theirs) = (locks::<MysqlRow>(&server, LONG).await, locks::<MysqlRow>(&server, LONG).await);
+    for _ in 0..2 {
+        let guard = take(&ours, "a").await;
+        let error = theirs.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        take(&theirs, "b").await.release().await.unwrap();
+        guard.release().await.unwrap();
+    }
+}

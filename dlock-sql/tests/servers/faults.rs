@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
 use dlock_rig::proxy::{Direction, Flow, Proxy};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_sql::{MysqlRowLocks, MysqlSessions};
 
-use crate::support::{Db, on_both, once, take, until};
+use crate::support::{Db, is_error, on_both, once, take, until};
 
 on_both! {
     async fn a_lock_outlives_every_connection<D: Db>(db: D) {
@@ -148,5 +150,47 @@ on_both! {
         until("a renewal", || locks.stats().renewals > renewals).await;
         guard.check().unwrap();
         guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_live_on_when_others_have_used_up_the_prepared_statements_of_the_server() {
+    let server = <MysqlServer as Db>::start();
+    let backend = server.backend().await;
+    let locks = |backend| {
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(3));
+        locks.with_wait(Duration::from_secs(20)).build().unwrap()
+    };
+    let leases = locks(backend.clone());
+    let (held, dropped) = (take(&leases, "a").await, take(&leases, "b").await);
+    server.query("SET GLOBAL max_prepared_stmt_count = 0");
+    // What is opened from now on knows no statement.
+    server.disconnect_all();
+    drop(dropped);
+    until("it is released", || server.held() == 1).await;
+    let before = leases.stats().renewals;
+    until("renewals", || leases.stats().renewals >= before + 3).await;
+    held.check().unwrap();
+    assert_eq!(leases.holders().await.unwrap().len(), 1);
+    let theirs = Locks::new(backend.clone());
+    let holder = is_error(once(&theirs, "a").acquire().await, ErrorKind::Busy, &[]).holder().cloned();
+    assert_eq!(holder.unwrap().fence, held.fence());
+    held.release().await.unwrap();
+    for key in ["b", "new"] {
+        take(&leases, key).await.release().await.unwrap();
+    }
+    server.age("b");
+    assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 1);
+    let kept = [
+        Locks::new(MysqlSessions::connect(&server.url()).await.unwrap()),
+        Locks::new(MysqlRowLocks::connect(&server.url()).await.unwrap()),
+    ];
+    for locks in kept {
+        let (one, other) = (take(&locks, "one").await, take(&locks, "other").await);
+        one.release().await.unwrap();
+        assert_eq!(locks.holders().await.unwrap().len(), 1);
+        assert_eq!(locks.inspect("other").await.unwrap().unwrap().fence, other.fence());
+        other.check().unwrap();
+        other.release().await.unwrap();
     }
 }

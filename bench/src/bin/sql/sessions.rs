@@ -110,7 +110,7 @@ impl Pairs for PostgresRow {
 pub(crate) struct MysqlSession {
     connections: My,
     take: Vec<SqlStr>,
-    release: SqlStr,
+    release: Vec<SqlStr>,
 }
 
 impl MysqlSession {
@@ -121,7 +121,8 @@ impl MysqlSession {
             .await?
             .try_get(0)?;
         let take = each(|key| of_session(&of_key(recorded.take.as_str(), key), key, session));
-        Ok(Self { connections, take, release: recorded.release.clone() })
+        let release = each(|key| of_session(recorded.release.as_str(), key, session));
+        Ok(Self { connections, take, release })
     }
 }
 
@@ -133,8 +134,7 @@ impl Pairs for MysqlSession {
             ensure!(taken.rows_affected() == 1 && taken.last_insert_id() > 0, "it was taken");
         }
         let mut on = self.connections.of(key).await?;
-        let release = sqlx::query(self.release.clone()).bind(format!("bare_{}", task(key)));
-        let freed = release.fetch_one(&mut *on).await?;
+        let freed = sqlx::raw_sql(self.release[task(key)].clone()).fetch_one(&mut *on).await?;
         ensure!(freed.try_get::<Option<i64>, _>(1)? == Some(1), "it was lost");
         Ok(())
     }

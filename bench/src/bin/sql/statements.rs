@@ -50,6 +50,7 @@ pub(crate) fn of_session(text: &str, name: &str, session: i64) -> String {
         None => text.to_owned(),
     };
     let text = between(text, "GET_LOCK('", "'", name);
+    let text = between(&text, "RELEASE_LOCK('", "'", name);
     let text = between(&text, "LPAD(HEX(", ")", &session.to_string());
     between(&text, "CONNECTION_ID() = ", ",", &session.to_string())
 }
@@ -119,34 +120,38 @@ async fn record(server: &MysqlServer, locks: &Locks) -> Result<()> {
     Ok(())
 }
 
-/// The messages of the last pair that were not prepared, each as a connection sent it without a break.
-async fn messages(server: &MysqlServer, locks: &Locks, first: &str) -> Result<Vec<SqlStr>> {
+/// The statements of the last pair that were not prepared, each with its connection.
+async fn last_pair(server: &MysqlServer, locks: &Locks, first: &str) -> Result<Vec<(String, String)>> {
     record(server, locks).await?;
     let noted = server.query(
         "SELECT CONCAT(thread_id, ' ', REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ')) FROM mysql.general_log \
          WHERE command_type = 'Query' AND argument NOT LIKE '%general_log%' ORDER BY event_time",
     );
-    let noted: Vec<(&str, &str)> = noted.lines().filter_map(|line| line.split_once(' ')).collect();
+    let noted: Vec<(String, String)> = noted
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(by, text)| (by.into(), text.into()))
+        .collect();
     let begin = noted.iter().rposition(|(_, text)| text.starts_with(first)).context("no pair was noted")?;
-    let messages = noted[begin..].chunk_by(|(one, _), (other, _)| one == other);
-    let join =
-        |parts: &[(&str, &str)]| sql(&parts.iter().map(|(_, text)| *text).collect::<Vec<_>>().join("; "));
-    messages.map(join).collect()
+    Ok(noted[begin..].to_vec())
 }
 
-/// The same of sessions.
+/// Statements that go out in one message.
+fn joined(parts: &[(String, String)]) -> Result<SqlStr> {
+    sql(&parts.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; "))
+}
+
+/// The same of sessions: a message of two statements, and one of one.
 pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    let take = messages(server, locks, "SET @dlock").await?.swap_remove(0);
-    let release = server.query(
-        "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log \
-         WHERE command_type = 'Prepare' AND argument LIKE '%RELEASE_LOCK(?)%' LIMIT 1",
-    );
-    Ok(Statements { take, release: sql(&release)? })
+    let pair = last_pair(server, locks, "SET @dlock").await?;
+    let (take, release) = pair.split_at_checked(2).context("no pair was noted")?;
+    Ok(Statements { take: joined(take)?, release: joined(release)? })
 }
 
 /// The same of locked rows.
 pub(crate) async fn of_mysql_rows(server: &MysqlServer, locks: &Locks) -> Result<RowStatements> {
-    let mut messages = messages(server, locks, "START TRANSACTION").await?.into_iter();
-    let mut next = || messages.next().context("a pair of locked rows has three messages");
+    let pair = last_pair(server, locks, "START TRANSACTION").await?;
+    let mut messages = pair.chunk_by(|(one, _), (other, _)| one == other);
+    let mut next = || joined(messages.next().context("a pair of locked rows has three messages")?);
     Ok(RowStatements { prepare: sql("SELECT 1")?, lock: next()?, count: next()?, free: next()? })
 }
