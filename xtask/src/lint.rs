@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, modules, needs, package, pages, prose};
+use crate::{backends, code_map, modules, needs, package, pages, prose};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -17,6 +17,7 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
         Step::new("file lengths", || file_lengths(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
+        Step::new("code map", || code_map::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
         Step::new("links and snippets", || pages::check(&sources()?)),
         Step::new("backends are separate", backends::are_separate),
@@ -34,6 +35,15 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     steps.push(Step::new("clippy, no feature at all", || {
         clippy(&["--package", backends::FACADE, "--no-default-features", "--lib"])
     }));
+    steps.push(Step::new("what other platforms need", || needs::install(needs::PLATFORMS)));
+    for target in needs::targets(needs::PLATFORMS) {
+        // What needs no C compiler of that platform.
+        steps.push(Step::new(format!("compiles for {target}"), move || {
+            cargo(["check", "--quiet", "--package", backends::FACADE, "--no-default-features"])
+                .args(["--features", "macros,otel,redis,zk", "--target", target])
+                .run()
+        }));
+    }
     steps.push(Step::new("packages", package::packages_are_whole));
     steps.push(Step::new("documentation", || {
         cargo(["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()

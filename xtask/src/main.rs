@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod backends;
+mod code_map;
 mod lint;
 mod modules;
 mod needs;

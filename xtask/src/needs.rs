@@ -17,6 +17,8 @@ pub(crate) struct Need {
 enum Source {
     /// A component of the Rust toolchain.
     Rustup(&'static str),
+    /// The standard library of another platform.
+    Target(&'static str),
     /// A package of Debian.
     Apt(&'static str),
     /// A program that cargo compiles.
@@ -28,6 +30,18 @@ pub(crate) const LINT: &[Need] = &[
     Need { probe: &["cargo", "fmt", "--version"], source: Source::Rustup("rustfmt") },
     Need { probe: &["cargo", "clippy", "--version"], source: Source::Rustup("clippy") },
     C_COMPILER,
+];
+
+/// For the check of other platforms, on which people develop.
+pub(crate) const PLATFORMS: &[Need] = &[
+    Need {
+        probe: &["sh", "-c", "ls \"$(rustc --print sysroot)/lib/rustlib/x86_64-pc-windows-gnu/lib\""],
+        source: Source::Target("x86_64-pc-windows-gnu"),
+    },
+    Need {
+        probe: &["sh", "-c", "ls \"$(rustc --print sysroot)/lib/rustlib/x86_64-apple-darwin/lib\""],
+        source: Source::Target("x86_64-apple-darwin"),
+    },
 ];
 
 /// For `test`. A server that tests start is one more line here.
@@ -124,6 +138,11 @@ pub(crate) fn install(needs: &[Need]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the platforms that these are for.
+pub(crate) fn targets(needs: &[Need]) -> impl Iterator<Item = &'static str> {
+    needs.iter().filter_map(|need| need.source.target())
+}
+
 impl Need {
     fn is_there(&self) -> bool {
         program(self.probe[0]).args(self.probe[1..].iter().copied()).succeeds()
@@ -136,10 +155,19 @@ impl Need {
 }
 
 impl Source {
+    /// Returns the platform that it is for, if that is another one.
+    const fn target(&self) -> Option<&'static str> {
+        match self {
+            Self::Target(target) => Some(target),
+            Self::Rustup(_) | Self::Apt(_) | Self::Cargo(_) => None,
+        }
+    }
+
     /// What a person would type.
     fn command(&self) -> String {
         match self {
             Self::Rustup(component) => format!("rustup component add {component}"),
+            Self::Target(target) => format!("rustup target add {target}"),
             Self::Cargo(package) => format!("cargo install --locked {package}"),
             Self::Apt(package) => format!("sudo apt-get update && sudo apt-get install --yes {package}"),
         }
@@ -148,6 +176,7 @@ impl Source {
     fn install(&self) -> Result<()> {
         match self {
             Self::Rustup(component) => program("rustup").args(["component", "add", *component]).run(),
+            Self::Target(target) => program("rustup").args(["target", "add", *target]).run(),
             Self::Cargo(package) => program("cargo").args(["install", "--locked", package]).run(),
             Self::Apt(package) => {
                 as_root(&["apt-get", "update"])?;
@@ -170,11 +199,16 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_with_the_command_that_installs_it() {
-        let need = Need { probe: &["no-such-program-of-dlock"], source: Source::Apt("no-such-package") };
-        assert!(!need.is_there());
-        let error = need.missing(Some(anyhow!("no network"))).to_string();
-        for part in ["no-such-program-of-dlock", "no network", "apt-get install --yes no-such-package"] {
-            assert!(error.contains(part), "{part} is missing in: {error}");
+        for (source, command) in [
+            (Source::Apt("no-such-package"), "apt-get install --yes no-such-package"),
+            (Source::Target("no-such-platform"), "rustup target add no-such-platform"),
+        ] {
+            let need = Need { probe: &["no-such-program-of-dlock"], source };
+            assert!(!need.is_there());
+            let error = need.missing(Some(anyhow!("no network"))).to_string();
+            for part in ["no-such-program-of-dlock", "no network", command] {
+                assert!(error.contains(part), "{part} is missing in: {error}");
+            }
         }
     }
 }

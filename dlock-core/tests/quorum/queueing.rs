@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::support::{KEY, nodes, take, try_take, until};
 
-/// A node whose requests are written one after the other, and that wants an early renewal where it is told to.
+/// A node whose requests are written one after the other, and that wants an early renewal where a test says so.
 #[derive(Clone, Debug)]
 struct Queueing {
     memory: Memory,
