@@ -5,6 +5,7 @@ mod ballot;
 mod claim;
 mod node;
 mod round;
+mod tally;
 mod vote;
 mod withdrawals;
 

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 
 use super::ballot::Ballot;
 use super::round::Round;
-use super::vote::{Vote, VoteAnswer, VoteStanding, VoteTally};
+use super::tally::VoteTally;
+use super::vote::{Vote, VoteAnswer, VoteStanding};
 use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
 use crate::backend::request_clock::UNSENT;

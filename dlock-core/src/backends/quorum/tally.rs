@@ -1,0 +1,111 @@
+//! What the nodes of a claim say unasked, and what comes of it.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::node::Member;
+use super::vote::{Vote, VoteStanding};
+use crate::backend::Signal;
+use crate::clock::Timestamp;
+
+/// The votes of one claim, for what nodes say unasked.
+#[derive(Default)]
+pub(super) struct VoteTally {
+    votes: Mutex<Vec<Arc<Vote>>>,
+    needed: usize,
+    signal: OnceLock<(Signal, Timestamp)>,
+    /// What nodes wanted before there was a signal to pass it on by.
+    early: Mutex<Wishes>,
+    suspected: AtomicBool,
+}
+
+/// What nodes want of the holder.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) renew_by: Option<Timestamp>,
+    pub(super) release: bool,
+}
+
+impl Wishes {
+    fn pass_on(&self, signal: &Signal, now: Timestamp) {
+        if let Some(at) = self.renew_by {
+            signal.renew_within(at.since(now));
+        }
+        if self.release {
+            signal.release_requested();
+        }
+    }
+}
+
+impl VoteTally {
+    pub(super) fn new(needed: usize) -> Arc<Self> {
+        Arc::new(Self { needed, ..Self::default() })
+    }
+
+    fn votes(&self) -> MutexGuard<'_, Vec<Arc<Vote>>> {
+        self.votes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These are the votes from now on.
+    pub(super) fn seat(&self, votes: &[Arc<Vote>]) {
+        *self.votes() = votes.to_vec();
+    }
+
+    fn early(&self) -> MutexGuard<'_, Wishes> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whom to tell, of a lock that was granted at `sent`.
+    pub(super) fn report_to(&self, signal: Signal, sent: Timestamp, now: Timestamp) {
+        let wishes = {
+            let mut early = self.early();
+            let _ = self.signal.set((signal.clone(), sent));
+            std::mem::take(&mut *early)
+        };
+        wishes.pass_on(&signal, now);
+        self.tell("a node took it back at once".into());
+    }
+
+    /// Passes on what a node wants, once there is somebody to ask for it.
+    pub(super) fn ask(&self, wishes: Wishes, now: Timestamp) {
+        {
+            let mut early = self.early();
+            if self.signal.get().is_none() {
+                early.renew_by = early.renew_by.into_iter().chain(wishes.renew_by).min();
+                early.release |= wishes.release;
+                return;
+            }
+        }
+        if let Some((signal, _)) = self.signal.get() {
+            wishes.pass_on(signal, now);
+        }
+    }
+
+    pub(super) fn recount(&self, member: &Member, cause: Cow<'static, str>) {
+        self.tell(format!("too few nodes are left that have it; {}", member.says(&cause)).into());
+    }
+
+    fn tell(&self, cause: Cow<'static, str>) {
+        let Some((signal, sent)) = self.signal.get() else { return };
+        let (mut sound, mut shaken) = (0, 0);
+        for vote in &*self.votes() {
+            match vote.standing() {
+                VoteStanding::Leased | VoteStanding::Session(_) => sound += 1,
+                VoteStanding::Suspect => shaken += 1,
+                VoteStanding::Unsettled | VoteStanding::Missing => {}
+            }
+        }
+        if sound >= self.needed {
+            // It is no longer than it was; only the doubt is over.
+            if self.suspected.swap(false, Ordering::AcqRel) {
+                signal.trust(*sent);
+            }
+        } else if sound + shaken >= self.needed {
+            self.suspected.store(true, Ordering::Release);
+            signal.suspect();
+        } else {
+            signal.lost(cause);
+        }
+    }
+}
