@@ -81,6 +81,13 @@ impl fmt::Debug for Key {
     }
 }
 
+/// The longest start of `text` of at most `bytes` bytes that is whole characters.
+pub(crate) fn start_of(text: &str, bytes: usize) -> &str {
+    // As `str::floor_char_boundary`, which needs a newer Rust than the rest of the crate.
+    let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or_default()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +109,14 @@ mod tests {
         let texts = ["a", "A", "a ", " a", "é", "e\u{301}", "a\n", "../a", "{a}", "'a'", "\\a", "🔒"];
         let keys: std::collections::HashSet<Key> = texts.iter().map(|t| Key::new(t).unwrap()).collect();
         assert_eq!(keys.len(), texts.len());
+    }
+
+    #[test]
+    fn the_start_of_a_text_is_as_long_as_can_be_and_of_whole_characters() {
+        let starts = (0..=6).map(|bytes| start_of("aé🔒", bytes));
+        assert_eq!(starts.collect::<Vec<_>>(), ["", "a", "a", "aé", "aé", "aé", "aé"]);
+        assert_eq!(start_of("aé🔒", 7), "aé🔒");
+        assert_eq!(start_of("aé🔒", 100), "aé🔒");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use tracing::warn;
 
 use crate::guarded::tell;
+use crate::key::start_of;
 
 /// What all further patterns are counted as.
 const OTHER: &str = "other";
@@ -39,7 +40,7 @@ impl Templates {
     }
 
     fn intern(&self, text: &str) -> &'static str {
-        let text = &text[..text.floor_char_boundary(MAX_LEN)];
+        let text = start_of(text, MAX_LEN);
         let (found, full) = {
             let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
             (known.texts.as_ref().and_then(|texts| texts.get(text).copied()), known.full)

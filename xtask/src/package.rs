@@ -72,6 +72,10 @@ pub(crate) fn before_publishing() -> Vec<Step> {
                 .args(["--exclude-features", "default"])
                 .run()
         }),
+        Step::new("the oldest Rust", || {
+            let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
+            cargo(["hack", "check", "--rust-version", "--lib", "--bins"]).args(packages).run()
+        }),
         Step::new("no break since the last release", nothing_is_broken),
     ]
 }

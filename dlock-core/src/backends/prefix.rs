@@ -8,7 +8,7 @@ use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, 
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
-use crate::key::Key;
+use crate::key::{Key, start_of};
 
 const MAX_PREFIX: usize = 128;
 /// What the digest of a long key takes, with the mark before it.
@@ -52,8 +52,7 @@ impl<B> Prefixed<B> {
         if prefix.len() + text.len() <= LONGEST_AS_IT_IS {
             return certain([prefix, text].concat());
         }
-        let mut name =
-            [prefix, &text[..text.floor_char_boundary(Key::MAX_LEN - DIGEST - prefix.len())], "#"].concat();
+        let mut name = [prefix, start_of(text, Key::MAX_LEN - DIGEST - prefix.len()), "#"].concat();
         for byte in Sha256::digest(text) {
             let _ = write!(name, "{byte:02x}");
         }
