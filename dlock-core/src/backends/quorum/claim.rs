@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::ballot::Ballot;
 use super::round::Round;
-use super::tally::VoteTally;
-use super::vote::{Vote, VoteAnswer, VoteStanding};
+use super::tally::{CountedVote, VoteStanding, VoteTally};
+use super::vote::{Vote, VoteAnswer};
 use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
 use crate::backend::request_clock::UNSENT;

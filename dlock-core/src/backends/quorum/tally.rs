@@ -5,14 +5,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::node::Member;
-use super::vote::{Vote, VoteStanding};
 use crate::backend::Signal;
 use crate::clock::Timestamp;
+
+/// What a vote is worth before a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VoteStanding {
+    /// To be renewed.
+    Leased,
+    /// Kept by a session until this time.
+    Session(Timestamp),
+    /// A session that cannot be confirmed at the moment.
+    Suspect,
+    /// An attempt that was never answered may have taken it.
+    Unsettled,
+    /// The node does not have it for us.
+    Missing,
+}
+
+/// A vote, as far as it counts.
+pub(super) trait CountedVote: Send + Sync {
+    /// Returns what it is worth now, without asking.
+    fn standing(&self) -> VoteStanding;
+}
 
 /// The votes of one claim, for what nodes say unasked.
 #[derive(Default)]
 pub(super) struct VoteTally {
-    votes: Mutex<Vec<Arc<Vote>>>,
+    votes: Mutex<Vec<Arc<dyn CountedVote>>>,
     needed: usize,
     signal: OnceLock<(Signal, Timestamp)>,
     /// What nodes wanted before there was a signal to pass it on by.
@@ -43,13 +63,13 @@ impl VoteTally {
         Arc::new(Self { needed, ..Self::default() })
     }
 
-    fn votes(&self) -> MutexGuard<'_, Vec<Arc<Vote>>> {
+    fn votes(&self) -> MutexGuard<'_, Vec<Arc<dyn CountedVote>>> {
         self.votes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// These are the votes from now on.
-    pub(super) fn seat(&self, votes: &[Arc<Vote>]) {
-        *self.votes() = votes.to_vec();
+    pub(super) fn seat<V: CountedVote + 'static>(&self, votes: &[Arc<V>]) {
+        *self.votes() = votes.iter().map(|vote| Arc::clone(vote) as Arc<dyn CountedVote>).collect();
     }
 
     fn early(&self) -> MutexGuard<'_, Wishes> {

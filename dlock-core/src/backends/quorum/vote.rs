@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::node::Member;
-use super::tally::{VoteTally, Wishes};
+use super::tally::{CountedVote, VoteStanding, VoteTally, Wishes};
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::RequestStage;
 use crate::backend::{Attempt, Busy, ClaimRequest, Host, Renewed, RequestClock, Signal, SignalSink, Term};
@@ -66,21 +66,6 @@ pub(super) enum VoteAnswer {
     Granted,
     Busy(Busy),
     Failed(Failure),
-}
-
-/// What a vote is worth before a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VoteStanding {
-    /// To be renewed.
-    Leased,
-    /// Kept by a session until this time.
-    Session(Timestamp),
-    /// A session that cannot be confirmed at the moment.
-    Suspect,
-    /// An attempt that was never answered may have taken it.
-    Unsettled,
-    /// The node does not have it for us.
-    Missing,
 }
 
 impl Vote {
@@ -214,22 +199,6 @@ impl Vote {
             None => self.member.remembers(&self.host).await,
         };
         (attempt, memory)
-    }
-
-    /// What it is worth now, without asking.
-    pub(super) fn standing(&self) -> VoteStanding {
-        let state = self.state();
-        match state.granted {
-            _ if state.closed || state.gone => VoteStanding::Missing,
-            Some((Term::Lease(_), _)) => VoteStanding::Leased,
-            Some(_) if state.suspect => VoteStanding::Suspect,
-            Some((Term::Session(None), _)) => VoteStanding::Session(Timestamp::NEVER),
-            Some((Term::Session(Some(length)), proof)) => {
-                VoteStanding::Session(proof + length.saturating_sub(margin(length)))
-            }
-            None if state.unsettled => VoteStanding::Unsettled,
-            None => VoteStanding::Missing,
-        }
     }
 
     /// For how long the node's grant can be relied upon without a word.
@@ -408,6 +377,23 @@ impl Vote {
     pub(super) fn may_have_been_removed(&self) -> bool {
         let state = self.state();
         state.was_granted && (state.doubtful || state.done != Some(false))
+    }
+}
+
+impl CountedVote for Vote {
+    fn standing(&self) -> VoteStanding {
+        let state = self.state();
+        match state.granted {
+            _ if state.closed || state.gone => VoteStanding::Missing,
+            Some((Term::Lease(_), _)) => VoteStanding::Leased,
+            Some(_) if state.suspect => VoteStanding::Suspect,
+            Some((Term::Session(None), _)) => VoteStanding::Session(Timestamp::NEVER),
+            Some((Term::Session(Some(length)), proof)) => {
+                VoteStanding::Session(proof + length.saturating_sub(margin(length)))
+            }
+            None if state.unsettled => VoteStanding::Unsettled,
+            None => VoteStanding::Missing,
+        }
     }
 }
 
