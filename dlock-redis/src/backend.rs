@@ -203,3 +203,54 @@ impl fmt::Debug for Redis {
 pub(crate) fn configure(failure: Failure) -> Error {
     Error::new(Operation::Configure, failure).on("redis")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(url: &str, key: &str) -> LockId {
+        Redis::builder(url).build().unwrap().lock_id(&Key::new(key).unwrap())
+    }
+
+    /// Otherwise batches would take them in other orders, and the same lock twice.
+    #[test]
+    fn a_lock_has_one_id_however_its_servers_are_written() {
+        for same in [
+            &[
+                "redis://a:6379/0",
+                "redis://a",
+                "redis://A/",
+                "redis://u:p@a:6379?db=0",
+                "redis://a?tracking=7",
+            ][..],
+            &["redis://a/1?prefix=shop:", "redis://a?prefix=shop:&db=1"],
+            &["redis+sentinel://a,b:7/main/2", "redis+sentinel://B:7,a:26379/main/2"],
+            &["redis+cluster://a,b:7", "redis+cluster://u:p@b:7,A:6379"],
+        ] {
+            for url in same {
+                assert_eq!(id(url, "room"), id(same[0], "room"), "{url}");
+            }
+        }
+    }
+
+    #[test]
+    fn locks_that_differ_have_ids_that_differ() {
+        let urls = [
+            "redis://a",
+            "redis://b",
+            "redis://a:7",
+            "redis://a/1",
+            "redis://a?prefix=shop:",
+            "redis+unix:///a",
+            "redis+unix:///A",
+            "redis+sentinel://a/main",
+            "redis+sentinel://a/other",
+            "redis+sentinel://a/main/1",
+            "redis+cluster://a",
+            "redis+cluster://a,b",
+        ];
+        let ids = urls.iter().flat_map(|url| ["room", "Room"].map(|key| id(url, key)));
+        let different: std::collections::HashSet<_> = ids.collect();
+        assert_eq!(different.len(), urls.len() * 2, "{different:#?}");
+    }
+}

@@ -61,13 +61,18 @@ pub(crate) struct Target {
 impl Target {
     /// The servers and the database, in one order and without a password.
     pub(crate) fn place(&self) -> String {
+        // The name of a host is the same in upper case.
+        let name = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Tcp { .. } => endpoint.to_string().to_ascii_lowercase(),
+            Endpoint::Unix(_) => endpoint.to_string(),
+        };
         let list = |endpoints: &[Endpoint]| {
-            let mut names: Vec<_> = endpoints.iter().map(Endpoint::to_string).collect();
+            let mut names: Vec<_> = endpoints.iter().map(name).collect();
             names.sort();
             names.join(",")
         };
         match &self.topology {
-            Topology::Single(endpoint) => format!("redis://{endpoint}/{}", self.db),
+            Topology::Single(endpoint) => format!("redis://{}/{}", name(endpoint), self.db),
             Topology::Sentinel { sentinels, service } => {
                 format!("redis+sentinel://{}/{service}/{}", list(sentinels), self.db)
             }

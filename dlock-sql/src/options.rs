@@ -342,6 +342,45 @@ mod tests {
         }
     }
 
+    /// Of rows with a lease; what it says of the schema is asked of the server.
+    fn address<S: Server>(url: &str) -> String {
+        let options = ServerOptions::<S>::from_url(url).unwrap();
+        format!("{}/{}", S::address(&options.driver), options.settings.table)
+    }
+
+    fn addresses<S: Server>(same: &[&str], different: &[&str]) {
+        for url in same {
+            assert_eq!(address::<S>(url), address::<S>(same[0]), "{url}");
+        }
+        let different: std::collections::BTreeSet<_> = different.iter().chain(&same[..1]).collect();
+        let addresses: std::collections::BTreeSet<_> =
+            different.iter().map(|url| address::<S>(url)).collect();
+        assert_eq!(addresses.len(), different.len(), "{addresses:#?}");
+        assert!(!format!("{addresses:?}").contains("hunter2"));
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_database_of_postgresql_has_one_address_however_it_is_written() {
+        addresses::<crate::postgres::PostgresServer>(
+            &[
+                "postgres://u:hunter2@h/d",
+                "postgresql://H:5432/d?sslmode=require",
+                "postgres://other@h/d?max_connections=3",
+            ],
+            &["postgres://h:7/d", "postgres://i/d", "postgres://h/e", "postgres://h/d?table=other"],
+        );
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn a_database_of_mysql_has_one_address_however_it_is_written() {
+        addresses::<crate::mysql::MysqlServer>(
+            &["mysql://u:hunter2@h/d", "mariadb://H:3306/d", "mysql://other@h/d?max_connections=3"],
+            &["mysql://h:7/d", "mysql://i/d", "mysql://h/e", "mysql://h/d?table=other"],
+        );
+    }
+
     #[cfg(feature = "postgres")]
     #[test]
     fn urls_of_postgresql_name_a_server_a_database_and_a_table() {

@@ -110,7 +110,9 @@ impl Server for MysqlServer {
     }
 
     fn address(to: &MySqlConnectOptions) -> String {
-        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        let host = to.get_socket();
+        // The name of a host is the same in upper case.
+        let host = host.map_or_else(|| to.get_host().to_ascii_lowercase(), |path| path.display().to_string());
         format!("mysql://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
     }
 

@@ -138,7 +138,9 @@ impl Server for PostgresServer {
     }
 
     fn address(to: &PgConnectOptions) -> String {
-        let host = to.get_socket().map_or_else(|| to.get_host().into(), |path| path.display().to_string());
+        let host = to.get_socket();
+        // The name of a host is the same in upper case.
+        let host = host.map_or_else(|| to.get_host().to_ascii_lowercase(), |path| path.display().to_string());
         format!("postgres://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
     }
 

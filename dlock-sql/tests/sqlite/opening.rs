@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use dlock_core::{Error, ErrorKind, Locks};
+use dlock_core::{Backend, Error, ErrorKind, Key, Locks};
 use dlock_sql::{Sqlite, SqliteOptions};
 
 use crate::support::{Other, Site};
@@ -124,7 +124,7 @@ async fn a_damaged_database_is_called_that() {
     let site = Site::new();
     let backend = site.backend().await;
     works(backend.clone()).await;
-    dlock_core::Backend::close(&backend).await;
+    Backend::close(&backend).await;
     drop(backend);
     let mut bytes = std::fs::read(&site.path).unwrap();
     let page = bytes.len() / 2;
@@ -158,7 +158,7 @@ async fn files_and_directories_without_the_right_to_write_are_denied() {
     assert!(try_it().starts_with("Error(Denied"), "{}", try_it());
     set(directory, 0o755);
     let backend = site.backend().await;
-    dlock_core::Backend::close(&backend).await;
+    Backend::close(&backend).await;
     drop(backend);
     // A file that can only be read.
     set(&site.path, 0o444);
@@ -240,4 +240,23 @@ async fn a_file_of_another_user_that_everybody_can_write_is_refused() {
     let error = SqliteOptions::new(&site.path).connect().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert!(error.to_string().contains("another user"), "{error}");
+}
+
+#[tokio::test]
+async fn a_lock_has_one_id_however_its_file_is_written_and_that_of_another_file_or_table_differs() {
+    let site = Site::new();
+    let directory = site.directory.path();
+    let (real, link) = (directory.join("real"), directory.join("link"));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let open = async |path: std::path::PathBuf, table: &str| {
+        let options = SqliteOptions::new(path).with_table(table).unwrap();
+        options.connect().await.unwrap().lock_id(&Key::new("k").unwrap())
+    };
+    let id = open(real.join("a.db"), "t").await;
+    for same in [link.join("a.db"), real.join("../link/./a.db")] {
+        assert_eq!(open(same.clone(), "t").await, id, "{}", same.display());
+    }
+    assert_ne!(open(real.join("b.db"), "t").await, id);
+    assert_ne!(open(real.join("a.db"), "other").await, id);
 }
