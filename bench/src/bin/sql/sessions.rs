@@ -80,6 +80,8 @@ impl PostgresRow {
         for task in 0..TASKS {
             let mut on = connections.of(&format!("_{task}")).await?;
             sqlx::raw_sql(recorded.prepare.clone()).execute(&mut *on).await?;
+            // As on dlock's connections.
+            sqlx::raw_sql("SET synchronous_commit = off").execute(&mut *on).await?;
             let make = format!(
                 "INSERT INTO dlock (key, fence, expires, holder)
                 VALUES (decode('fe{}', 'hex'), 0, 'infinity', '') ON CONFLICT DO NOTHING",

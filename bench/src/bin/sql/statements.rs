@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dlock_core::Locks;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
@@ -120,38 +120,35 @@ async fn record(server: &MysqlServer, locks: &Locks) -> Result<()> {
     Ok(())
 }
 
-/// The statements of the last pair that were not prepared, each with its connection.
-async fn last_pair(server: &MysqlServer, locks: &Locks, first: &str) -> Result<Vec<(String, String)>> {
+/// The messages of the last pair that were not prepared.
+async fn last_pair(server: &MysqlServer, locks: &Locks, first: &str) -> Result<Vec<SqlStr>> {
     record(server, locks).await?;
     let noted = server.query(
-        "SELECT CONCAT(thread_id, ' ', REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ')) FROM mysql.general_log \
+        "SELECT REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ') FROM mysql.general_log \
          WHERE command_type = 'Query' AND argument NOT LIKE '%general_log%' ORDER BY event_time",
     );
-    let noted: Vec<(String, String)> = noted
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .map(|(by, text)| (by.into(), text.into()))
-        .collect();
-    let begin = noted.iter().rposition(|(_, text)| text.starts_with(first)).context("no pair was noted")?;
-    Ok(noted[begin..].to_vec())
+    let noted: Vec<&str> = noted.lines().collect();
+    let begin = noted.iter().rposition(|text| text.starts_with(first)).context("no pair was noted")?;
+    noted[begin..].iter().map(|text| sql(text)).collect()
 }
 
-/// Statements that go out in one message.
-fn joined(parts: &[(String, String)]) -> Result<SqlStr> {
-    sql(&parts.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; "))
-}
-
-/// The same of sessions: a message of two statements, and one of one.
+/// The same of sessions.
 pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    let pair = last_pair(server, locks, "SET @dlock").await?;
-    let (take, release) = pair.split_at_checked(2).context("no pair was noted")?;
-    Ok(Statements { take: joined(take)?, release: joined(release)? })
+    match &last_pair(server, locks, "SET @dlock").await?[..] {
+        [take, release] => Ok(Statements { take: take.clone(), release: release.clone() }),
+        other => bail!("a pair of session locks has two messages, not {}", other.len()),
+    }
 }
 
 /// The same of locked rows.
 pub(crate) async fn of_mysql_rows(server: &MysqlServer, locks: &Locks) -> Result<RowStatements> {
-    let pair = last_pair(server, locks, "START TRANSACTION").await?;
-    let mut messages = pair.chunk_by(|(one, _), (other, _)| one == other);
-    let mut next = || joined(messages.next().context("a pair of locked rows has three messages")?);
-    Ok(RowStatements { prepare: sql("SELECT 1")?, lock: next()?, count: next()?, free: next()? })
+    match &last_pair(server, locks, "START TRANSACTION").await?[..] {
+        [lock, count, free] => Ok(RowStatements {
+            prepare: sql("SELECT 1")?,
+            lock: lock.clone(),
+            count: count.clone(),
+            free: free.clone(),
+        }),
+        other => bail!("a pair of locked rows has three messages, not {}", other.len()),
+    }
 }
