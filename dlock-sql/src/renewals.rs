@@ -52,8 +52,8 @@ pub(crate) struct Renewals(mpsc::UnboundedSender<Renewal>);
 impl Renewals {
     /// With the inbox that [`look_after`] empties.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Renewal>) {
-        let (orders, inbox) = mpsc::unbounded_channel();
-        (Self(orders), inbox)
+        let (renewals, inbox) = mpsc::unbounded_channel();
+        (Self(renewals), inbox)
     }
 
     /// Extends one lease, along with whatever else is due.

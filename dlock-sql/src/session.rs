@@ -266,7 +266,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
             let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
             return Ok(Attempt::Granted(fence.into_iter().fold(Grant::new(term), Grant::with_fence)));
         }
-        // Nothing of ours is there, and no order of ours is on its way.
+        // Nothing of ours is there, and no command of ours is on its way.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         let mut busy = Busy::default();
         if let Taken::Busy(holder) = taken? {
@@ -295,7 +295,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
             return Ok(Withdrawal::ABSENT);
         };
         let ClaimRequest { key, token, .. } = self.request.clone();
-        // Orders are carried out one after the other: what this claim has asked for comes before.
+        // Commands are carried out one after the other: what this claim has asked for comes before.
         let left = handle.call(|answer| Command::Release(Release { key, token, answer: Some(answer) })).await;
         // What could not be confirmed has ended with its connection.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));

@@ -34,7 +34,7 @@ pub trait Locking: Dialect {
     #[doc(hidden)]
     fn lock<'c>(
         on: &'c mut Self::Connection,
-        lock: Statement<Self>,
+        lock: LockStatement<Self>,
         patience: Patience,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send + 'c;
     /// Locks a name under this patience; whether it is locked. An error of a name that stayed locked leaves the
@@ -63,7 +63,7 @@ pub trait Locking: Dialect {
 /// A statement that locks.
 #[doc(hidden)]
 #[allow(missing_debug_implementations)]
-pub struct Statement<D: Dialect> {
+pub struct LockStatement<D: Dialect> {
     query: QueryBuilder<D>,
     /// Whether it is a `SELECT ... FOR UPDATE`, to whose end `NOWAIT` can be added.
     selects: bool,
@@ -196,16 +196,16 @@ pub async fn lock_query<D: Locking>(
     D::lock(on, select, patience).await.map_err(|error| fail(failure_under::<D>(error, patience)))
 }
 
-fn select_of<D: Locking>(mut query: QueryBuilder<D>, of: &[&str]) -> Result<Statement<D>, Failure> {
+fn select_of<D: Locking>(mut query: QueryBuilder<D>, of: &[&str]) -> Result<LockStatement<D>, Failure> {
     let of = of.iter().map(|name| quoted::<D>(name)).collect::<Result<Vec<_>, _>>()?;
     query.push(" FOR UPDATE");
     if !of.is_empty() {
         query.push(format!(" OF {}", of.join(", ")));
     }
-    Ok(Statement { query, selects: true })
+    Ok(LockStatement { query, selects: true })
 }
 
-fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<Statement<D>, Failure> {
+fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<LockStatement<D>, Failure> {
     let mut query = QueryBuilder::new(format!("SELECT 1 FROM {} WHERE ", quoted::<D>(table)?));
     for (place, (column, push)) in key.0.into_iter().enumerate() {
         let and = if place == 0 { "" } else { " AND " };

@@ -31,7 +31,7 @@ const CONNECT_ERROR_TTL: Duration = Duration::from_millis(100);
 /// How often a statement is tried that another transaction was in the way of.
 const TRIES: u32 = 3;
 
-/// How many orders are carried out together.
+/// How many commands are carried out together.
 pub(super) const AT_ONCE: usize = 64;
 /// How long the task that drives a connection sleeps at the most.
 pub(super) const PAUSE: Duration = HEARTBEAT;
@@ -172,13 +172,13 @@ impl<M: Strategy> ConnectionActor<M> {
         (self.shortest / 6).min(HEARTBEAT)
     }
 
-    /// A claim orders the next thing when it has, or does not wait for, the answer to the one before. So what releases
-    /// can go first, and an order to take that nobody waits for is none: nothing of it is on the server.
-    pub(super) async fn carry_out(&mut self, orders: &mut Vec<Command>) {
+    /// A claim sends the next command when it has, or does not wait for, the answer to the one before. So what releases
+    /// can go first, and a command to take that nobody waits for is none: nothing of it is on the server.
+    pub(super) async fn carry_out(&mut self, commands: &mut Vec<Command>) {
         self.used = Instant::now();
         let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
-        for order in orders.drain(..) {
-            match order {
+        for command in commands.drain(..) {
+            match command {
                 Command::Take(take) => takes.push(take),
                 Command::Release(leave) => leaves.push(leave),
                 other => others.push(other),
@@ -198,7 +198,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 continue;
             }
             let (id, _) = self.name(&take.request.key);
-            // It was busy after this order had come.
+            // It was busy after this command had come.
             let taken = match busy.get(&id).cloned() {
                 Some(holder) => Ok(Taken::Busy(holder)),
                 None => self.take(&take).await,

@@ -86,7 +86,7 @@ impl<M: Strategy> Driver<M> {
         }
     }
 
-    /// Drives the connection until nobody can order anything any more.
+    /// Drives the connection until nobody can send it a command any more.
     pub(super) async fn run(self: Arc<Self>, mut inbox: mpsc::UnboundedReceiver<Command>) {
         let mut commands = Vec::new();
         loop {

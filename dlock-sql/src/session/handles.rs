@@ -126,7 +126,7 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
-    /// The claim has nothing there any more, and no order on the way.
+    /// The claim has nothing there any more, and no command on the way.
     pub(super) fn put_back(&self, handle: ConnectionHandle<M>) {
         if !M::SHARED && self.check().is_ok() {
             self.free().push(handle.shared);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_core::Key;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row};
 
-use super::{Locking, Patience, Statement};
+use super::{LockStatement, Locking, Patience};
 use crate::dialect::{Dialect, Meaning, meaning_of};
 use crate::text::hex;
 
@@ -17,7 +17,7 @@ fn seconds(limit: Duration) -> u64 {
 impl Locking for MySql {
     async fn lock(
         on: &mut MySqlConnection,
-        mut lock: Statement<Self>,
+        mut lock: LockStatement<Self>,
         patience: Patience,
     ) -> Result<Vec<Self::Row>, sqlx::Error> {
         let limit = match patience {
@@ -56,7 +56,7 @@ impl Locking for MySql {
         let mut query = QueryBuilder::new(format!("INSERT INTO {set} (name, number) VALUES ("));
         query.push_bind(name.as_str().as_bytes().to_vec());
         query.push(", 0) ON DUPLICATE KEY UPDATE number = number");
-        Self::lock(on, Statement { query, selects: false }, patience).await.map(|_| true)
+        Self::lock(on, LockStatement { query, selects: false }, patience).await.map(|_| true)
     }
 
     async fn prune_names(on: &mut MySqlConnection, set: &str) -> Result<u64, sqlx::Error> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_core::Key;
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
-use super::{Locking, Patience, Statement};
+use super::{LockStatement, Locking, Patience};
 use crate::dialect::{Dialect, Meaning, meaning_of};
 use crate::digest::number;
 
@@ -44,7 +44,7 @@ async fn still_locked(on: &mut PgConnection, error: sqlx::Error) -> Result<sqlx:
 impl Locking for Postgres {
     async fn lock(
         on: &mut PgConnection,
-        mut lock: Statement<Self>,
+        mut lock: LockStatement<Self>,
         patience: Patience,
     ) -> Result<Vec<Self::Row>, sqlx::Error> {
         let Some(limit) = limit(patience) else { return Self::fetch(on, &mut lock.query).await };
