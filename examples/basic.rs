@@ -28,7 +28,7 @@ async fn main() -> Result<(), Error> {
     guard.check()?;
     // Dropping the guard gives it back too, in the background. This waits until the backend has confirmed it.
     guard.release().await?;
-    println!("given back");
+    println!("released");
 
     match second.await {
         Ok(result) => result,

@@ -24,9 +24,7 @@ pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
 
 fn refuse_memory(url: &str) -> Result<&str, Trouble> {
     if url.starts_with("memory:") {
-        return Err(Trouble::usage(
-            "`memory:` is within one process, where nobody else can be; use another URL",
-        ));
+        return Err(Trouble::usage("`memory:` is only for the process itself; use another URL"));
     }
     Ok(url)
 }

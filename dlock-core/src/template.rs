@@ -72,7 +72,7 @@ impl Templates {
                 warn!(
                     target: "dlock",
                     limit = LIMIT,
-                    "locks were named by more templates than are told apart; further ones are counted as \"{OTHER}\". A \
+                    "more templates were used than are counted one by one; further ones are counted as \"{OTHER}\". A \
                      template is the pattern of keys, such as room_<id>: is a key passed instead?"
                 );
             });

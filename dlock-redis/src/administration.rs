@@ -115,7 +115,7 @@ fn extract(reply: Value) -> Result<Value, Failure> {
 }
 
 fn senseless() -> Failure {
-    Failure::unavailable("the reply makes no sense")
+    Failure::unavailable("malformed reply")
 }
 
 /// The cursor and the names of an answer to `SCAN`. Names that are no text are none of ours.

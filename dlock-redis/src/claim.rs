@@ -226,5 +226,5 @@ fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
 }
 
 fn senseless() -> Failure {
-    Fault::Cut("the reply makes no sense".into()).into_failure()
+    Fault::Cut("malformed reply".into()).into_failure()
 }

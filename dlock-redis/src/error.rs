@@ -10,7 +10,7 @@ use redis::RedisError;
 pub(crate) enum Fault {
     /// It was certainly not sent.
     Unsent(&'static str),
-    /// It may have been carried out: the connection ended before the answer, or the answer makes no sense.
+    /// It may have been carried out: the connection ended before the answer, or the answer was malformed.
     Cut(String),
     /// The server refused it, with this text.
     Refused(String),
@@ -118,7 +118,7 @@ fn code_in(text: &str) -> Option<&'static str> {
 /// What a refusal by the server means. It changed nothing.
 pub(crate) fn refusal(text: &str) -> Failure {
     let (kind, advice) = match code_in(text) {
-        Some("NOAUTH") => (ErrorKind::Denied, "the server wants a password; put it into the URL"),
+        Some("NOAUTH") => (ErrorKind::Denied, "the server requires a password; put it into the URL"),
         Some("WRONGPASS") => (ErrorKind::Denied, "the server refused the user or the password"),
         Some("NOPERM") => {
             (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed")
@@ -151,7 +151,7 @@ pub(crate) fn refusal(text: &str) -> Failure {
         Some("NOPROTO") => (ErrorKind::Unsupported, "Redis 6 or later is needed"),
         Some("READONLY") => (ErrorKind::Unavailable, "the server is a replica, which grants nothing"),
         Some("LOADING") => (ErrorKind::Unavailable, "the server is loading its data"),
-        Some("BUSY") => (ErrorKind::Unavailable, "the server is busy with somebody's script"),
+        Some("BUSY") => (ErrorKind::Unavailable, "the server is busy with the script of another client"),
         Some("NOREPLICAS") => (ErrorKind::Unavailable, "the server has too few replicas to accept writes"),
         Some("MISCONF") => (ErrorKind::Unavailable, "the server cannot save its data and accepts no writes"),
         Some("MASTERDOWN") => (ErrorKind::Unavailable, "the server is a replica without its master"),

@@ -95,8 +95,8 @@ impl Tracking {
         if self.most > 0 && !self.refused.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 reason = %why,
-                "the server tells of no changes of locks: one that somebody else deletes is known to be lost at its next \
-                 renewal"
+                "the server sends no notifications of changes: a lock that another client deletes is known to be lost \
+                 at its next renewal"
             );
         }
     }

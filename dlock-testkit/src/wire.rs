@@ -230,7 +230,7 @@ impl Wire {
 
 /// Panics without a word on the standard error.
 fn strike() -> ! {
-    std::panic::resume_unwind(Box::new("the wire panics, as it was told to"))
+    std::panic::resume_unwind(Box::new("the wire panics, as it was asked to"))
 }
 
 fn take_one(count: &AtomicUsize) -> bool {

@@ -376,7 +376,7 @@ fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
 }
 
 fn place_deleted() -> Failure {
-    Failure::new(ErrorKind::Lost, "somebody deleted its place in line")
+    Failure::new(ErrorKind::Lost, "its node in the queue was deleted")
 }
 
 impl Claim for ZooKeeperClaim {
@@ -410,7 +410,7 @@ impl Claim for ZooKeeperClaim {
             Some(own) => {
                 self.entry = Some(node.session.enter(signal, Arc::clone(&own.path), own.czxid, proof));
             }
-            None => signal.lost("somebody deleted its node"),
+            None => signal.lost("its node was deleted"),
         }
     }
 

@@ -227,7 +227,7 @@ impl ZooKeeperBuilder {
         let acl = self.acl.unwrap_or_else(|| usual.clone());
         let parent_acl = self.parent_acl.unwrap_or_else(|| acl.clone());
         if acl.is_empty() || parent_acl.is_empty() {
-            return Err(Failure::invalid_config("an ACL is empty, so that nobody could use the locks"));
+            return Err(Failure::invalid_config("an ACL is empty, so that no client could use the locks"));
         }
         Ok(Config {
             place: place(&servers),

@@ -57,9 +57,10 @@ fn refusal(error: &Error, path: &str) -> Failure {
         Error::QuotaExceeded => {
             (ErrorKind::InvalidConfig, "a quota is used up; raise it or use another base path")
         }
-        Error::NoChildrenForEphemerals => {
-            (ErrorKind::InvalidConfig, "the path is somebody's ephemeral node; use another base path")
-        }
+        Error::NoChildrenForEphemerals => (
+            ErrorKind::InvalidConfig,
+            "the path is an ephemeral node of another client; use another base path",
+        ),
         Error::BadArguments(_) => (ErrorKind::InvalidConfig, "the client library refuses the request"),
         Error::Unimplemented => {
             (ErrorKind::Unsupported, "the server lacks this; ZooKeeper 3.5 or later is needed")

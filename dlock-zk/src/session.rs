@@ -493,7 +493,7 @@ impl Session {
         if let Some(lock) = self.kept().locks.get_mut(&number) {
             lock.gone = true;
         }
-        self.lose(number, "somebody deleted its node");
+        self.lose(number, "its node was deleted");
     }
 
     fn lose(&self, number: u64, cause: &'static str) {

@@ -26,6 +26,9 @@ const BANNED: [&str; 15] = [
     "turns away",
 ];
 
+/// What an error says in other words: malformed, requires, is notified.
+const BANNED_IN_MESSAGES: [&str; 5] = ["makes no sense", "tells of", "told of", "wants a", "in line"];
+
 /// Words in -s that are no verbs, with which a summary could begin.
 const NO_VERBS: [&str; 9] = ["This", "As", "Its", "His", "Was", "Those", "Others", "Whatever", "Always"];
 
@@ -48,6 +51,7 @@ pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
             comments(source, &mut found);
             if PUBLISHED.iter().any(|of| source.path.starts_with(of)) {
                 summaries(source, &mut found);
+                messages(source, &mut found);
             }
         } else if source.path != "CHANGELOG.md" {
             prose(source, &mut found);
@@ -69,6 +73,17 @@ fn comments(source: &SourceFile, found: &mut Vec<String>) {
         let is_whole = comment.trim_start_matches(['/', '!', ' ']).starts_with('|');
         if comment.starts_with("//") && line.chars().count() > MAX_COLUMNS && !is_whole {
             found.push(too_long(source, at));
+        }
+    }
+}
+
+/// What is in quotes is for users, too: most of it is the text of errors.
+fn messages(source: &SourceFile, found: &mut Vec<String>) {
+    let shown = source.text.split("#[cfg(test)]").next().unwrap_or_default();
+    for (at, line) in numbered(shown).filter(|(_, line)| !line.trim_start().starts_with("//")) {
+        for text in line.split('"').skip(1).step_by(2) {
+            let words = banned(text).chain(BANNED_IN_MESSAGES.into_iter().filter(|word| text.contains(word)));
+            found.extend(words.map(|word| format!("{}:{at}: `{word}`", source.path)));
         }
     }
 }
@@ -181,6 +196,11 @@ mod tests {
         assert_eq!(found("docs/x.md", &long), ["docs/x.md:1: more than 120 columns"]);
         assert!(found("docs/x.md", &format!("|{long}\n```\n{long}\n```")).is_empty());
         assert_eq!(found("src/x.rs", "//! Who is told."), ["src/x.rs:1: `is told`"]);
-        assert!(found("src/x.rs", "let x = \"is told\";").is_empty());
+        assert!(found("xtask/src/x.rs", "let x = \"is told\";").is_empty());
+        assert_eq!(
+            found("src/x.rs", "let x = \"the reply makes no sense\";"),
+            ["src/x.rs:1: `makes no sense`"]
+        );
+        assert!(found("src/x.rs", "#[cfg(test)]\nlet x = \"is told\";").is_empty());
     }
 }

@@ -189,7 +189,7 @@ impl<C: Claim> DynClaim for Guarded<C> {
         let ours = signal.clone();
         if guard(|| Claim::granted(claim, signal)).is_err() {
             // It may never tell of trouble, which is all that some locks have.
-            ours.lost("the backend panicked when it was told of the grant");
+            ours.lost("the backend panicked when it was notified of the grant");
         }
     }
 

@@ -37,7 +37,7 @@ use crate::telemetry::{Spanned, Telemetry};
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
-#[must_use = "the lock is given back as soon as the guard is dropped"]
+#[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard {
     share: Share,

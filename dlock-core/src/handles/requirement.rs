@@ -45,7 +45,7 @@ impl Requirement {
             Self::Fencing => "every grant has a fencing token",
             Self::Fair => "waiters of all processes are served in their order",
             Self::SessionKept => "the lock ends with its holder's session",
-            Self::Notified => "waiters are told of a release",
+            Self::Notified => "waiters are notified of a release",
             Self::Durable => "a confirmed grant outlives a failover or restart of the servers",
         }
     }

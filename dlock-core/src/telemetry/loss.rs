@@ -15,7 +15,7 @@ pub(crate) enum Loss {
     Backend,
     /// The locks were shut down.
     Shutdown,
-    /// The keeper has ended, so that nobody renews it.
+    /// The keeper has ended, so that it is not renewed.
     Keeper,
 }
 
@@ -39,7 +39,7 @@ impl Loss {
             Self::Gone => "the backend no longer has it under our token",
             Self::Backend => "the backend said that it is gone",
             Self::Shutdown => "these locks were shut down",
-            Self::Keeper => "dlock's own thread has ended, so that nobody renews it",
+            Self::Keeper => "dlock's own thread has ended, so that it is not renewed",
         })
     }
 }

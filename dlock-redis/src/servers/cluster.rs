@@ -176,9 +176,8 @@ impl Cluster {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
         let reply = answer(&opened.connection, &question, self.opener.timeout(), source).await?;
-        let ranges = read(&reply, source).ok_or_else(|| {
-            Failure::unavailable(format!("{source}: the map of the cluster makes no sense"))
-        })?;
+        let ranges = read(&reply, source)
+            .ok_or_else(|| Failure::unavailable(format!("{source}: malformed map of the cluster")))?;
         if ranges.is_empty() {
             return Err(Failure::unavailable(format!("{source}: the cluster serves no slots")));
         }

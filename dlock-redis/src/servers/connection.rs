@@ -392,7 +392,7 @@ fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
 }
 
 fn senseless() -> Fault {
-    Fault::Cut("the reply makes no sense".into())
+    Fault::Cut("malformed reply".into())
 }
 
 /// Carries out what is queued, until the connection is dropped or its runtime ends.

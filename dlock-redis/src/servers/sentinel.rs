@@ -59,7 +59,7 @@ impl Sentinels {
             tokio::time::timeout(self.opener.timeout(), connection.subscribe("+switch-master")).await;
         match subscribed {
             Ok(Ok(())) => Ok(connection),
-            _ => Err(Failure::unavailable(format!("the sentinel {sentinel} tells of no changes"))),
+            _ => Err(Failure::unavailable(format!("the sentinel {sentinel} sends no notifications"))),
         }
     }
 

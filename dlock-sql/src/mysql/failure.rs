@@ -35,7 +35,7 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
         Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
         // A certificate that is not trusted comes as an error of the stream.
         _ if is_tls(&error) => Failure::invalid_config(
-            "there is no TLS to the server as the URL wants it (ssl-mode); check the certificates, and that the feature \
+            "the TLS that the URL requires (ssl-mode) cannot be established; check the certificates, and that the feature \
              `tls` is on",
         ),
         Error::PoolTimedOut => Failure::unavailable("the pool had no free connection; allow more of them"),

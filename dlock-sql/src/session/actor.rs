@@ -396,7 +396,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 Some("the server had not kept it".to_owned())
             }
             Err(fault) => {
-                self.give_up("a lock could not be given back");
+                self.give_up("a lock could not be released");
                 Some(fault.failure.to_string())
             }
         };

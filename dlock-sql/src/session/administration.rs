@@ -38,8 +38,8 @@ impl<M: Strategy> Sessions<M> {
             OwningSession::Session(session) => session,
             OwningSession::Hidden => {
                 return Err(Failure::denied(
-                    "nobody tells this user which session keeps the lock; do it as the user who holds it, or as one with the \
-                     right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
+                    "this user may not see which session keeps the lock; do it as the user who holds it, or as one with \
+                     the right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
                 ));
             }
         };
@@ -55,7 +55,7 @@ impl<M: Strategy> Sessions<M> {
 
 fn half_done(session: i64) -> Failure {
     Failure::unknown(format!(
-        "session {session} was told to end, and nobody could say whether it has; look who holds the lock"
+        "session {session} was asked to end, and it is not known whether it has; look who holds the lock"
     ))
 }
 

@@ -58,7 +58,7 @@ impl SqliteOptions {
         };
         let rest = url.strip_prefix("sqlite://").ok_or_else(|| {
             wrong(if url.starts_with("sqlite::memory:") {
-                "locks in memory exclude nobody else (for tests there is `memory:`)"
+                "locks in memory exclude no other process (for tests there is `memory:`)"
             } else {
                 "the URL does not begin with sqlite://"
             })

@@ -15,10 +15,10 @@ pub(super) fn boot_id() -> Result<Vec<u8>, Failure> {
     match std::fs::read_to_string(path) {
         Ok(id) if !id.trim().is_empty() => Ok(id.trim().as_bytes().to_vec()),
         Ok(_) => Err(Failure::invalid_config(format!(
-            "{path} is empty; leases cannot be told from a boot to another"
+            "{path} is empty, so that leases of different boots cannot be distinguished"
         ))),
         Err(error) => Err(Failure::invalid_config(format!(
-            "{path} cannot be read, so leases cannot be told from one boot to another; mount /proc"
+            "{path} cannot be read, so that leases of different boots cannot be distinguished; mount /proc"
         ))
         .with_source(error)),
     }

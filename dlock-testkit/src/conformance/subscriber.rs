@@ -36,7 +36,7 @@ struct Panicking;
 impl Panicking {
     /// Panics without a word on the standard error.
     fn strike() -> ! {
-        resume_unwind(Box::new("the subscriber panics, as it was told to"))
+        resume_unwind(Box::new("the subscriber panics, as it was asked to"))
     }
 
     fn strike_if_wanted() {

@@ -61,7 +61,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
     };
     let credentials = match credentials.map(|text| text.split_once(':')) {
         Some(Some((user, password))) if !user.is_empty() => Some((decode(user)?, decode(password)?)),
-        Some(_) => return Err(invalid("before the @ stands a user and a password, separated by a colon")),
+        Some(_) => return Err(invalid("write user and password before the @, separated by a colon")),
         None => None,
     };
     let servers: Option<Vec<String>> = hosts.split(',').map(address).collect();

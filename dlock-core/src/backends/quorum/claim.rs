@@ -110,7 +110,7 @@ impl QuorumClaim {
             } else {
                 ballot.note(
                     place,
-                    VoteAnswer::Failed(Failure::unknown("an earlier vote is still being given back")),
+                    VoteAnswer::Failed(Failure::unknown("an earlier vote is still being released")),
                 );
             }
         }
@@ -309,7 +309,7 @@ impl Claim for QuorumClaim {
         let (mut confirmed, mut failures) = (0, Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             if vote.is_queued() {
-                failures.push((place, Failure::unknown("it is still being given back")));
+                failures.push((place, Failure::unknown("it is still being released")));
             } else {
                 round.ask(place, Arc::clone(vote).withdraw());
             }

@@ -116,7 +116,7 @@ impl Vote {
         let was_unsettled = {
             let mut state = self.state();
             if state.closed {
-                return VoteAnswer::Failed(Failure::unavailable("it is being given back"));
+                return VoteAnswer::Failed(Failure::unavailable("it is being released"));
             }
             std::mem::replace(&mut state.unsettled, true)
         };

@@ -16,7 +16,7 @@ use crate::telemetry::Telemetry;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
 /// not; a batch is held as long as all of its locks are.
-#[must_use = "the locks are given back as soon as the guard is dropped"]
+#[must_use = "the locks are released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct BatchGuard {
     /// In the order in which they were taken.

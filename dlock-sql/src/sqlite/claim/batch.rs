@@ -125,7 +125,7 @@ async fn take(
         Some(grant.with_fence(Fence::new(fence.unsigned_abs())))
     });
     let grants = grants.collect::<Option<Vec<_>>>();
-    let grants = grants.ok_or_else(|| Failure::unknown("the database did not tell of all locks"))?;
+    let grants = grants.ok_or_else(|| Failure::unknown("the database did not answer for all locks"))?;
     for claim in claims.iter_mut() {
         (claim.unsettled, claim.held) = (None, true);
     }

@@ -155,7 +155,7 @@ async fn a_caller_that_goes_away_drops_its_body_before_the_lock(stage: Stage) {
         })
         .await;
     }
-    assert_eq!(told.try_recv(), Ok(true), "the lock was given back before the body was dropped");
+    assert_eq!(told.try_recv(), Ok(true), "the lock was released before the body was dropped");
     theirs.sees_free_soon(&key).await;
 }
 

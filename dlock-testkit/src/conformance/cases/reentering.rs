@@ -130,7 +130,7 @@ async fn a_task_taken_along_re_enters_and_keeps_the_lock(stage: Stage) {
         .run(async {
             let lock = lock.clone();
             tokio::spawn(in_current_scope(async move {
-                may_go_on.await.expect("it is told");
+                may_go_on.await.expect("it is notified");
                 let guard = lock.try_acquire().await.expect("it can be asked").expect("it re-enters");
                 guard.check().expect("it is still held");
             }))
