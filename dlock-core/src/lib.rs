@@ -21,6 +21,7 @@ mod guarded;
 mod handles;
 mod holder;
 mod key;
+mod sync;
 mod telemetry;
 mod template;
 mod token;
@@ -30,6 +31,9 @@ pub use backends::memory::{Faults, Memory};
 pub use backends::prefix::Prefixed;
 pub use backends::quorum::{Node, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
 pub use clock::{Clock, ManualClock, Timestamp};
+#[cfg(dlock_schedules)]
+#[doc(hidden)]
+pub use engine::scenarios;
 pub use engine::scope::{current_hold, in_current_scope};
 pub use engine::tasks as keeper;
 pub use error::{Error, ErrorKind, Failure, Operation, Result};

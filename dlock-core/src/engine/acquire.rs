@@ -425,6 +425,8 @@ impl<'a> Acquire<'a> {
             return Ok(Some(shares));
         }
         drop(shares);
+        // The keeper may have died since, which loses all.
+        scope::may_acquire(self.engine)?;
         if !self.waits || is_over(self.until) {
             return Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"));
         }

@@ -1,11 +1,11 @@
 //! What is under way, so that a shutdown can wait for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
 use crate::guarded::wake_all;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Counts acquires and releases under way, and clean-ups in the background.
 #[derive(Debug, Default)]

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -18,6 +17,8 @@ use crate::fence::Fence;
 use crate::guarded::wake_all;
 use crate::handles::options::{Options, margin};
 use crate::key::Key;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 
 const HELD: u8 = 0;

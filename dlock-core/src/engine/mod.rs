@@ -7,6 +7,9 @@ pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod pending;
 pub(crate) mod registry;
+#[cfg(dlock_schedules)]
+#[path = "../../../tests/schedules/src/scenarios.rs"]
+pub mod scenarios;
 pub(crate) mod scope;
 pub(crate) mod share;
 pub(crate) mod shutdown;

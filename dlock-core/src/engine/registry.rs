@@ -1,8 +1,7 @@
 //! What is held, in the order in which the keeper has to look at it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -16,6 +15,8 @@ use crate::engine::tasks::Tasks;
 use crate::error::{ErrorKind, Failure};
 use crate::guarded::wake_all;
 use crate::key::Key;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{Loss, Stats, Telemetry};
 
 /// What is held, and what is under way.

@@ -14,8 +14,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -27,6 +26,8 @@ use tokio::time::Instant;
 use crate::backend::Backoff;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
 
 /// Keys of different shards do not wait for each other.
@@ -356,8 +357,10 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
         let (left, next) = self.shard().leave(self.key, self.place, self.won);
+        // Not before: a release that sees nobody waiting tells nobody, and one who joins meanwhile stands behind this
+        // one, in a line that is taken to know of all releases.
+        self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
         drop_guarded(left);
         wake(next);
     }

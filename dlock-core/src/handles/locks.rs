@@ -223,7 +223,7 @@ impl Locks {
         engine.run(shutdown::shut_down(Arc::clone(engine), timeout)).await.map_err(refuse)?
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, dlock_schedules))]
     pub(crate) const fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }

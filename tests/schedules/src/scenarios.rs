@@ -1,0 +1,427 @@
+//! What threads do to each other in the engine. Each scenario panics where a promise is broken, and where somebody
+//! waits for ever the scheduler finds that nobody can go on.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::future::{block_on, spawn as spawn_task};
+use shuttle::sync::Mutex;
+use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use shuttle::thread::{self, JoinHandle};
+
+use crate::backend::{Backoff, Grant, Signal, Term};
+use crate::engine::activity::Activity;
+use crate::engine::hold::Hold;
+use crate::engine::scope::refused;
+use crate::engine::share::Share;
+use crate::engine::wait_queue::{Ticket, WaitQueue};
+use crate::engine::{Engine, Spec};
+use crate::handles::options::Options;
+use crate::keeper::Spawn;
+use crate::key::Key;
+use crate::telemetry::Site;
+use crate::{ErrorKind, Locks, ManualClock, Memory, Wait};
+
+/// Far beyond the end of a scenario, whose timers never fire.
+const HOUR: Duration = Duration::from_secs(3_600);
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A scenario and what it shows.
+pub type Scenario = (&'static str, fn());
+
+/// All scenarios.
+pub const ALL: &[Scenario] = &[
+    ("wait queue: a release reaches who waits, whoever comes and gives up meanwhile", releases_reach_waiters),
+    (
+        "wait queue: the next one learns of a release that another took as its reason and left",
+        left_with_a_release,
+    ),
+    ("hold: it ends once, and everybody learns of it", a_hold_ends_once),
+    ("hold: the last of its guards releases it, and no other", the_last_guard_releases),
+    ("registry: what is listed while the keeper looks is renewed in time", listed_while_looked_at),
+    ("registry: a key is held while one hold of it is listed and not lost", keys_are_counted),
+    ("registry: a wait ends when the locks are closed", waits_end_with_the_locks),
+    ("activity: a shutdown waits for all that is under way, and for no longer", activity_settles),
+    ("keeper: what was dropped is released although the locks are gone", dropped_and_gone),
+    ("keeper: its death loses what is held and refuses what is asked", the_keeper_dies),
+    ("locks: one holder at a time, and everybody gets its turn", one_at_a_time),
+    ("locks: an acquire that is dropped leaves nothing", a_dropped_acquire_leaves_nothing),
+];
+
+/// Runs the keeper's tasks as tasks of the scheduler.
+#[derive(Debug, Default)]
+struct Scheduled {
+    /// What was spawned from now on is never run.
+    is_dead: AtomicBool,
+}
+
+impl Spawn for Scheduled {
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        if !self.is_dead.load(Ordering::SeqCst) {
+            drop(spawn_task(task));
+        }
+    }
+}
+
+struct World {
+    memory: Memory,
+    clock: ManualClock,
+    locks: Locks,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::on(Arc::<Scheduled>::default())
+    }
+
+    fn on(tasks: Arc<Scheduled>) -> Self {
+        let clock = ManualClock::stopped();
+        let memory = Memory::with_clock(clock.clock());
+        let locks = Locks::builder(memory.clone()).with_keeper_on(tasks).with_seed(1).with_lease(LEASE);
+        Self { memory, clock, locks: locks.with_wait(Wait::Forever).build().expect("they can be built") }
+    }
+
+    fn engine(&self) -> Arc<Engine> {
+        Arc::clone(self.locks.engine())
+    }
+
+    /// A hold of `k` that the backend does not know of.
+    fn hold(&self) -> Arc<Hold> {
+        let (engine, options) = (self.engine(), Options { lease: LEASE, ..Options::default() });
+        let spec = Spec { engine, key: key(), site: Site::default(), options };
+        let claim = spec.claim().expect("a claim can be made");
+        Hold::new(&spec, claim, Grant::new(Term::Lease(LEASE)), spec.engine.clock.now())
+    }
+
+    /// Resolves when nothing of these locks is left in this process.
+    fn settle(&self) {
+        block_on(self.locks.engine().registry.settled());
+    }
+}
+
+fn key() -> Key {
+    Key::new("k").expect("a key")
+}
+
+fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) {
+    for thread in threads {
+        assert!(thread.join().is_ok(), "a thread panicked");
+    }
+}
+
+/// A lock of one process with waiters in line, as the engine uses the queue.
+struct Lined {
+    queue: WaitQueue,
+    taken: AtomicBool,
+    inside: AtomicUsize,
+}
+
+impl Lined {
+    fn taken() -> Arc<Self> {
+        let queue = WaitQueue::new(Backoff::new(HOUR, HOUR), false);
+        Arc::new(Self { queue, taken: AtomicBool::new(true), inside: AtomicUsize::new(0) })
+    }
+
+    fn release(&self) {
+        self.taken.store(false, Ordering::SeqCst);
+        self.queue.released(&key());
+    }
+
+    fn try_take(&self) -> bool {
+        !self.taken.swap(true, Ordering::SeqCst)
+    }
+
+    /// Asks for the lock unless others wait; `None` when it was had, and else a place in line.
+    fn ask<'a>(&'a self, key: &'a Key) -> Option<Ticket<'a>> {
+        let seen = self.queue.releases(key);
+        let asks = !self.queue.has(key);
+        if asks && self.try_take() {
+            return None;
+        }
+        let ticket = self.queue.join(key, asks.then_some(seen));
+        if asks {
+            ticket.poll_after(HOUR);
+        }
+        Some(ticket)
+    }
+
+    async fn take(&self) {
+        let key = key();
+        let Some(ticket) = self.ask(&key) else { return };
+        loop {
+            ticket.turn().await;
+            ticket.ask();
+            if self.try_take() {
+                return ticket.win(HOUR);
+            }
+            ticket.poll_after(HOUR);
+        }
+    }
+
+    fn have_a_turn(&self) {
+        block_on(self.take());
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0);
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        self.release();
+    }
+
+    /// Waits, and gives up whenever the scheduler likes.
+    fn give_up(&self) {
+        let key = key();
+        match self.ask(&key) {
+            Some(ticket) => {
+                thread::yield_now();
+                drop(ticket);
+            }
+            None => self.release(),
+        }
+    }
+}
+
+fn releases_reach_waiters() {
+    let lined = Lined::taken();
+    let run = |step: fn(&Lined)| {
+        let lined = Arc::clone(&lined);
+        thread::spawn(move || step(&lined))
+    };
+    let threads = [run(Lined::have_a_turn), run(Lined::give_up), run(Lined::have_a_turn)];
+    lined.release();
+    join(threads);
+    assert!(!lined.queue.has(&key()));
+}
+
+fn left_with_a_release() {
+    let lined = Lined::taken();
+    let first = {
+        let lined = Arc::clone(&lined);
+        thread::spawn(move || {
+            let key = key();
+            let ticket = lined.queue.join(&key, None);
+            block_on(ticket.turn());
+            // Dropped with the request under way.
+            ticket.ask();
+            thread::yield_now();
+        })
+    };
+    let second = {
+        let lined = Arc::clone(&lined);
+        thread::spawn(move || lined.have_a_turn())
+    };
+    lined.release();
+    join([first, second]);
+}
+
+fn a_hold_ends_once() {
+    let world = World::new();
+    let engine = world.engine();
+    let hold = world.hold();
+    engine.registry.list(&hold);
+    let signal = Signal::new(&hold);
+    let shares = [Share::first(Arc::clone(&hold))];
+    let watchers = [
+        {
+            let hold = Arc::clone(&hold);
+            thread::spawn(move || block_on(hold.ended()))
+        },
+        {
+            let hold = Arc::clone(&hold);
+            thread::spawn(move || {
+                hold.confirm(hold.engine.clock.now());
+                block_on(
+                    hold.when(|hold| hold.check().is_err_and(|error| error.kind() != ErrorKind::Suspect)),
+                );
+            })
+        },
+    ];
+    let ends = [
+        thread::spawn(move || drop(shares)),
+        thread::spawn(move || {
+            signal.suspect();
+            signal.lost("somebody said so");
+        }),
+    ];
+    join(ends);
+    join(watchers);
+    let error = hold.check().expect_err("it has ended");
+    assert!(matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld), "{error}");
+    assert!(!engine.registry.holds_key(&key()));
+    drop(hold);
+    world.settle();
+}
+
+fn the_last_guard_releases() {
+    let world = World::new();
+    let guard = block_on(world.locks.lock("k").acquire()).expect("it is free");
+    let view = guard.held();
+    let first = Share::first(world.hold());
+    let (second, _) =
+        Share::of(Arc::clone(first.hold()), crate::engine::hold::ShareKind::Plain).expect("it is held");
+    let released = Arc::new(AtomicUsize::new(0));
+    let threads = [first, second].map(|share| {
+        let released = Arc::clone(&released);
+        thread::spawn(move || {
+            if share.end().is_ok() {
+                released.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+    });
+    let dropped = thread::spawn(move || drop(guard));
+    join(threads);
+    assert_eq!(released.load(Ordering::SeqCst), 1);
+    join([dropped]);
+    drop(view);
+    world.settle();
+    assert_eq!(world.memory.held(), 0);
+}
+
+fn listed_while_looked_at() {
+    let world = World::new();
+    let (locks, clock) = (world.locks.clone(), world.clock.clone());
+    let other = thread::spawn(move || block_on(locks.lock("other").with_lease(LEASE * 2).acquire()));
+    let guard = block_on(world.locks.lock("k").acquire()).expect("it is free");
+    // Beyond every third of a lease, and before its end.
+    clock.advance(LEASE / 2);
+    let renewed = |_: &Hold| guard.remaining().is_some_and(|left| left > LEASE / 2);
+    block_on(guard.hold().when(renewed));
+    drop(guard);
+    join([other]);
+    world.settle();
+    assert_eq!(world.memory.held(), 0);
+}
+
+fn keys_are_counted() {
+    let world = World::new();
+    let engine = world.engine();
+    let holds = [world.hold(), world.hold()];
+    let threads = holds.clone().map(|hold| {
+        thread::spawn(move || {
+            hold.engine.registry.list(&hold);
+            hold.close();
+        })
+    });
+    for hold in &holds {
+        hold.lose("somebody said so".into());
+    }
+    join(threads);
+    assert!(!engine.registry.holds_key(&key()));
+    drop(holds);
+    world.settle();
+}
+
+fn waits_end_with_the_locks() {
+    let world = World::new();
+    let waiters = [0, 1].map(|_| {
+        let engine = world.engine();
+        thread::spawn(move || {
+            assert_eq!(block_on(refused(&engine)).kind(), ErrorKind::Closed);
+        })
+    });
+    let engine = world.engine();
+    let drains = thread::spawn(move || engine.registry.drain());
+    join([drains]);
+    join(waiters);
+}
+
+fn activity_settles() {
+    let activity = Arc::new(Activity::default());
+    let left = Arc::new(AtomicUsize::new(3));
+    let threads = [0, 1, 2].map(|number| {
+        let (token, left) = (activity.begin(), Arc::clone(&left));
+        thread::spawn(move || {
+            let token = if number == 0 { token } else { token.into_background() };
+            left.fetch_sub(1, Ordering::SeqCst);
+            drop(token);
+        })
+    });
+    block_on(activity.settled(|| true));
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+    join(threads);
+}
+
+fn dropped_and_gone() {
+    let World { memory, locks, .. } = World::new();
+    let guard = block_on(locks.lock("k").acquire()).expect("it is free");
+    let dropped = thread::spawn(move || drop(guard));
+    let activity = Arc::clone(&locks.engine().registry.activity);
+    let gone = thread::spawn(move || drop(locks));
+    join([dropped, gone]);
+    block_on(activity.settled(|| true));
+    assert_eq!(memory.held(), 0);
+}
+
+fn the_keeper_dies() {
+    let tasks = Arc::<Scheduled>::default();
+    let world = World::on(Arc::clone(&tasks));
+    let guard = block_on(world.locks.lock("k").acquire()).expect("it is free");
+    let acquires = {
+        let locks = world.locks.clone();
+        thread::spawn(move || {
+            let refused = block_on(async {
+                loop {
+                    match locks.lock("other").with_wait(Wait::No).acquire().await {
+                        Ok(guard) => drop(guard.release().await),
+                        Err(error) => return error.kind(),
+                    }
+                    shuttle::future::yield_now().await;
+                }
+            });
+            assert_eq!(refused, ErrorKind::Closed);
+        })
+    };
+    let watches = {
+        let view = guard.held();
+        thread::spawn(move || block_on(async move { view.lost().await }))
+    };
+    tasks.is_dead.store(true, Ordering::SeqCst);
+    world.locks.engine().registry.keeper_is_dead();
+    join([acquires, watches]);
+    assert_eq!(guard.check().expect_err("nobody renews it").kind(), ErrorKind::Lost);
+}
+
+fn one_at_a_time() {
+    let world = World::new();
+    let inside = Arc::new(Mutex::new(0));
+    let threads = [0, 1, 2].map(|_| {
+        let (locks, inside) = (world.locks.clone(), Arc::clone(&inside));
+        thread::spawn(move || {
+            block_on(async {
+                let guard = locks.lock("k").acquire().await.expect("it comes to its turn");
+                let before = std::mem::replace(&mut *inside.lock().expect("no panic"), 1);
+                assert_eq!(before, 0, "two holders");
+                shuttle::future::yield_now().await;
+                *inside.lock().expect("no panic") = 0;
+                guard.release().await.expect("it is held");
+            });
+        })
+    });
+    join(threads);
+    world.settle();
+    assert_eq!(world.memory.held(), 0);
+}
+
+fn a_dropped_acquire_leaves_nothing() {
+    let world = World::new();
+    let held = block_on(world.locks.lock("k").acquire()).expect("it is free");
+    let dropped = {
+        let locks = world.locks.clone();
+        thread::spawn(move || {
+            let lock = locks.lock("k");
+            let mut acquire = Box::pin(lock.acquire());
+            let once = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(acquire.as_mut().poll(context).is_ready())
+            });
+            block_on(once);
+            thread::yield_now();
+            drop(acquire);
+        })
+    };
+    let waits = {
+        let locks = world.locks.clone();
+        thread::spawn(move || drop(block_on(locks.lock("k").acquire()).expect("it comes to its turn")))
+    };
+    drop(held);
+    join([dropped, waits]);
+    world.settle();
+    assert_eq!(world.memory.held(), 0);
+}
