@@ -234,15 +234,24 @@ fn a_hold_ends_once() {
             })
         },
     ];
-    let ends = [
-        thread::spawn(move || drop(shares)),
-        thread::spawn(move || {
+    let kind = |hold: &Hold| hold.check().expect_err("it has ended").kind();
+    let ends: [Box<dyn FnOnce() + Send>; 2] = [
+        Box::new(move || drop(shares)),
+        Box::new(move || {
             signal.suspect();
             signal.lost("somebody said so");
         }),
     ];
-    join(ends);
+    let ends = ends.map(|end| {
+        let hold = Arc::clone(&hold);
+        thread::spawn(move || {
+            end();
+            kind(&hold)
+        })
+    });
+    let seen = ends.map(|thread| thread.join().expect("it does not panic"));
     join(watchers);
+    assert!(seen.iter().all(|seen| *seen == kind(&hold)), "an end is final");
     let error = hold.check().expect_err("it has ended");
     assert!(matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld), "{error}");
     assert!(!engine.registry.holds_key(&key()));
