@@ -9,7 +9,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-use tokio::sync::Notify;
+use crate::sync::Notify;
 
 /// What a panic said.
 #[derive(Debug)]

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use foldhash::fast::RandomState;
-use tokio::sync::Notify;
 
 use crate::backend::{
     Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal,
@@ -21,6 +20,7 @@ use crate::fence::Fence;
 use crate::guarded::wake_all;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+use crate::sync::Notify;
 use crate::telemetry::Trace;
 use crate::token::Token;
 pub use faults::Faults;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Notify;
-
 use crate::guarded::wake_all;
+use crate::sync::Notify;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Counts acquires and releases under way, and clean-ups in the background.

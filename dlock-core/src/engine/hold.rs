@@ -5,8 +5,6 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
@@ -18,7 +16,7 @@ use crate::guarded::wake_all;
 use crate::handles::options::{Options, margin};
 use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 
 const HELD: u8 = 0;

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::clock::{Clock, Timestamp};
@@ -16,7 +15,7 @@ use crate::error::{ErrorKind, Failure};
 use crate::guarded::wake_all;
 use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::{Loss, Stats, Telemetry};
 
 /// What is held, and what is under way.

@@ -303,17 +303,15 @@ fn keys_are_counted() {
     let world = World::new();
     let engine = world.engine();
     let holds = [world.hold(), world.hold()];
-    let threads = holds.clone().map(|hold| {
-        thread::spawn(move || {
-            hold.engine.registry.list(&hold);
-            hold.close();
-        })
-    });
-    for hold in &holds {
-        hold.lose("somebody said so".into());
-    }
+    let threads = holds.clone().map(|hold| thread::spawn(move || hold.engine.registry.list(&hold)));
+    holds[0].lose("somebody said so".into());
+    let closed = Arc::clone(&holds[1]);
+    let closes = thread::spawn(move || closed.close());
     join(threads);
-    assert!(!engine.registry.holds_key(&key()));
+    join([closes]);
+    holds[1].close();
+    assert!(!engine.registry.holds_key(&key()), "one was lost, and the other released");
+    holds[0].close();
     drop(holds);
     world.settle();
 }
@@ -343,9 +341,22 @@ fn activity_settles() {
             drop(token);
         })
     });
-    block_on(activity.settled(|| true));
+    let listed = Arc::new(AtomicUsize::new(0));
+    let lists = {
+        let (token, activity, listed) = (activity.begin(), Arc::clone(&activity), Arc::clone(&listed));
+        thread::spawn(move || {
+            listed.store(1, Ordering::SeqCst);
+            drop(token);
+            thread::yield_now();
+            listed.store(0, Ordering::SeqCst);
+            activity.changed();
+        })
+    };
+    block_on(activity.settled(|| listed.load(Ordering::SeqCst) == 0));
     assert_eq!(left.load(Ordering::SeqCst), 0);
+    assert_eq!(listed.load(Ordering::SeqCst), 0);
     join(threads);
+    join([lists]);
 }
 
 fn dropped_and_gone() {
