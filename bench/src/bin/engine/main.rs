@@ -45,6 +45,7 @@ const BENCHES: &[Bench<Settings>] = &[
     ("memory: keeper wakes", memory::wakes),
     ("memory: a million keys", scale::keys),
     ("memory: among many others", scale::others),
+    ("memory: a short lease among many others", scale::short_lease),
     ("memory: many waiters cancelled", scale::cancelled),
     ("memory: many renewals", scale::renewals),
     ("sqlite: acquire and release", sqlite::pair),

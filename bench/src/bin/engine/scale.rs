@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use dlock::{Error, Guard, Lock, Locks, ManualClock, Memory, Wait};
@@ -127,6 +127,40 @@ pub(crate) fn others(settings: &Settings) -> Result<Vec<Row>> {
         }
         Ok(rows)
     })
+}
+
+/// A lock with the shortest lease, and acquires beside it, while the keeper has many others to look after.
+pub(crate) fn short_lease(_: &Settings) -> Result<Vec<Row>> {
+    const OTHERS: usize = 100_000;
+    const HOLDS: u32 = 3;
+    let (runtime, locks) = (measure::runtime()?, locks()?);
+    let (short, beside) = (locks.lock("short").with_lease(Duration::from_millis(50)), locks.lock("beside"));
+    let (mut lost, mut longest) = (0, Duration::ZERO);
+    runtime.block_on(async {
+        let mut others = Vec::with_capacity(OTHERS);
+        for n in 0..OTHERS {
+            others.push(locks.lock(format!("other_{n}")).with_lease(LEASE * 6).acquire().await?);
+        }
+        for _ in 0..HOLDS {
+            let guard = short.acquire().await?;
+            let end = Instant::now() + Duration::from_secs(1);
+            while Instant::now() < end {
+                let start = Instant::now();
+                beside.acquire().await?.release().await?;
+                longest = longest.max(start.elapsed());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            lost += u32::from(guard.check().is_err());
+        }
+        Ok::<_, Error>(())
+    })?;
+    let name =
+        format!("memory: leases of 50 ms lost in {HOLDS} holds of 1 s among {OTHERS} locks of an hour");
+    let (lost, longest) = (f64::from(lost), longest.as_secs_f64() * 1e3);
+    Ok(vec![
+        Row::new(name, lost, "").at_most(lost, 0.0, ""),
+        Row::new("memory: the longest acquire and release beside it", longest, "ms"),
+    ])
 }
 
 /// A long line of which all give up.
