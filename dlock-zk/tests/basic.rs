@@ -146,7 +146,7 @@ async fn a_place_in_line_that_somebody_deletes_is_an_error_of_that_waiter_only()
     guard.release().await.unwrap();
     let error = tokio::time::timeout(SOON, first).await.expect("it ends").unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-    assert!(error.to_string().contains("deleted its place"), "{error}");
+    assert!(error.to_string().contains("its node in the queue was deleted"), "{error}");
     let guard = tokio::time::timeout(SOON, second).await.expect("it goes on").unwrap().unwrap();
     guard.release().await.unwrap();
 }
