@@ -163,6 +163,7 @@ impl Hold {
         self.condition_at(|| self.acquired_at)
     }
 
+    #[inline]
     fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Condition::Released,
@@ -195,6 +196,7 @@ impl Hold {
     }
 
     /// Whether its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
+    #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.state.load(Ordering::Acquire) == LOST
     }

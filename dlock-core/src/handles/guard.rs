@@ -132,41 +132,23 @@ impl Guard {
     ///
     /// When dropped midway, the release goes on in the background.
     pub async fn release(self) -> Result<()> {
-        match self.end() {
-            Ok(leaving) => leaving.await,
+        match self.step_back() {
+            // Called here, and not returned from there: this future is then no larger than that one.
+            Ok(last) => Leaving::begin(last)?.finish().await,
             Err(result) => result,
         }
     }
 
     /// Closes the hold, and returns what is left to do; the result where that is nothing.
     pub(super) fn end(self) -> std::result::Result<impl Future<Output = Result<()>> + Send, Result<()>> {
+        Ok(Leaving::begin(self.step_back()?).map_err(Err)?.finish())
+    }
+
+    /// Ends the share. Returns the hold if it was the last one, and else the result.
+    #[inline(always)]
+    fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
         let Self { share, noted: _noted } = self;
-        let hold = match share.end() {
-            Ok(last) => last,
-            Err(shared) => return Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
-        };
-        if let Err(failure) = hold.engine.refuse_in_child() {
-            let error = hold.error(Operation::Release, failure);
-            std::mem::forget(hold);
-            return Err(Err(error));
-        }
-        let activity = Some(hold.engine.registry.activity.begin());
-        let was = hold.close();
-        let span = hold.engine.telemetry.release_started(hold.subject());
-        // For a caller who has no tokio runtime with timers.
-        let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&hold));
-        let leaving = Leaving { hold, claim: None, activity }.leave(was).in_span(span.clone());
-        Ok(async move {
-            let result = match on_keeper {
-                None => leaving.await,
-                Some(hold) => {
-                    let closed = |failure| Err(hold.error(Operation::Release, failure));
-                    hold.engine.run(leaving).await.unwrap_or_else(closed)
-                }
-            };
-            Telemetry::released(&span, result.as_ref().err());
-            result
-        })
+        share.end().map_err(|shared| if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) })
     }
 }
 
@@ -179,13 +161,44 @@ impl fmt::Debug for Guard {
 /// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
 struct Leaving {
     hold: Arc<Hold>,
+    /// What it was worth when it was closed.
+    was: Condition,
     claim: Option<Box<dyn DynClaim>>,
     /// Until nothing is left to do.
     activity: Option<ActivityToken>,
 }
 
 impl Leaving {
-    async fn leave(mut self, was: Condition) -> Result<()> {
+    /// Apart from what a nested guard does, which is many times shorter.
+    #[cold]
+    fn begin(hold: Arc<Hold>) -> Result<Self> {
+        if let Err(failure) = hold.engine.refuse_in_child() {
+            let error = hold.error(Operation::Release, failure);
+            std::mem::forget(hold);
+            return Err(error);
+        }
+        let activity = Some(hold.engine.registry.activity.begin());
+        let was = hold.close();
+        Ok(Self { hold, was, claim: None, activity })
+    }
+
+    async fn finish(self) -> Result<()> {
+        let hold = Arc::clone(&self.hold);
+        let span = hold.engine.telemetry.release_started(hold.subject());
+        let leaving = self.leave().in_span(span.clone());
+        // For a caller who has no tokio runtime with timers.
+        let result = if threads::has_timers() {
+            leaving.await
+        } else {
+            let closed = |failure| Err(hold.error(Operation::Release, failure));
+            // Boxed: rare, and else part of every release's future.
+            Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
+        };
+        Telemetry::released(&span, result.as_ref().err());
+        result
+    }
+
+    async fn leave(mut self) -> Result<()> {
         let limit = self.hold.request_timeout;
         self.claim = match self.hold.try_take_claim() {
             Some(claim) => claim,
@@ -215,7 +228,7 @@ impl Leaving {
                 }
                 self.hold.engine.wait_queue.released(&self.hold.key);
                 let ours = withdrawn.removed || asked > 0;
-                if was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
+                if self.was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
             }
             Err(failure) => Err(self.hold.error(Operation::Release, failure)),
         }

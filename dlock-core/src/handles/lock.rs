@@ -92,7 +92,7 @@ impl Lock {
     pub async fn acquire(&self) -> Result<Guard> {
         let mut guard = match self.reenter(true)? {
             Some(guard) => guard,
-            None => Guard::new(only_share(self.begin()?.await?)),
+            None => self.acquire_anew().await?,
         };
         guard.note(self.options.max_depth)?;
         Ok(guard)
@@ -115,7 +115,12 @@ impl Lock {
         }
     }
 
+    async fn acquire_anew(&self) -> Result<Guard> {
+        Ok(Guard::new(only_share(self.begin()?.await?)))
+    }
+
     /// A further guard, if the calling scope holds the lock already.
+    #[inline]
     pub(super) fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
         let key = self.checked(&self.options)?;
         let share = scope::reenter(&self.engine, key, &self.options, by_hand)?;
@@ -136,6 +141,7 @@ impl Lock {
     }
 
     /// The key, if it and these options can work.
+    #[inline]
     pub(crate) fn checked(&self, options: &Options) -> Result<&Key> {
         let refuse = |failure| self.error(Operation::Acquire, failure);
         let key = self.key.as_ref().map_err(|why| refuse(Failure::invalid_key(why.to_string())))?;
