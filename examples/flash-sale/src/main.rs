@@ -130,7 +130,7 @@ async fn sell(sale: &Sale) -> Result<ExitCode> {
 fn locks_url(sale: &Sale, dir: &tempfile::TempDir) -> Result<String> {
     match &sale.locks {
         Some(url) if url.starts_with("memory:") => bail!(
-            "--locks memory: cannot work here: such locks are inside of one process, and the workers of this sale are \
+            "--locks memory: cannot work here: such locks are inside one process, and the workers of this sale are \
              processes of their own; use for example --locks sqlite:///tmp/locks.db"
         ),
         Some(url) => Ok(url.clone()),

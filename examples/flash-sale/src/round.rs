@@ -279,7 +279,7 @@ impl Round<'_> {
                 worker.signal(Signal::KILL)?;
                 let customers: Vec<u32> = worker.waiting.iter().copied().collect();
                 self.screen
-                    .note(&format!("  worker {name} is killed inside of its section, with fence {fence}"));
+                    .note(&format!("  worker {name} is killed inside its section, with fence {fence}"));
                 // As an orchestrator does with a replica that died.
                 self.hire(customers).await?;
                 Ok(1)
@@ -288,7 +288,7 @@ impl Round<'_> {
                 worker.signal(Signal::STOP)?;
                 worker.bar.say("frozen");
                 self.screen
-                    .note(&format!("  worker {name} is frozen inside of its section, with fence {fence}"));
+                    .note(&format!("  worker {name} is frozen inside its section, with fence {fence}"));
                 Ok(0)
             }
         }
