@@ -6,6 +6,7 @@ mod backends;
 mod code_map;
 mod lint;
 mod modules;
+mod mutants;
 mod needs;
 mod package;
 mod pages;
@@ -38,7 +39,11 @@ enum Command {
     /// Run the tests of MariaDB on a real MySQL 8 server, which is in a package of Maven Central. Installs Maven
     Mysql8,
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
-    Lint,
+    Lint {
+        /// Only what compiles nothing
+        #[arg(long)]
+        fast: bool,
+    },
     /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry
     /// collector where the Go toolchain is new enough. Installs a JDK, Maven, Go and Python's venv
     Interop {
@@ -49,8 +54,9 @@ enum Command {
     /// Everything that a change has to pass: lint, test and interop
     Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
-    /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench otel` measures
-    /// what metrics and spans cost, `bench attribute` what the attribute costs to compile
+    /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench hot` shares
+    /// one key between tasks and processes, `bench fleet` holds many locks; `bench otel` measures what metrics and
+    /// spans cost, `bench attribute` what the attribute costs to compile
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -58,6 +64,8 @@ enum Command {
     /// Check what takes too long for each change: that the packages compile, licences and duplicates of the
     /// dependencies, features in pairs. Installs cargo-deny and cargo-hack
     BeforePublishing,
+    /// Break the code in one place at a time: the tests have to fail. Installs cargo-mutants and the servers
+    Mutants(mutants::Options),
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
     /// The same faults against dlock and other libraries, into docs/compared.md; --only, --store and --library narrow
@@ -89,24 +97,31 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Test { arguments } => one_after_the_other(test::steps(arguments)),
         Command::Mysql8 => one_after_the_other(test::mysql8()),
         Command::BeforePublishing => one_after_the_other(package::before_publishing()),
-        Command::Lint => one_after_the_other(lint::steps()?),
+        Command::Lint { fast: true } => one_after_the_other(lint::fast_steps()),
+        Command::Lint { fast: false } => one_after_the_other(lint::steps()?),
         Command::Ci => {
             let mut steps = lint::steps()?;
             steps.extend(test::steps(Vec::new()));
             steps.extend(test::interop(false));
             one_after_the_other(steps)
         }
+        Command::Mutants(options) => mutants::try_out(&options),
         Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {
             let (which, arguments) = match arguments.split_first() {
-                Some((which, rest)) if matches!(&**which, "redis" | "zk" | "sql" | "otel" | "attribute") => {
+                Some((which, rest))
+                    if matches!(
+                        &**which,
+                        "redis" | "zk" | "sql" | "hot" | "fleet" | "otel" | "attribute"
+                    ) =>
+                {
                     (&**which, rest)
                 }
                 _ => ("engine", &*arguments),
             };
             match which {
                 "redis" | "zk" => needs::install(needs::INTEROP)?,
-                "sql" => needs::install(needs::SQL)?,
+                "sql" | "hot" | "fleet" => needs::install(needs::SQL)?,
                 _ => {}
             }
             let bench = cargo(["run", "--release", "--package"]);

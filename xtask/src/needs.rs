@@ -109,6 +109,10 @@ pub(crate) const PUBLISH: &[Need] = &[
     Need { probe: &["cargo", "hack", "--version"], source: Source::Cargo("cargo-hack") },
 ];
 
+/// For `mutants`.
+pub(crate) const MUTANTS: &[Need] =
+    &[C_COMPILER, Need { probe: &["cargo", "mutants", "--version"], source: Source::Cargo("cargo-mutants") }];
+
 /// For the comparison with the last release, which needs one.
 pub(crate) const SEMVER: &[Need] =
     &[Need { probe: &["cargo", "semver-checks", "--version"], source: Source::Cargo("cargo-semver-checks") }];

@@ -154,7 +154,7 @@ fn contains_what_it_needs(name: &str, directory: &Path) -> Result<()> {
 }
 
 /// Copies what the repository contains, links as the files that they stand for.
-fn copy_tracked_files(to: &Path) -> Result<()> {
+pub(crate) fn copy_tracked_files(to: &Path) -> Result<()> {
     let files =
         program("git").args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"]).read()?;
     for file in files.split('\0').filter(|file| !file.is_empty()) {
