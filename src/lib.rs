@@ -21,6 +21,7 @@
 //! * `distributed_lock`: the attribute, and the reference of its options.
 //! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
 //! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
+//! * [`Lock::read`], [`Semaphore`]: many readers and one writer, and a few at a time.
 //! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`connect`], [`register`]: where the locks are.
 //! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
@@ -61,7 +62,7 @@ pub use dlock_core::{
     Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Ended, Error, ErrorKind, Failure, Faults, Fence,
     Guard, Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory,
     Node, OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment,
-    Segmented, Stats, Timestamp, Wait, backend, current_hold,
+    Segmented, Semaphore, Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -108,6 +109,7 @@ struct CompositionPage;
 /// And those of the pages for whoever chooses, comes from another library, or has an error.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/which-backend.md")]
+#[doc = include_str!("../docs/which-lock.md")]
 #[doc = include_str!("../docs/troubleshooting.md")]
 struct QuestionPages;
 

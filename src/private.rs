@@ -83,6 +83,10 @@ struct Setup {
     lease: Option<Duration>,
     on_lost: Option<OnLost>,
     recheck: Option<bool>,
+    handoff: Option<bool>,
+    reads: bool,
+    /// How many permits the semaphore has, and how many are taken.
+    permits: Option<(u32, u32)>,
     run_when_unavailable: bool,
     /// Whether the body itself says what to return when the lock is busy.
     has_on_busy: bool,
@@ -150,6 +154,9 @@ impl Section {
             lease: None,
             on_lost: None,
             recheck: None,
+            handoff: None,
+            reads: false,
+            permits: None,
             run_when_unavailable: false,
             has_on_busy: false,
             inner: None,
@@ -189,6 +196,24 @@ impl Section {
     /// Applies `recheck = ...`.
     pub fn recheck(mut self, on: bool) -> Self {
         self.0.setup().recheck = Some(on);
+        self
+    }
+
+    /// Applies `handoff = ...`.
+    pub fn handoff(mut self, on: bool) -> Self {
+        self.0.setup().handoff = Some(on);
+        self
+    }
+
+    /// Applies `mode = "read"`.
+    pub fn read(mut self) -> Self {
+        self.0.setup().reads = true;
+        self
+    }
+
+    /// Applies `permits = ...` and `take = ...`.
+    pub fn permits(mut self, of: u32, take: u32) -> Self {
+        self.0.setup().permits = Some((of, take));
         self
     }
 
@@ -304,9 +329,15 @@ impl Setup {
             Some(section) => section,
             None => {
                 let locks = self.locks()?;
-                let section = match &self.keys {
-                    SectionKeys::One(key) => dlock_core::Section::new(self.with_options(locks.lock(key))),
-                    SectionKeys::All(keys) => {
+                let section = match (&self.keys, self.permits) {
+                    (SectionKeys::One(key), Some((of, take))) => {
+                        let semaphore = locks.semaphore(key, of).take(take);
+                        semaphore.with_options(|lock| self.with_options(lock)).into()
+                    }
+                    (SectionKeys::One(key), None) => {
+                        dlock_core::Section::new(self.with_options(locks.lock(key)))
+                    }
+                    (SectionKeys::All(keys), _) => {
                         locks.lock_all(keys).with_each(|lock| self.with_options(lock)).into()
                     }
                 };
@@ -336,6 +367,12 @@ impl Setup {
         }
         if let Some(on_lost) = self.on_lost {
             lock = lock.with_on_lost(on_lost);
+        }
+        if let Some(handoff) = self.handoff {
+            lock = lock.with_handoff(handoff);
+        }
+        if self.reads {
+            lock = lock.read();
         }
         match self.recheck {
             Some(false) => lock.with_rechecks(0),

@@ -100,7 +100,7 @@ impl Harness for OverQuorum {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::WAITERS]
+        &[conformance::WITH_FENCES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
     }
 }
 
@@ -127,7 +127,8 @@ mod sqlite {
         }
 
         fn left_out(&self) -> &'static [&'static [&'static str]] {
-            &[dlock_testkit::conformance::WAITERS]
+            use dlock_testkit::conformance::{PERMITS, SHARING, WAITERS};
+            &[WAITERS, SHARING, PERMITS]
         }
     }
 }

@@ -458,3 +458,69 @@ async fn a_cancelled_call_leaves_the_lock_free() {
     })
     .await;
 }
+
+#[distributed_lock(key = "page_<id>", mode = "read", backend = "memory", wait = "no")]
+async fn read_page<F: Future>(id: u64, meanwhile: F) -> Result<F::Output, Error> {
+    Ok(meanwhile.await)
+}
+
+#[distributed_lock(key = "page_<id>", mode = "write", backend = "memory", wait = "no")]
+async fn write_page(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[tokio::test]
+async fn readers_run_side_by_side_and_no_writer_beside_them() {
+    on_memory(|_| async {
+        let inner = read_page(7, async { write_page(7).await.unwrap_err().kind() });
+        assert_eq!(inner.await.unwrap(), ErrorKind::Deadlock, "a reader would wait for itself");
+        let (ready, done) = (Barrier::new(2), Notify::new());
+        let other = async {
+            ready.wait().await;
+            let beside =
+                (read_page(7, async {}).await.is_ok(), write_page(7).await.map_err(|error| error.kind()));
+            done.notify_one();
+            beside
+        };
+        let reading = read_page(7, async {
+            ready.wait().await;
+            done.notified().await;
+        });
+        let (reading, beside) = tokio::join!(reading, other);
+        reading.unwrap();
+        assert_eq!(beside, (true, Err(ErrorKind::Busy)));
+        assert_eq!(write_page(7).await.unwrap(), 7);
+    })
+    .await;
+}
+
+#[distributed_lock(key = "gpu", permits = 3, take = <gpus>, backend = "memory", wait = "no")]
+async fn train<F: Future>(gpus: u32, meanwhile: F) -> Result<F::Output, Error> {
+    Ok(meanwhile.await)
+}
+
+#[distributed_lock(key = "gpu", permits = 3, backend = "memory", wait = "no")]
+async fn infer() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "gpu", permits = 4, take = { 1 + 1 }, backend = "memory", wait = "no")]
+async fn misjudge() -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn as_many_run_as_there_are_permits_and_a_call_has_as_many_as_it_needs() {
+    on_memory(|_| async {
+        let kinds = train(2, async {
+            infer().await.unwrap();
+            (train(2, async {}).await.unwrap_err().kind(), misjudge().await.unwrap_err().kind())
+        });
+        assert_eq!(kinds.await.unwrap(), (ErrorKind::Deadlock, ErrorKind::Conflict));
+        train(3, async {}).await.unwrap();
+        for absurd in [0, 4, u32::MAX] {
+            assert_eq!(train(absurd, async {}).await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+        }
+    })
+    .await;
+}

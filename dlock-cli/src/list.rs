@@ -14,7 +14,7 @@ pub(crate) async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     let mut out = stdout().lock();
     if json {
         let all: Vec<_> = lines.iter().map(Line::to_json).collect();
-        writeln!(out, "{}", json!({ "backend": locks.backend(), "held": all }))?;
+        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "held": all }))?)?;
     } else if lines.is_empty() {
         writeln!(out, "no lock is held")?;
     } else {
@@ -45,7 +45,7 @@ pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, 
         if let Some(waiters) = &waiters {
             document["waiters"] = json!(waiters.iter().map(Person::of).collect::<Vec<_>>());
         }
-        writeln!(out, "{document}")?;
+        writeln!(out, "{}", show::json(&document)?)?;
         return Ok(0);
     }
     let Some(holder) = holder else {

@@ -6,7 +6,7 @@ use dlock::Locks;
 use serde_json::json;
 
 use crate::Release;
-use crate::show::{Person, printable};
+use crate::show::{self, Person, printable};
 use crate::trouble::{BUSY, DENIED, Trouble};
 
 /// Shows who holds the lock, asks, and takes it away.
@@ -47,7 +47,8 @@ fn report(
 ) -> Result<u8, Trouble> {
     let mut out = stdout().lock();
     if json {
-        writeln!(out, "{}", json!({ "key": key, "released": released, "holder": holder }))?;
+        let document = json!({ "key": key, "released": released, "holder": holder });
+        writeln!(out, "{}", show::json(&document)?)?;
     } else {
         writeln!(out, "{text}")?;
     }

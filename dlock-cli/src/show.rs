@@ -1,10 +1,12 @@
 //! Locks as tables and as JSON.
 
+use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{CellAlignment, Table, presets};
 use dlock::{Fence, Holder, Key};
 use serde::Serialize;
+use serde_json::ser::Formatter;
 
 /// A lock that is held, as JSON.
 #[derive(Debug, Serialize)]
@@ -122,9 +124,41 @@ pub(crate) fn short(length: Duration) -> String {
     if rounded.is_zero() { "0s".to_owned() } else { humantime::format_duration(rounded).to_string() }
 }
 
-/// Text that others wrote, without what a terminal would obey.
+/// Text that others wrote, without what a terminal would obey, or would not show: control characters, those that turn
+/// the direction of writing, those without a width.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    text.chars().flat_map(|c| if is_printable(c) { vec![c] } else { c.escape_default().collect() }).collect()
+}
+
+/// Whether a terminal shows it as it is.
+pub(crate) fn is_printable(c: char) -> bool {
+    // Behind another one, so that accents are not escaped which combine with it.
+    matches!(c, '\'' | '"' | '\\') || format!("a{c}").escape_debug().count() == 2
+}
+
+/// One line of JSON. Characters that a terminal would obey, or would not show, are escaped: the text is the same to who
+/// reads it as JSON.
+pub(crate) fn json(document: &impl Serialize) -> io::Result<String> {
+    let mut line = Vec::new();
+    document.serialize(&mut serde_json::Serializer::with_formatter(&mut line, Escaping))?;
+    Ok(String::from_utf8_lossy(&line).into_owned())
+}
+
+struct Escaping;
+
+impl Formatter for Escaping {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        for c in fragment.chars() {
+            if is_printable(c) {
+                write!(writer, "{c}")?;
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn dash() -> String {
@@ -142,7 +176,21 @@ mod tests {
     #[test]
     fn what_others_wrote_cannot_command_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
-        assert_eq!(printable("Zürich 🔒"), "Zürich 🔒");
+        assert_eq!(printable("Zürich 🔒 it's \"a\\b\" e\u{301}"), "Zürich 🔒 it's \"a\\b\" e\u{301}");
+    }
+
+    #[test]
+    fn no_character_that_is_obeyed_or_not_seen_leaves_as_it_is_and_json_keeps_what_it_was() {
+        let obeyed =
+            (0..0x20).chain(0x7f..0xa0).chain([0xad, 0x200b, 0x200d, 0x202e, 0x2066, 0xfeff, 0xe0001]);
+        for c in obeyed.map(|code| char::from_u32(code).unwrap()) {
+            let text = format!("x{c}y");
+            assert!(!printable(&text).contains(c), "{:x}", u32::from(c));
+            let line = json(&text).unwrap();
+            assert!(!line.contains(c), "{:x}: {line}", u32::from(c));
+            assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
+        }
+        assert_eq!(json(&"\"Zürich\" 🔒\n").unwrap(), "\"\\\"Zürich\\\" 🔒\\n\"");
     }
 
     #[test]
@@ -167,7 +215,7 @@ mod tests {
         }
         assert!(!text.contains("WAITING"));
         assert!(table(&[line(Some(3))]).contains("WAITING"));
-        let json = serde_json::to_string(&line(Some(3)).to_json()).unwrap();
+        let json = json(&line(Some(3)).to_json()).unwrap();
         assert_eq!(
             json,
             r#"{"key":"room_7","host":"web-1","pid":7,"label":"orders","fence":42,"waiting":3}"#

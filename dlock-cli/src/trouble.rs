@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use dlock::{Error, ErrorKind};
 
+use crate::show::is_printable;
+
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const OTHER: u8 = 70;
@@ -60,7 +62,7 @@ impl fmt::Display for Trouble {
 
 /// Without line breaks and without what a terminal would obey.
 pub(crate) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
 }
 
 impl From<Error> for Trouble {

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::Watch;
 use crate::list::lines;
-use crate::show::{Line, table};
+use crate::show::{self, Line, table};
 use crate::signals::Signals;
 use crate::trouble::Trouble;
 
@@ -69,7 +69,7 @@ impl Screen {
                     json!({ "at": now.to_string(), "backend": backend, "error": trouble.to_string() })
                 }
             };
-            writeln!(out, "{document}")?;
+            writeln!(out, "{}", show::json(&document)?)?;
             return out.flush();
         }
         let text = match held {

@@ -37,6 +37,43 @@ fn locks_on_redis_are_listed_and_released_by_force() {
 }
 
 #[test]
+fn a_holder_that_nobody_can_be_is_shown_and_released_without_a_panic() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&server.url());
+    // A grant of the year 33658, by a host that turns the direction of writing.
+    let stored = format!("{} 1000000000000000000+0 host=%e2%80%ae%1b[2J pid=99999999999", "ab".repeat(16));
+    server.command::<()>(&["SET", "dlock:k", &stored, "PX", "60000"]);
+    // What is longer than a lock is none.
+    server.command::<()>(&["SET", "dlock:long", &format!("{stored} label={}", "x".repeat(1_000_000))]);
+    for task in [
+        &["ls"][..],
+        &["inspect", "k"],
+        &["watch", "--times", "1"],
+        &["--json", "ls"],
+        &["--json", "inspect", "k"],
+        &["--json", "watch", "--times", "1"],
+        &["--json", "release", "--force", "--yes", "k"],
+    ] {
+        let done = store.dlock(task.iter().copied()).done();
+        assert_eq!(done.code, 0, "{task:?}: {}", done.err);
+        assert!(
+            !done.out.contains(['\u{1b}', '\u{202e}']) && done.out.len() < 2000,
+            "{task:?}: {:?}",
+            done.out
+        );
+        if task[0] == "--json" {
+            let document = done.json();
+            let holder = document["held"].get(0).unwrap_or(&document["holder"]);
+            assert_eq!(holder["host"], "\u{202e}\u{1b}[2J", "{document}");
+            assert!(holder["since"].is_null() && holder["pid"].is_null(), "{document}");
+        }
+    }
+    let long = store.dlock(["--json", "release", "--force", "--yes", "long"]).done();
+    assert_eq!(long.json()["holder"]["label"], "not a lock of dlock", "{}", long.err);
+    assert_eq!(server.command::<u64>(&["EXISTS", "dlock:k"]), 0);
+}
+
+#[test]
 fn locks_on_zookeeper_are_listed_with_those_who_wait_in_line() {
     let server = ZooKeeperServer::start().unwrap();
     let store = Store::at(&server.url());

@@ -39,6 +39,8 @@ pub enum ErrorKind {
     UnknownBackend,
     /// The caller would wait for itself, or nests deeper than allowed.
     Deadlock,
+    /// Others use the key in another way: as a semaphore of another number of permits, or as a lock.
+    Conflict,
     /// The locks were shut down, or there is no runtime to wait on.
     Closed,
 }
@@ -63,6 +65,7 @@ impl ErrorKind {
             Self::InvalidConfig => "invalid_config",
             Self::UnknownBackend => "unknown_backend",
             Self::Deadlock => "deadlock",
+            Self::Conflict => "conflict",
             Self::Closed => "closed",
         }
     }
@@ -84,6 +87,7 @@ impl ErrorKind {
             Self::InvalidConfig => "invalid configuration",
             Self::UnknownBackend => "unknown backend",
             Self::Deadlock => "the caller would wait for itself",
+            Self::Conflict => "others use the key in another way",
             Self::Closed => "closed",
         }
     }

@@ -4,10 +4,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::backend::Mode;
 use crate::fence::Fence;
+
+/// How many bytes of a name are kept that came from a store.
+const LONGEST_NAME: usize = 256;
+/// How many bytes of a stored line are read.
+const LONGEST_LINE: usize = 4096;
+/// The last second of the year 9999, in seconds since 1970: RFC 3339 has no later one.
+const LAST_SECOND: u64 = 253_402_300_799;
 
 /// Who holds a lock, as far as the backend knows. Any field may be missing: a holder of another library
 /// stores less.
+///
+/// What others stored is bounded: of a host, a label and a trace at most 256 bytes are kept, with an ellipsis behind
+/// them, and a time that no calendar has is left out. The characters are those of the store: escape them where a
+/// terminal would obey them, as [`Display`](fmt::Display) does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -23,6 +35,8 @@ pub struct Holder {
     pub fence: Option<Fence>,
     /// How long the lease still runs if it is not renewed, as of the answer.
     pub expires_in: Option<Duration>,
+    /// How it is held, and how many permits this holder has of a semaphore.
+    pub mode: Mode,
     /// The W3C trace context of the holder.
     pub trace: Option<String>,
 }
@@ -33,7 +47,7 @@ impl Holder {
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut holder = Self::default();
-        for (name, value) in text.split(' ').filter_map(|field| field.split_once('=')) {
+        for (name, value) in cut(text, LONGEST_LINE).split(' ').filter_map(|field| field.split_once('=')) {
             match name {
                 "host" => holder.host = Some(unescape(value)),
                 "pid" => holder.pid = value.parse().ok(),
@@ -48,7 +62,21 @@ impl Holder {
                 _ => {}
             }
         }
+        holder.bound();
         holder
+    }
+
+    /// Cuts what others made longer, or later, than anything that dlock writes.
+    pub(crate) fn bound(&mut self) {
+        for name in [&mut self.host, &mut self.label, &mut self.trace].into_iter().flatten() {
+            if name.len() > LONGEST_NAME {
+                name.truncate(cut(name, LONGEST_NAME).len());
+                name.push('…');
+            }
+        }
+        self.since = self.since.filter(|since| {
+            since.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() <= LAST_SECOND)
+        });
     }
 }
 
@@ -62,6 +90,9 @@ impl fmt::Display for Holder {
         }
         if let Some(label) = &self.label {
             write!(f, " ({})", label.escape_debug())?;
+        }
+        if self.mode != Mode::Exclusive {
+            write!(f, ", {}", self.mode)?;
         }
         if let Some(fence) = self.fence {
             write!(f, ", fence {fence}")?;
@@ -153,6 +184,12 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
+/// The beginning of a text, of so many bytes at most.
+fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -188,6 +225,20 @@ mod tests {
             assert!(text.is_ascii() && !text.contains('\n'), "{text:?}");
             assert_eq!(Holder::parse(&text), identity.to_holder(since));
         }
+    }
+
+    #[test]
+    fn what_is_longer_or_later_than_anything_that_dlock_writes_is_cut() {
+        let long = "ä".repeat(10_000);
+        let holder = Holder::parse(&format!("since=253402300800000 label={long} host=a"));
+        let label = holder.label.unwrap();
+        assert!(label.ends_with("ä…") && label.len() <= LONGEST_NAME + '…'.len_utf8(), "{}", label.len());
+        assert_eq!((holder.since, holder.host), (None, None), "what comes after the bound is not read");
+        assert!(Holder::parse("since=253402300799999").since.is_some());
+        let before = UNIX_EPOCH.checked_sub(Duration::from_secs(1));
+        let mut holder = Holder { since: before, ..Holder::default() };
+        holder.bound();
+        assert_eq!((before.is_some(), holder.since), (true, None));
     }
 
     #[test]

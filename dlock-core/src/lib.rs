@@ -47,6 +47,7 @@ pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
 pub use handles::requirement::Requirement;
 pub use handles::section::Section;
 pub use handles::segment::{Segment, Segmented, SegmentedSection};
+pub use handles::semaphore::Semaphore;
 pub use holder::{Holder, Identity};
 pub use key::Key;
 pub use telemetry::Stats;

@@ -10,10 +10,13 @@ use syn::parse::{Parse, ParseStream, Parser};
 use syn::{Expr, LitBool, LitInt, LitStr, Path, Token, token};
 
 /// Every option, with an example of it.
-const OPTIONS: [(&str, &str); 14] = [
+const OPTIONS: [(&str, &str); 18] = [
     ("key", "key = \"room_<id>\""),
     ("keys", "keys = [\"room_<a>\", \"room_<b>\"]"),
     ("segments", "segments = 20"),
+    ("mode", "mode = \"read\""),
+    ("permits", "permits = 4"),
+    ("take", "take = 2"),
     ("requires", "requires = \"fencing\""),
     ("backend", "backend = \"redis\""),
     ("locks", "locks = self.locks"),
@@ -24,6 +27,7 @@ const OPTIONS: [(&str, &str); 14] = [
     ("on_unavailable", "on_unavailable = \"error\""),
     ("guard", "guard = held"),
     ("recheck", "recheck = false"),
+    ("handoff", "handoff = false"),
     ("crate", "crate = ::dlock"),
 ];
 
@@ -42,6 +46,9 @@ pub(crate) struct Args {
     pub key: Option<KeyArg>,
     pub keys: Option<KeysArg>,
     pub segments: Option<u32>,
+    pub mode: Option<ModeArg>,
+    pub permits: Option<u32>,
+    pub take: Option<TakeArg>,
     pub requires: Vec<RequirementName>,
     pub backend: Option<LitStr>,
     pub locks: Option<Expr>,
@@ -52,6 +59,7 @@ pub(crate) struct Args {
     pub on_unavailable: Option<OnUnavailable>,
     pub guard: Option<Ident>,
     pub recheck: Option<LitBool>,
+    pub handoff: Option<LitBool>,
     pub krate: Option<Path>,
     /// The names of the options that were given, right or wrong.
     given: Vec<Ident>,
@@ -72,16 +80,19 @@ pub(crate) enum KeysArg {
 /// A guarantee: what it is called here and in `dlock::Requirement`.
 pub(crate) type RequirementName = (&'static str, &'static str);
 
-const REQUIREMENTS: [RequirementName; 5] = [
+const REQUIREMENTS: [RequirementName; 7] = [
     ("fencing", "Fencing"),
     ("fair", "Fair"),
     ("session_kept", "SessionKept"),
     ("notified", "Notified"),
     ("durable", "Durable"),
+    ("shared", "Shared"),
+    ("permits", "Permits"),
 ];
 
 /// What the runtime accepts.
 const SEGMENTS: std::ops::RangeInclusive<u32> = 1..=10_000;
+const PERMITS: std::ops::RangeInclusive<u32> = 1..=1_000_000;
 
 pub(crate) enum WaitArg {
     No,
@@ -94,6 +105,18 @@ pub(crate) enum WaitArg {
 pub(crate) enum LeaseArg {
     Milliseconds(u64),
     /// The expression in its braces.
+    Expr(Group),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum ModeArg {
+    Read,
+    Write,
+}
+
+pub(crate) enum TakeArg {
+    Permits(u32),
+    /// The expression in its brackets or braces.
     Expr(Group),
 }
 
@@ -175,6 +198,12 @@ impl Args {
             "key" => self.key = Some(key(input)?),
             "keys" => self.keys = Some(keys(input)?),
             "segments" => self.segments = Some(segments(input)?),
+            "mode" => {
+                let choices = [("read", ModeArg::Read), ("write", ModeArg::Write)];
+                self.mode = Some(choice(option, &text(input)?, choices)?);
+            }
+            "permits" => self.permits = Some(permits(input)?),
+            "take" => self.take = Some(take(input)?),
             "requires" => self.requires = requires(input)?,
             "backend" => self.backend = Some(backend(&text(input)?)?),
             "locks" => self.locks = Some(input.parse()?),
@@ -195,6 +224,7 @@ impl Args {
                 self.on_unavailable = Some(choice(option, &text(input)?, choices)?);
             }
             "guard" => self.guard = Some(parse_or(input, "`guard` takes a name for the body", example)?),
+            "handoff" => self.handoff = Some(parse_or(input, "`handoff` is `true` or `false`", example)?),
             "recheck" => self.recheck = Some(parse_or(input, "`recheck` is `true` or `false`", example)?),
             _ => self.krate = Some(crate_path(input)?),
         }
@@ -218,6 +248,28 @@ impl Args {
         }
         if let Some(span) = later("keys", "segments") {
             mistakes.at(span, "`segments` splits one key, and `keys` are several; keep one of them");
+        }
+        for other in ["keys", "segments", "mode"] {
+            if let Some(span) = later("permits", other) {
+                let message = format!(
+                    "`permits` is a semaphore of one key, which has no `{other}`; remove one of them"
+                );
+                mistakes.at(span, message);
+            }
+        }
+        if let Some(span) = later("segments", "mode") {
+            mistakes.at(span, "a segment is held alone; remove `mode` or `segments`");
+        }
+        if let (false, Some(take)) = (self.gives("permits"), self.given.iter().find(|given| *given == "take"))
+        {
+            mistakes
+                .at(take.span(), "`take` is how many of the `permits` a call needs; write `permits = 4` too");
+        }
+        if let (Some(TakeArg::Permits(take)), Some(permits), Some(span)) =
+            (&self.take, self.permits, later("permits", "take"))
+            && *take > permits
+        {
+            mistakes.at(span, format!("a call cannot have {take} of {permits} permits; take 1 to {permits}"));
         }
         if let Some(span) = later("segments", "on_unavailable") {
             let message = "without the lock a body has no segment; remove `on_unavailable` or `segments`";
@@ -353,6 +405,50 @@ fn segments(input: ParseStream<'_>) -> syn::Result<u32> {
         _ => {
             let message =
                 format!("write a number of segments from {} to {}", SEGMENTS.start(), SEGMENTS.end());
+            Err(syn::Error::new(number.span(), message))
+        }
+    }
+}
+
+fn permits(input: ParseStream<'_>) -> syn::Result<u32> {
+    let number: LitInt = parse_or(input, "`permits` is a whole number", "permits = 4")?;
+    match number.base10_parse() {
+        Ok(permits) if PERMITS.contains(&permits) => Ok(permits),
+        _ => {
+            let message = format!("write a number of permits from {} to {}", PERMITS.start(), PERMITS.end());
+            Err(syn::Error::new(number.span(), message))
+        }
+    }
+}
+
+/// A number, an expression in braces, or one that names an argument, in angle brackets as in a key.
+fn take(input: ParseStream<'_>) -> syn::Result<TakeArg> {
+    const WHAT: &str = "`take` is a whole number, an argument, or an expression in braces";
+    const EXAMPLE: &str = "take = 2`, `take = <n>` or `take = { n + 1 }";
+    if input.peek(token::Brace) {
+        let block: Group = input.parse()?;
+        if block.stream().is_empty() {
+            let message = "the block gives no number; write an expression in it, such as `take = { n }`";
+            return Err(syn::Error::new(block.span(), message));
+        }
+        return Ok(TakeArg::Expr(block));
+    }
+    if input.peek(Token![<]) {
+        let open: Token![<] = input.parse()?;
+        let mut expression = TokenStream::new();
+        while !input.is_empty() && !input.peek(Token![>]) && !input.peek(Token![,]) {
+            expression.extend([input.parse::<TokenTree>()?]);
+        }
+        if expression.is_empty() || input.parse::<Token![>]>().is_err() {
+            return Err(syn::Error::new_spanned(open, format!("{WHAT}; write `{EXAMPLE}`")));
+        }
+        return Ok(TakeArg::Expr(Group::new(proc_macro2::Delimiter::Brace, expression)));
+    }
+    let number: LitInt = parse_or(input, WHAT, EXAMPLE)?;
+    match number.base10_parse() {
+        Ok(permits) if PERMITS.contains(&permits) => Ok(TakeArg::Permits(permits)),
+        _ => {
+            let message = format!("take {} to {} permits", PERMITS.start(), PERMITS.end());
             Err(syn::Error::new(number.span(), message))
         }
     }

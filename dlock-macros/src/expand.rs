@@ -26,7 +26,7 @@
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
-use crate::args::{Args, KeyArg, KeysArg, LeaseArg, OnLostArg, OnUnavailable, WaitArg};
+use crate::args::{Args, KeyArg, KeysArg, LeaseArg, ModeArg, OnLostArg, OnUnavailable, TakeArg, WaitArg};
 use crate::dependency;
 use crate::error::{Mistakes, report};
 use crate::function::{Argument, Function};
@@ -359,6 +359,25 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
             }
         });
     }
+    if args.mode == Some(ModeArg::Read) {
+        options.extend(quote_spanned!(here=> .read()));
+    }
+    if let Some(permits) = args.permits {
+        let permits = Literal::u32_suffixed(permits);
+        let take = match &args.take {
+            None => quote_spanned!(here=> 1u32),
+            Some(TakeArg::Permits(take)) => {
+                let take = Literal::u32_suffixed(*take);
+                quote_spanned!(here=> #take)
+            }
+            // Not converted, so that a literal in it is a `u32`.
+            Some(TakeArg::Expr(take)) => {
+                let expression = take.stream();
+                quote_spanned!(here.located_at(take.span())=> { #expression })
+            }
+        };
+        options.extend(quote_spanned!(here=> .permits(#permits, #take)));
+    }
     if let Some(on_lost) = args.on_lost {
         let on_lost = match on_lost {
             OnLostArg::Abort => quote_spanned!(here=> Abort),
@@ -368,6 +387,9 @@ fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     }
     if let Some(recheck) = &args.recheck {
         options.extend(quote_spanned!(here=> .recheck(#recheck)));
+    }
+    if let Some(handoff) = &args.handoff {
+        options.extend(quote_spanned!(here=> .handoff(#handoff)));
     }
     if !args.requires.is_empty() {
         let requires = args.requires.iter().map(|(_, variant)| Ident::new(variant, here));

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{ErrorKind, Failure, Holder, Key};
 use redis::Value;
 
 use crate::client::Client;
 use crate::error::{Fault, refusal};
-use crate::format::Found;
+use crate::format::{Found, shares};
 use crate::servers::Node;
 
 /// How long one answer of a server may take.
@@ -15,22 +16,27 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many names a server looks at for one answer, so that it does not keep others waiting.
 const AT_ONCE: usize = 1_000;
 
-/// Who holds one lock.
+/// Who holds one lock; of several the first that the server tells of.
 pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>, Failure> {
+    Ok(occupancy(client, key).await?.holders.into_iter().next())
+}
+
+/// All who hold one lock.
+pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
     let names = client.names(key);
-    let mut look = redis::pipe();
-    client.format.look(&names.lock, &mut look);
-    let asking = client.servers.ask_slot(names.slot, PATIENCE, &look);
-    let replies = tokio::time::timeout(PATIENCE, asking).await;
-    let replies =
-        replies.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {PATIENCE:?}"))));
-    let mut replies = replies.map_err(unchanged)?.into_iter();
-    let (Some(left), Some(stored)) = (replies.next(), replies.next()) else { return Err(senseless()) };
-    let left = extract(left)?;
-    match client.format.seen(&left, stored)? {
-        Found::Nothing => Ok(None),
-        Found::Held(holder) => Ok(Some(holder)),
-        Found::Foreign if !client.among_data => Ok(Some(foreign())),
+    let looked = client.ask(names.slot, |number| client.format.look(&names.lock, number)).await;
+    if let Err(failure) = &looked
+        && is_no_lock(failure)
+        && client.format.shares()
+    {
+        // Perhaps several hold it.
+        let looked = client.ask(names.slot, |number| shares::look(&names.lock, number)).await;
+        return shares::seen(looked.map_err(unchanged)?).ok_or_else(senseless);
+    }
+    match client.format.seen(looked.map_err(unchanged)?) {
+        Found::Nothing => Ok(Occupancy::default()),
+        Found::Held(holder) => Ok(Occupancy::new(None, vec![holder])),
+        Found::Foreign if !client.among_data => Ok(Occupancy::new(None, vec![foreign()])),
         Found::Foreign | Found::Data => Err(refusal("WRONGTYPE the key holds something that is no lock")),
     }
 }
@@ -38,8 +44,36 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 /// Takes a lock away from whoever holds it; whether anybody did.
 pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     let names = client.names(key);
-    let command = client.format.force(&names, client.among_data);
-    Ok(client.ask(names.slot, &command).await? == Value::Int(1))
+    let call = |number| client.format.force(&names, client.among_data, number);
+    match client.ask(names.slot, call).await {
+        Err(failure) if is_no_lock(&failure) && client.format.shares() => {
+            let call = |number| shares::force(&names.lock, number);
+            Ok(client.ask(names.slot, call).await? == Value::Int(1))
+        }
+        forced => Ok(forced? == Value::Int(1)),
+    }
+}
+
+/// Changes the number of permits of a semaphore; returns what it was.
+pub(crate) async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+    if !client.format.shares() {
+        let why = "locks that are shared with Redisson have no permits";
+        return Err(Failure::new(ErrorKind::Unsupported, why));
+    }
+    let names = client.names(key);
+    let resized = client.ask(names.slot, |number| shares::resize(&names.lock, permits, number)).await?;
+    let asked = Mode::Permits { of: permits, take: 1 };
+    let resized = shares::resized(&resized).ok_or_else(senseless)?;
+    resized.map_err(|used| asked.conflict(&used).unwrap_or_else(senseless))
+}
+
+/// Whether the key holds what is no lock of one holder.
+fn is_no_lock(failure: &Failure) -> bool {
+    failure.kind() == ErrorKind::InvalidConfig
+}
+
+fn senseless() -> Failure {
+    Failure::unavailable("malformed reply")
 }
 
 /// All locks that are held, from all servers.
@@ -49,8 +83,8 @@ pub(crate) async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failu
         holders_at(client, &node, &mut held).await?;
     }
     // A name can come twice, when the server makes room meanwhile or a slot moves.
-    held.sort_by(|(a, _), (b, _)| a.cmp(b));
-    held.dedup_by(|(a, _), (b, _)| a == b);
+    held.sort_by(|(a, one), (b, other)| a.cmp(b).then(one.fence.cmp(&other.fence)));
+    held.dedup_by(|(a, one), (b, other)| a == b && one.fence == other.fence);
     Ok(held)
 }
 
@@ -58,35 +92,39 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
     let pattern = client.namer.pattern();
     let mut cursor = "0".to_owned();
     loop {
-        let mut scan = redis::pipe();
-        scan.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(AT_ONCE);
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(AT_ONCE);
         if let Some(kind) = client.format.scanned() {
             scan.arg("TYPE").arg(kind);
         }
-        let reply = ask(client, node, &scan).await?.pop().unwrap_or(Value::Nil);
-        let (next, names) = page(extract(reply)?).ok_or_else(senseless)?;
+        let reply = answered(client.servers.scan(node, PATIENCE, &scan)).await?;
+        let (next, names) = page(reply).ok_or_else(senseless)?;
         let locks: Vec<(Key, String)> =
             names.into_iter().filter_map(|name| Some((client.namer.key_of(&name)?, name))).collect();
         if !locks.is_empty() {
-            let mut look = redis::pipe();
-            for (_, name) in &locks {
-                client.format.look(name, &mut look);
-            }
-            let mut replies = ask(client, node, &look).await?.into_iter();
-            for (key, _) in locks {
-                let (Some(left), Some(stored)) = (replies.next(), replies.next()) else {
-                    return Err(senseless());
+            let looks = locks.iter().map(|(_, name)| |number| client.format.look(name, number));
+            let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
+            let mut several = Vec::new();
+            for ((key, name), looked) in locks.into_iter().zip(looked) {
+                let found = match looked.map_err(Fault::into_failure) {
+                    Ok(looked) => client.format.seen(looked),
+                    Err(denied) if denied.kind() == ErrorKind::Denied => return Err(denied),
+                    // It may be held by several.
+                    Err(failure) if is_no_lock(&failure) && client.format.shares() => {
+                        several.push((key, name));
+                        continue;
+                    }
+                    // Data of others, or what has moved.
+                    Err(_) => continue,
                 };
-                match client.format.seen(&left, stored) {
-                    Ok(Found::Held(holder)) => held.push((key, holder)),
+                match found {
+                    Found::Held(holder) => held.push((key, holder)),
                     // It is in the way of a lock, and may be removed.
-                    Ok(Found::Foreign) if !client.among_data => held.push((key, foreign())),
-                    Ok(_) => {}
-                    // Whatever has moved is passed over.
-                    Err(failure) if failure.kind() != ErrorKind::Denied => {}
-                    Err(denied) => return Err(denied),
+                    Found::Foreign if !client.among_data => held.push((key, foreign())),
+                    _ => {}
                 }
             }
+            held_by_several(client, node, several, held).await?;
         }
         if next == "0" {
             return Ok(());
@@ -95,8 +133,30 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
     }
 }
 
-async fn ask(client: &Client, node: &Node, commands: &redis::Pipeline) -> Result<Vec<Value>, Failure> {
-    let asked = tokio::time::timeout(PATIENCE, client.servers.ask_at(node, PATIENCE, commands)).await;
+/// Adds those who hold these, as far as they are locks.
+async fn held_by_several(
+    client: &Client,
+    node: &Node,
+    locks: Vec<(Key, String)>,
+    held: &mut Vec<(Key, Holder)>,
+) -> Result<(), Failure> {
+    if locks.is_empty() {
+        return Ok(());
+    }
+    let looks = locks.iter().map(|(_, name)| |number| shares::look(name, number));
+    let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
+    for ((key, _), looked) in locks.into_iter().zip(looked) {
+        // Data of others is refused.
+        if let Some(found) = looked.ok().and_then(shares::seen) {
+            held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder)));
+        }
+    }
+    Ok(())
+}
+
+/// Waits for an answer, but not for ever.
+async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let asked = tokio::time::timeout(PATIENCE, asking).await;
     asked
         .unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {PATIENCE:?}"))))
         .map_err(unchanged)
@@ -108,14 +168,6 @@ fn unchanged(failure: Failure) -> Failure {
         ErrorKind::Unknown => Failure::unavailable(failure.message().to_owned()),
         _ => failure,
     }
-}
-
-fn extract(reply: Value) -> Result<Value, Failure> {
-    reply.extract_error().map_err(|error| unchanged(Fault::of(error).into_failure()))
-}
-
-fn senseless() -> Failure {
-    Failure::unavailable("malformed reply")
 }
 
 /// The cursor and the names of an answer to `SCAN`. Names that are no text are none of ours.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, RequestClock, ServerAddress,
+    Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, Occupancy, RequestClock, ServerAddress,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use futures_util::FutureExt;
@@ -140,8 +140,9 @@ impl Redis {
     ///
     /// When dropped, the value may still be written.
     pub async fn fenced_set(&self, key: &str, value: impl AsRef<[u8]> + Send, fence: Fence) -> Result<bool> {
-        let command = crate::fenced::set(key, value.as_ref(), fence);
-        match self.0.ask(keys::slot_of(key), &command).await {
+        let value = value.as_ref();
+        let call = |number| crate::fenced::set(key, value, fence, number);
+        match self.0.ask(keys::slot_of(key), call).await {
             Ok(reply) => Ok(reply == redis::Value::Int(1)),
             Err(failure) => Err(Error::new(Operation::Hold, failure).on("redis")),
         }
@@ -156,7 +157,12 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration()
+        let capabilities =
+            Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration();
+        match self.0.format.shares() {
+            true => capabilities.with_sharing().with_permits(),
+            false => capabilities,
+        }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -186,6 +192,14 @@ impl Backend for Redis {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         administration::force_release(&self.0, key).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        administration::occupancy(&self.0, key).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        administration::resize(&self.0, key, permits).await
     }
 
     async fn close(&self) {

@@ -2,6 +2,7 @@
 
 mod batch;
 mod in_flight;
+mod shares;
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,16 +10,17 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
-use dlock_core::{Failure, Fence};
+use dlock_core::{Failure, Fence, Holder};
 use redis::Value;
 
 use crate::client::Client;
 use crate::error::Fault;
+use crate::format::draw;
 use crate::keys::Names;
-use crate::request::{Answer, Draw, Request, RequestAlone, Step};
-use crate::servers::{Reply, Untracked};
+use crate::request::{Answer, Request, RequestAlone, Step};
+use crate::servers::Reply;
 use crate::tracking::{TRACKED_AFTER, TrackedLock};
 
 use self::in_flight::{InFlight, InFlightAttempts};
@@ -30,12 +32,18 @@ pub struct RedisClaim {
     request: ClaimRequest,
     names: Names,
     clock: RequestClock,
+    /// How many fences the next attempt reserves.
+    reserves: u32,
+    /// It waits, and the last attempt found the lock taken.
+    contended: bool,
     /// The lock was granted, and not withdrawn since.
     held: bool,
     unanswered: InFlightAttempts,
     /// Where the answer to a renewal or a withdrawal did not come.
     overdue: InFlight,
     listener: Option<Listener>,
+    /// It may keep newcomers out while it waits for all, or much, of what others share.
+    waits_for_all: bool,
     /// Whom to tell of changes of a lock that is held.
     signal: Option<Signal>,
     tracked: Option<TrackedLock>,
@@ -49,10 +57,13 @@ impl RedisClaim {
             request,
             names,
             clock,
+            reserves: 1,
+            contended: false,
             held: false,
             unanswered: InFlightAttempts::default(),
             overdue: InFlight::default(),
             listener: None,
+            waits_for_all: false,
             signal: None,
             tracked: None,
         }
@@ -93,17 +104,16 @@ impl RedisClaim {
     async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
             Answer::Adopted(Some(0)) => Box::pin(self.number(request)).await,
-            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(reply, *fence),
+            Answer::Granted(fence) => self.granted(reply, *fence, request.step.fences()),
+            // Of what an earlier attempt reserved, whatever it was, the first is certain.
+            Answer::Adopted(Some(fence)) => self.granted(reply, *fence, 1),
             Answer::Adopted(None) => {
                 self.held = true;
                 Err(Failure::invalid_config("somebody removed the fence from the lock; do not edit locks"))
             }
-            Answer::Busy { left, holder } => {
-                let mut busy = Busy::default();
-                busy.retry_after = *left;
-                busy.holder = Some(holder.clone());
-                Ok(Attempt::Busy(busy))
-            }
+            Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
+            // Perhaps others read it.
+            Answer::NoLock => Box::pin(self.attempt_share()).await,
             _ => Err(senseless()),
         }
     }
@@ -112,8 +122,8 @@ impl RedisClaim {
     async fn number(&mut self, request: &Request) -> Result<Attempt, Failure> {
         self.held = true;
         let (client, patience) = (Arc::clone(&self.client), self.patience());
-        let drawn = client.servers.carry_out(&Draw(&self.names), patience, &mut Untracked).await;
-        let fence = match drawn.map(|reply| reply.answer) {
+        let drawn = client.servers.ask(self.names.slot, patience, |number| draw(&self.names, number)).await;
+        let fence = match drawn {
             Ok(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
             Ok(_) => return Err(senseless().of_worthless_grant()),
             Err(failure) => return Err(failure.of_worthless_grant()),
@@ -124,7 +134,7 @@ impl RedisClaim {
             reply => reply?,
         };
         match &reply.answer {
-            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence),
+            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence, 1),
             Answer::Done(false) | Answer::Busy { .. } => {
                 self.held = false;
                 Err(Failure::unavailable("the lock was gone before it had a fence"))
@@ -133,19 +143,34 @@ impl RedisClaim {
         }
     }
 
-    fn granted(&mut self, reply: &Reply, fence: u64) -> Result<Attempt, Failure> {
+    fn busy(&mut self, left: Option<Duration>, holder: Option<Box<Holder>>) -> Attempt {
+        self.contended = self.request.waits;
+        let mut busy = Busy::default();
+        (busy.retry_after, busy.holder) = (left, holder);
+        Attempt::Busy(busy)
+    }
+
+    fn granted(&mut self, reply: &Reply, fence: u64, reserved: u32) -> Result<Attempt, Failure> {
         self.held = true;
         if let Some(failure) = self.too_few(reply.acknowledged) {
             return Err(failure.of_worthless_grant());
         }
         self.listener = None;
         let lease = Duration::from_millis(self.lease());
-        Ok(Attempt::Granted(Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence))))
+        let grant = Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence));
+        Ok(Attempt::Granted(grant.with_reserved(reserved)))
     }
 }
 
 impl Claim for RedisClaim {
+    fn reserve(&mut self, fences: u32) {
+        self.reserves = if self.client.format.reserves() { fences.max(1) } else { 1 };
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        if self.request.mode != Mode::Exclusive {
+            return Box::pin(self.attempt_share()).await;
+        }
         let request = self.asking()?;
         let client = Arc::clone(&self.client);
         let reply = client.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
@@ -171,14 +196,19 @@ impl Claim for RedisClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        self.listener = None;
-        if self.client.tracking.has_room() {
+        // What was tracked was so for the section before.
+        (self.listener, self.signal, self.tracked) = (None, None, None);
+        self.waits_for_all = false;
+        if self.request.mode == Mode::Exclusive && self.client.tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
             self.signal = Some(signal);
         }
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
+        if self.request.mode != Mode::Exclusive {
+            return Box::pin(self.renew_share()).await;
+        }
         let tracked = self.is_tracked();
         let request = self.step(Step::Renew { lease: self.lease(), tracked });
         let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
@@ -191,6 +221,9 @@ impl Claim for RedisClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
+        if self.is_share() {
+            return Box::pin(self.withdraw_share()).await;
+        }
         let request = self.step(Step::Withdraw);
         if !self.held && !self.unanswered.is_empty() {
             let limit = (self.request.lease, self.patience());
@@ -204,7 +237,7 @@ impl Claim for RedisClaim {
     }
 
     fn is_clean(&self) -> bool {
-        !self.held && self.unanswered.is_empty()
+        !self.held && self.unanswered.is_empty() && !self.waits_for_all
     }
 }
 
@@ -220,6 +253,7 @@ impl fmt::Debug for RedisClaim {
 fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
     match answer {
         Answer::Done(true) => Ok(Withdrawal::REMOVED),
+        Answer::Awaited => Ok(Withdrawal::REMOVED.with_others_waiting(true)),
         Answer::Done(false) => Ok(Withdrawal::ABSENT),
         _ => Err(senseless()),
     }

@@ -11,7 +11,7 @@ use crate::config::{Config, Replicas};
 use crate::format::Format;
 use crate::keys::{Namer, Names};
 use crate::listening::Listening;
-use crate::request::By;
+use crate::request::{By, CallNumber};
 use crate::servers::Servers;
 use crate::tracking::Tracking;
 
@@ -63,9 +63,11 @@ impl Client {
     pub(crate) async fn introduce(&self) -> Result<(), Failure> {
         let probe = self.namer.probe();
         let key = (!self.among_data).then_some(&probe);
-        self.ask(probe.slot, &self.format.introduction(key, By::Text)).await?;
-        self.ask(probe.slot, &self.format.introduction(key, By::Hash)).await?;
-        let missing = self.ask(probe.slot, &self.format.rights(&probe, self.among_data)).await?;
+        for by in [By::Text, By::Hash] {
+            self.ask(probe.slot, |number| self.format.introduction(key, by, number)).await?;
+        }
+        let rights = |number| self.format.rights(&probe, self.among_data, number);
+        let missing = self.ask(probe.slot, rights).await?;
         let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
         if missing.is_empty() {
             return Ok(());
@@ -77,9 +79,13 @@ impl Client {
         Err(Failure::new(ErrorKind::Denied, message))
     }
 
-    /// Sends one command that is no lock's.
-    pub(crate) async fn ask(&self, slot: u16, command: &Cmd) -> Result<Value, Failure> {
-        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, QUESTION, command)).await;
+    /// Sends a call that takes no lock.
+    pub(crate) async fn ask(
+        &self,
+        slot: u16,
+        call: impl Fn(CallNumber) -> Cmd + Sync,
+    ) -> Result<Value, Failure> {
+        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, QUESTION, call)).await;
         asked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
     }
 }

@@ -49,6 +49,9 @@ const CODES: &[&str] = &[
     "FENCES",
 ];
 
+/// What the scripts say where the fault is not the lock's.
+const COUNTER: &str = "the counter of fences";
+
 impl Fault {
     /// What became of a request that the client library reports this of.
     pub(crate) fn of(error: RedisError) -> Self {
@@ -63,6 +66,12 @@ impl Fault {
             Self::Refused(text) => code_in(text),
             _ => None,
         }
+    }
+
+    /// Whether the key that was asked for holds something that is not what the request is about. The counter of fences
+    /// is another key.
+    pub(crate) fn is_no_lock(&self) -> bool {
+        matches!(self, Self::Refused(text) if code_in(text) == Some("WRONGTYPE") && !text.contains(COUNTER))
     }
 
     pub(crate) fn redirect(&self) -> Option<Redirect> {
@@ -123,6 +132,10 @@ pub(crate) fn refusal(text: &str) -> Failure {
         Some("NOPERM") => {
             (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed")
         }
+        Some("WRONGTYPE") if text.contains(COUNTER) => (
+            ErrorKind::InvalidConfig,
+            "the counter of fences is data of others; use another prefix, or delete it",
+        ),
         Some("WRONGTYPE") => {
             (ErrorKind::InvalidConfig, "the key holds data and no lock; use another key or prefix")
         }

@@ -3,6 +3,7 @@
 use dlock_core::Fence;
 
 use crate::keys::suffixed_with;
+use crate::request::CallNumber;
 
 /// The check and the body. It compares the decimal numbers as text: a number in Lua has 53 bits only.
 fn guarded(body: &str, when_stale: &str) -> String {
@@ -39,12 +40,12 @@ pub fn fence_key(key: &str) -> String {
     suffixed_with(key, "fence")
 }
 
-/// The command of [`Redis::fenced_set`](crate::Redis::fenced_set): 1, or 0 for a stale fence.
-pub(crate) fn set(key: &str, value: &[u8], fence: Fence) -> redis::Cmd {
-    let mut command = redis::cmd("EVAL");
-    command.arg(guarded("redis.call('SET', KEYS[1], ARGV[1])\nreturn 1", "0"));
-    command.arg(2).arg(key).arg(fence_key(key)).arg(value).arg(fence.get());
-    command
+/// Makes the call of [`Redis::fenced_set`](crate::Redis::fenced_set): 1, or 0 for a stale fence.
+pub(crate) fn set(key: &str, value: &[u8], fence: Fence, number: CallNumber) -> redis::Cmd {
+    let mut call = redis::cmd("EVAL");
+    call.arg(guarded("redis.call('SET', KEYS[1], ARGV[1])\nreturn { 1, ARGV[2] }", "{ 0, ARGV[2] }"));
+    call.arg(2).arg(key).arg(fence_key(key)).arg(value).arg(number.0).arg(fence.get());
+    call
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, RequestClock};
+use dlock_core::backend::{ClaimRequest, Mode, RequestClock};
 use dlock_core::{Holder, Identity, Token};
+use redis::Value;
 
 use crate::keys::Names;
 
@@ -15,6 +16,39 @@ pub(crate) enum By {
     Hash,
     /// By its text, from which the server learns it.
     Text,
+}
+
+/// The number of a call on its connection, which is part of the reply. Replies come in the order of their calls, but
+/// for what is broken between client and server: one that is repeated would pass for the reply to the next call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallNumber(pub(crate) u32);
+
+impl CallNumber {
+    /// Returns what came of the call, which is 0 for a reply of the number alone, and the integer before it in one of
+    /// ` <integer>+<number>`; `None` where the reply belongs to another call.
+    pub(crate) fn result_in(self, reply: Value) -> Option<Value> {
+        match reply {
+            Value::BulkString(text) => {
+                let text = std::str::from_utf8(&text).ok()?;
+                let (result, number) = match text.strip_prefix(' ') {
+                    Some(both) => both.split_once('+')?,
+                    None => ("0", text),
+                };
+                self.is(number).then(|| result.parse().ok().map(Value::Int))?
+            }
+            Value::Array(parts) => {
+                let [result, Value::BulkString(number)] = <[Value; 2]>::try_from(parts).ok()? else {
+                    return None;
+                };
+                self.is(std::str::from_utf8(&number).ok()?).then_some(result)
+            }
+            _ => None,
+        }
+    }
+
+    fn is(self, number: &str) -> bool {
+        number.parse() == Ok(self.0)
+    }
 }
 
 /// One operation on one lock. Cheap to clone.
@@ -34,6 +68,8 @@ pub(crate) enum Step {
         lease: u64,
         /// Whether its maker listens for releases already, so that whoever releases the lock has to publish it.
         listens: bool,
+        /// How many fences are reserved, where the format can.
+        fences: u32,
         who: Who,
     },
     Renew {
@@ -55,6 +91,14 @@ impl Step {
         match self {
             Self::Acquire { lease, .. } | Self::Renew { lease, .. } => Some(*lease),
             Self::Withdraw => None,
+        }
+    }
+
+    /// How many fences it takes of the counter.
+    pub(crate) const fn fences(&self) -> u32 {
+        match self {
+            Self::Acquire { fences, .. } => *fences,
+            Self::Renew { .. } | Self::Withdraw => 0,
         }
     }
 
@@ -119,8 +163,16 @@ pub(crate) enum Answer {
     Adopted(Option<u64>),
     /// Somebody else has it.
     Busy { left: Option<Duration>, holder: Box<Holder> },
+    /// Nobody has it, and one who waits is to be the next.
+    KeptOut { left: Option<Duration> },
+    /// The key is used in this way, which is not the one that was asked for.
+    Used(Mode),
+    /// The key holds no lock of one holder: one that several hold, or data of others. Nothing was changed.
+    NoLock,
     /// Whether there was something of ours to renew or withdraw.
     Done(bool),
+    /// It was withdrawn, and somebody listens for its release.
+    Awaited,
     /// The server refused, with this text.
     Refused(String),
     /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.
@@ -149,6 +201,59 @@ pub(crate) struct RequestAlone<'a> {
     pub(crate) fence: u64,
 }
 
-/// A fence for a lock that is held.
+/// One operation on a lock that several may hold. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Draw<'a>(pub(crate) &'a Names);
+pub(crate) struct ShareRequest {
+    pub(crate) names: Names,
+    pub(crate) token: Token,
+    pub(crate) step: ShareStep,
+}
+
+/// What is to be done with it.
+#[derive(Clone, Debug)]
+pub(crate) enum ShareStep {
+    Acquire {
+        mode: Mode,
+        lease: u64,
+        /// Whether its maker listens for releases already.
+        listens: bool,
+        /// Whether it keeps newcomers out while it waits.
+        prefers: bool,
+        who: Who,
+    },
+    Renew {
+        lease: u64,
+    },
+    /// Also what was taken alone.
+    Withdraw,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_reply_with_the_number_of_the_call_is_the_reply_to_it() {
+        let number = |text: &str| Value::BulkString(text.into());
+        let reply = |parts: &[Value]| CallNumber(7).result_in(Value::Array(parts.to_vec()));
+        assert_eq!(reply(&[Value::Int(5), number("7")]), Some(Value::Int(5)));
+        assert_eq!(CallNumber(7).result_in(number("7")), Some(Value::Int(0)));
+        assert_eq!(
+            CallNumber(7).result_in(number(" 1795397472557335+7")),
+            Some(Value::Int(1795397472557335))
+        );
+        for other in [
+            &[Value::Int(5), number("6")][..],
+            &[Value::Int(5), number("x")],
+            &[Value::Int(5), Value::Int(7)],
+            &[Value::Int(5)],
+            &[Value::Int(5), Value::Int(5), number("7")],
+        ] {
+            assert_eq!(reply(other), None, "{other:?}");
+        }
+        let texts = ["", "6", " 7", " 5+6", "5+7", " +7", " x+7", " 5+7+7", " 7+5"].map(number);
+        for other in [Value::Int(7), Value::Okay, Value::Nil].into_iter().chain(texts) {
+            assert_eq!(CallNumber(7).result_in(other.clone()), None, "{other:?}");
+        }
+    }
+}

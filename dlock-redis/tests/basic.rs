@@ -166,6 +166,22 @@ async fn fences_never_repeat_whatever_stands_in_the_counter() {
 }
 
 #[tokio::test]
+async fn data_in_the_place_of_the_counter_is_refused_as_such_and_stays() {
+    let server = RedisServer::start().unwrap();
+    server.command::<()>(&["LPUSH", COUNTER, "data"]);
+    for parameters in ["", "?redisson=true"] {
+        let locks = Locks::new(Redis::connect(&format!("{}{parameters}", server.url())).await.unwrap());
+        let one = locks.lock("room").acquire().await.unwrap_err();
+        let several = locks.lock_all(["room", "hall"]).acquire().await.unwrap_err();
+        for error in [one, several] {
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+            assert!(error.to_string().contains("the counter of fences is data of others"), "{error}");
+        }
+        assert_eq!(server.keys(), [COUNTER], "nothing was taken");
+    }
+}
+
+#[tokio::test]
 async fn a_fenced_write_refuses_who_was_overtaken() {
     let server = RedisServer::start().unwrap();
     let redis = Redis::connect(&server.url()).await.unwrap();

@@ -51,11 +51,11 @@ impl Harness for ByBatches {
     type Backend = BatchOfOne<Redis>;
 
     async fn open(&self) -> Result<Self::Backend> {
-        Ok(BatchOfOne::new(self.0.open().await?))
+        Ok(BatchOfOne::of_exclusive_locks(self.0.open().await?))
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        self.0.left_out()
+        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
     }
 }
 
@@ -89,7 +89,7 @@ impl Harness for OnMajority {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::WAITERS]
+        &[conformance::WITH_FENCES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
     }
 }
 

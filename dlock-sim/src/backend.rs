@@ -82,6 +82,7 @@ impl Backend for Leases {
                 engine: self.engine,
                 token: request.token,
                 lease: u64::try_from(request.lease.as_nanos()).unwrap_or(u64::MAX),
+                fences: 1,
                 waits: request.waits,
                 request: w.plan.twin.then(|| Box::new(request)),
             }
@@ -150,8 +151,9 @@ impl LeaseClaim {
         self.seen.store(told.unwrap_or(0), Ordering::Relaxed);
     }
 
-    fn grant(&self, fence: u64) -> Grant {
-        Grant::new(Term::Lease(Duration::from_nanos(self.one.lease))).with_fence(Fence::new(fence))
+    fn grant(&self, (fence, fences): (u64, u32)) -> Grant {
+        let grant = Grant::new(Term::Lease(Duration::from_nanos(self.one.lease)));
+        grant.with_fence(Fence::new(fence)).with_reserved(fences)
     }
 
     /// What an answer says of the requests before it on the same connection: they are done.
@@ -166,7 +168,7 @@ impl LeaseClaim {
                 self.open.retain(|open| !before(open));
                 match answer {
                     Answer::Granted(_) => self.held = true,
-                    Answer::Removed(_) => self.held = false,
+                    Answer::Removed(_) | Answer::Awaited => self.held = false,
                     _ => {}
                 }
             }
@@ -179,6 +181,10 @@ impl LeaseClaim {
 }
 
 impl Claim for LeaseClaim {
+    fn reserve(&mut self, fences: u32) {
+        self.one.fences = fences;
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.look();
         let route = world(|w| w.send(self.one.process, None, Command::Attempt(vec![self.one.clone()])));
@@ -238,8 +244,11 @@ impl Claim for LeaseClaim {
         let (route, answer) = ask(self.one.process, Command::Withdraw(self.one.clone())).await;
         self.settle(route, &answer);
         match answer? {
-            Answer::Removed(removed) => {
-                let withdrawal = if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
+            answer @ (Answer::Removed(_) | Answer::Awaited) => {
+                let withdrawal = match answer {
+                    Answer::Removed(false) => Withdrawal::ABSENT,
+                    other => Withdrawal::REMOVED.with_others_waiting(other == Answer::Awaited),
+                };
                 Ok(if self.open.is_empty() { withdrawal } else { withdrawal.unsettled() })
             }
             other => Err(absurd(&other)),

@@ -52,6 +52,8 @@ struct KeyState {
     /// The highest fence whose owner believed to hold the lock.
     believed: u64,
     grants: HashMap<u64, Granted>,
+    /// The fences of sections that were begun by an acquire of their own.
+    sections: HashSet<u64>,
     changes: u64,
     register: Register,
 }
@@ -91,6 +93,8 @@ pub(crate) struct Judge {
 pub struct Summary {
     /// Grants of the store.
     pub grants: u64,
+    /// Locks that were passed on inside a process, in runs whose locks were there at the end.
+    pub handoffs: u64,
     /// Attempts that found a lock busy.
     pub busy: u64,
     /// Holds that were lost.
@@ -107,6 +111,7 @@ impl Summary {
     /// Adds another one to this.
     pub fn add(&mut self, other: &Self) {
         self.grants += other.grants;
+        self.handoffs += other.handoffs;
         self.busy += other.busy;
         self.lost += other.lost;
         self.beliefs += other.beliefs;
@@ -354,7 +359,9 @@ impl World {
             let state = self.state(*key);
             state.changes += 1;
             let granted = Granted { epoch: state.epoch, process: entry.process, claim: entry.claim };
-            state.grants.insert(entry.fence, granted);
+            for fence in entry.fence..entry.fence + u64::from(entry.fences) {
+                state.grants.insert(fence, granted.clone());
+            }
         }
         for &key in &changes.freed {
             let state = self.state(key);
@@ -372,7 +379,7 @@ impl World {
         for (key, entry) in &changes.granted {
             let others = self.judge.views.iter().filter(|(_, process, of, fence, _)| {
                 of == key
-                    && *fence != entry.fence
+                    && !entry.has(*fence)
                     && self.processes[*process].alive
                     && self.is_current(*of, *fence)
             });
@@ -398,6 +405,13 @@ impl World {
         }
         self.judge.views.push((view, process, key, fence, held));
         view
+    }
+
+    /// A section begins, which no other had the lock for: its fence is its own.
+    pub(crate) fn section(&mut self, process: usize, key: usize, fence: u64) {
+        if !self.state(key).sections.insert(fence) {
+            self.violate(format!("two sections, the last of p{process}, have the fence {fence}"));
+        }
     }
 
     /// Takes a view back, to be dropped by the caller.
@@ -431,7 +445,7 @@ impl World {
             return;
         }
         let expired = match self.store.entries.get(&key) {
-            Some(entry) if entry.fence == fence => {
+            Some(entry) if entry.has(fence) => {
                 entry.expires <= self.clock(None) && now() > self.true_time(entry.expires) + 60 * MS
             }
             _ => false,
@@ -455,10 +469,11 @@ impl World {
         let name = self.keys[key].clone();
         tell!(self, Some(process), "has lost {name}");
         let claim = self.claim_of(key, fence);
-        let entry = self.store.entries.get(&key).filter(|entry| entry.fence == fence);
+        let entry = self.store.entries.get(&key).filter(|entry| entry.has(fence));
         // Others may look at a loss much later.
         let end = entry.map_or(0, |entry| self.true_time(entry.expires)).min(now());
-        if let Some(&at) = self.judge.failed_renewals.get(&claim)
+        // Once: who looks at the loss after that, when the store may think otherwise, is told what was.
+        if let Some(at) = self.judge.failed_renewals.remove(&claim)
             && self.processes[process].resumed_at <= at
             && end > at + (self.plan.lease / 12 + self.plan.lease / 20 + 60) * MS
             && !self.judge.closing.iter().any(|(of, ..)| *of == process)

@@ -20,6 +20,8 @@ pub(crate) struct One {
     pub(crate) token: Token,
     /// In nanoseconds.
     pub(crate) lease: u64,
+    /// How many fences it wants.
+    pub(crate) fences: u32,
     /// Whether a queue keeps a place for it when the lock is busy.
     pub(crate) waits: bool,
     /// What the engine asked for, for the twin.
@@ -37,13 +39,15 @@ pub(crate) enum Command {
 /// What the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// With the fences.
-    Granted(Vec<u64>),
+    /// With the first fence of each, and how many there are.
+    Granted(Vec<(u64, u32)>),
     /// Which one is in the way, and what is left of its lease in nanoseconds.
     Busy(usize, u64),
     Extended,
     Gone,
     Removed(bool),
+    /// It was removed, and another process is notified.
+    Awaited,
     Held(bool),
     /// The session that asked has ended.
     Expired,
@@ -55,13 +59,22 @@ pub(crate) struct Entry {
     pub(crate) claim: u64,
     pub(crate) process: usize,
     pub(crate) engine: usize,
+    /// The first of its fences.
     pub(crate) fence: u64,
+    pub(crate) fences: u32,
     /// By the store's clock.
     pub(crate) expires: u64,
     /// Whether it came back from an old copy, so that its holder may have left long ago.
     pub(crate) restored: bool,
     /// The lease, to find out how late an end is.
     pub(crate) lease: u64,
+}
+
+impl Entry {
+    /// Whether this is one of its fences.
+    pub(crate) fn has(&self, fence: u64) -> bool {
+        (self.fence..self.fence + u64::from(self.fences)).contains(&fence)
+    }
 }
 
 /// What happened to keys because of a command.
@@ -127,7 +140,8 @@ impl Store {
                 Some(entry) if entry.token == one.token => {
                     let live = entry.expires > time;
                     self.free(one.key, &mut changes);
-                    Answer::Removed(live)
+                    let awaited = changes.tell.iter().any(|(_, process)| *process != one.process);
+                    if live && awaited { Answer::Awaited } else { Answer::Removed(live) }
                 }
                 _ => Answer::Removed(false),
             },
@@ -168,23 +182,26 @@ impl Store {
                 && entry.expires > time
             {
                 entry.expires = time + one.lease;
-                return entry.fence;
+                // How many it had reserved is not known any more.
+                return (entry.fence, 1);
             }
             // Of the time, so that it grows also when the store forgets.
-            self.fence = time.max(self.fence + 1);
+            let fence = time.max(self.fence + 1);
+            self.fence = fence + u64::from(one.fences) - 1;
             let entry = Entry {
                 token: one.token,
                 claim: one.claim,
                 process: one.process,
                 engine: one.engine,
-                fence: self.fence,
+                fence,
+                fences: one.fences,
                 expires: time + one.lease,
                 restored: false,
                 lease: one.lease,
             };
             self.entries.insert(one.key, entry.clone());
             changes.granted.push((one.key, entry));
-            self.fence
+            (fence, one.fences)
         });
         Answer::Granted(fences.collect())
     }
@@ -281,6 +298,7 @@ impl Twin {
             },
             Command::Inspect(_) => return Ok(()),
         };
+        let ours = if *ours == Answer::Awaited { &Answer::Removed(true) } else { ours };
         if theirs == *ours { Ok(()) } else { Err(format!("the store says {ours:?}, memory says {theirs:?}")) }
     }
 }

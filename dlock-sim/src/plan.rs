@@ -54,6 +54,12 @@ pub(crate) struct Plan {
     pub(crate) twin: bool,
     /// Whether a claim takes itself for clean although an answer to it did not come, as a backend may.
     pub(crate) forgetful: bool,
+    /// Whether locks are passed on inside a process, and after how many sections and milliseconds no more.
+    pub(crate) handoff: bool,
+    pub(crate) handoff_limit: u32,
+    pub(crate) handoff_time: u64,
+    /// Whether many tasks want one key for moments, again and again.
+    pub(crate) hot: bool,
 }
 
 impl Plan {
@@ -127,8 +133,22 @@ impl Plan {
             probes: r.u32(..3) == 0,
             twin: r.u32(..8) == 0 && !sessions,
             forgetful: false,
+            handoff: false,
+            handoff_limit: 64,
+            handoff_time: 50,
+            hot: false,
         };
         plan.forgetful = r.u32(..3) == 0;
+        plan.handoff = r.u32(..4) > 0;
+        if r.bool() {
+            plan.handoff_limit = r.u32(1..=6);
+            plan.handoff_time = r.u64(1..=10_000);
+        }
+        // Last, so that all other runs stay what they are.
+        if r.u32(..6) == 0 && !sessions {
+            (plan.hot, plan.keys) = (true, 1);
+            (plan.tasks, plan.operations) = (r.usize(3..=6), r.usize(4..=16));
+        }
         plan
     }
 }

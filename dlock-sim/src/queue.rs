@@ -149,6 +149,7 @@ impl Backend for Queue {
                 engine: session.engine,
                 token: request.token,
                 lease: session.timeout * 1_000_000,
+                fences: 1,
                 waits: request.waits,
                 request: None,
             }
@@ -224,7 +225,7 @@ impl Claim for Place {
             }
             Answer::Granted(fences) => {
                 let term = Term::Session(Some(Duration::from_millis(session.timeout)));
-                Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(fences[0]))))
+                Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(fences[0].0))))
             }
             _ => {
                 world(|w| w.found_busy(self.one.claim));

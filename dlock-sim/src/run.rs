@@ -97,6 +97,9 @@ async fn direct(plan: Plan) {
                 .with_lease(Duration::from_millis(plan.lease))
                 .with_request_timeout(Duration::from_millis(plan.request_timeout))
                 .with_rechecks(plan.rechecks)
+                .with_handoff(plan.handoff)
+                .with_handoff_limit(plan.handoff_limit)
+                .with_handoff_time(Duration::from_millis(plan.handoff_time))
                 .with_seed(rng.u64(..))
                 .with_keeper_on(Arc::new(KeeperOf(process)));
             match builder.build() {
@@ -110,6 +113,7 @@ async fn direct(plan: Plan) {
                 process,
                 engine: *engine,
                 locks: locks.clone(),
+                hot: plan.hot,
                 updates: true,
                 rng: Rng::with_seed(rng.u64(..)),
                 _users: Arc::clone(&users),
@@ -155,6 +159,7 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
         }
     }
     for (process, engine, locks) in engines {
+        world(|w| w.passed_on(locks.stats().handoffs));
         if !world(|w| w.processes[process].alive) {
             drop(locks);
             continue;

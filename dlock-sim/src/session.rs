@@ -76,7 +76,7 @@ impl Queues {
     ) -> Answer {
         if let Some(entry) = entries.get(&one.key) {
             if entry.token == one.token {
-                return Answer::Granted(vec![entry.fence]);
+                return Answer::Granted(vec![(entry.fence, 1)]);
             }
             let waiting = self.waiting.entry(one.key).or_default();
             if one.waits && !waiting.iter().any(|(_, entry)| entry.token == one.token) {
@@ -90,7 +90,7 @@ impl Queues {
         entries.insert(one.key, entry.clone());
         self.owner.insert(one.key, session);
         changes.granted.push((one.key, entry));
-        Answer::Granted(vec![self.node])
+        Answer::Granted(vec![(self.node, 1)])
     }
 
     fn leave(&mut self, key: usize, token: Token) -> bool {
@@ -147,6 +147,7 @@ fn entry_of(one: &One, node: u64) -> Entry {
         process: one.process,
         engine: one.engine,
         fence: node,
+        fences: 1,
         expires: u64::MAX,
         restored: false,
         lease: one.lease,

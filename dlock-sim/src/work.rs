@@ -21,6 +21,8 @@ pub(crate) struct Worker {
     pub(crate) process: usize,
     pub(crate) engine: usize,
     pub(crate) locks: Locks,
+    /// Whether it wants the lock for moments only, again and again.
+    pub(crate) hot: bool,
     /// Whether it writes to the resource. Several tasks of one owner would need a lock among themselves.
     pub(crate) updates: bool,
     pub(crate) rng: Rng,
@@ -32,7 +34,8 @@ pub(crate) struct Worker {
 enum Disturbed {
     Not,
     After(u64),
-    AtPoll(u32),
+    /// And whether it is polled that time.
+    AtPoll(u32, bool),
 }
 
 impl Worker {
@@ -40,10 +43,10 @@ impl Worker {
     pub(crate) async fn work(mut self, operations: usize) {
         let lease = world(|w| w.plan.lease);
         for _ in 0..operations {
-            sleep(self.rng.u64(0..=lease)).await;
+            sleep(self.rng.u64(0..=if self.hot { 1 } else { lease })).await;
             let disturbed = match self.rng.u32(..8) {
                 0 => Disturbed::After(self.rng.u64(0..=lease * 2)),
-                1 => Disturbed::AtPoll(self.rng.u32(1..=8)),
+                1 => Disturbed::AtPoll(self.rng.u32(1..=8), !self.hot || self.rng.bool()),
                 _ => Disturbed::Not,
             };
             let mut worker = self.clone();
@@ -55,7 +58,9 @@ impl Worker {
                     Either::Left((ended, _)) => Some(ended),
                     Either::Right(_) => None,
                 },
-                Disturbed::AtPoll(polls) => AtPoll { future: Some(Box::pin(operation)), polls }.await,
+                Disturbed::AtPoll(polls, polled) => {
+                    AtPoll { future: Some(Box::pin(operation)), polls, polled }.await
+                }
             };
             if let Some(Err(payload)) = ended
                 && !payload.is::<Thrown>()
@@ -67,7 +72,8 @@ impl Worker {
 
     async fn operate(&mut self) {
         let name = self.key();
-        match self.rng.u32(..16) {
+        let what = if self.hot && self.rng.u32(..4) > 0 { 0 } else { self.rng.u32(..16) };
+        match what {
             0..=5 => self.guard(&name).await,
             6..=7 => self.nest(&name).await,
             8 => self.scope(&name).await,
@@ -117,6 +123,12 @@ impl Worker {
         let result = self.locks.lock(name).with_wait(wait).acquire().await;
         called.end(&result);
         let Ok(guard) = result else { return };
+        if let Some(fence) = guard.fence() {
+            world(|w| {
+                let key = w.key(name);
+                w.section(self.process, key, fence.get());
+            });
+        }
         self.hold(guard.held(), name).await;
         self.leave(guard).await;
     }
@@ -295,9 +307,9 @@ impl Worker {
         let Some(fence) = held.fence().map(|fence| fence.get()) else { return };
         let (process, key) = (self.process, world(|w| w.key(name)));
         let view = View(world(|w| w.guarded(process, key, fence, held.clone())));
-        let lease = world(|w| w.plan.lease);
+        let (lease, most) = if self.hot { (1, 1) } else { (world(|w| w.plan.lease), 3) };
         let steps = async {
-            for _ in 0..self.rng.u32(0..=3) {
+            for _ in 0..self.rng.u32(0..=most) {
                 let millis = match self.rng.u32(..6) {
                     0 => self.rng.u64(0..=lease * 2),
                     _ => self.rng.u64(0..=lease / 3),
@@ -376,10 +388,11 @@ impl Drop for View {
     }
 }
 
-/// Drops its future at one of its polls.
+/// Drops its future at one of its polls, after it or before, when it was woken for something.
 struct AtPoll<F> {
     future: Option<Pin<Box<F>>>,
     polls: u32,
+    polled: bool,
 }
 
 impl<F: Future> Future for AtPoll<F> {
@@ -388,6 +401,10 @@ impl<F: Future> Future for AtPoll<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let Some(future) = &mut this.future else { return Poll::Ready(None) };
+        if this.polls <= 1 && !this.polled {
+            this.future = None;
+            return Poll::Ready(None);
+        }
         match future.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
             Poll::Pending if this.polls <= 1 => {

@@ -67,5 +67,6 @@ fn the_runs_are_full_of_trouble() {
     let mut total = dlock_sim::Summary::default();
     (0..500).for_each(|n| total.add(&run(seed_of(9, n), false).summary));
     assert!(total.grants > 1_000 && total.busy > 1_000 && total.beliefs > 1_000, "{total:?}");
+    assert!(total.handoffs > 20, "{total:?}");
     assert!(total.faults > 300 && total.lost > 50, "{total:?}");
 }

@@ -29,15 +29,15 @@ pub trait Dialect: Database + sealed::Sealed {
     fn bind_bytes(query: &mut QueryBuilder<Self>, bytes: Vec<u8>);
     /// Runs a statement to its end, and says how many rows it changed.
     #[doc(hidden)]
-    fn execute<'c>(
-        on: &'c mut Self::Connection,
-        query: &'c mut QueryBuilder<Self>,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send + 'c;
+    fn execute(
+        on: &mut Self::Connection,
+        query: &mut QueryBuilder<Self>,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     #[doc(hidden)]
-    fn fetch<'c>(
-        on: &'c mut Self::Connection,
-        query: &'c mut QueryBuilder<Self>,
-    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send + 'c;
+    fn fetch(
+        on: &mut Self::Connection,
+        query: &mut QueryBuilder<Self>,
+    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
     /// The number in the column of this name.
     #[doc(hidden)]
     fn number(row: &Self::Row, column: &str) -> Result<i64, sqlx::Error>;

@@ -36,9 +36,35 @@ pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }
 
+/// What an error means that is not the server's, and whether the connection is of no use any more. `tls` is the
+/// parameter of the URL that says what TLS it requires.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
+    use sqlx::Error;
+    let kept = |failure| (failure, false);
+    match error {
+        Error::Configuration(_) => kept(Failure::invalid_config("the URL or the settings cannot be used")),
+        // A certificate that is not trusted comes as an error of the stream.
+        _ if is_tls(error) => kept(Failure::invalid_config(format!(
+            "the TLS that the URL requires ({tls}) cannot be established; check the certificates, and that the feature \
+             `tls` is on"
+        ))),
+        Error::PoolTimedOut => {
+            kept(Failure::unavailable("the pool had no free connection; allow more of them"))
+        }
+        Error::PoolClosed => kept(closed()),
+        Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            (Failure::unavailable("no server listens there; start it, or correct the address"), true)
+        }
+        // The request was not sent: a value could not be encoded.
+        Error::Encode(_) => kept(Failure::invalid_config("a value cannot be sent")),
+        _ => (Failure::unknown("the connection broke before the answer came"), true),
+    }
+}
+
 /// Whether TLS did not come about, for example since the server did not prove who it is.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) fn is_tls(error: &sqlx::Error) -> bool {
+fn is_tls(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Tls(_) => true,
         sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,

@@ -49,6 +49,8 @@ mod session;
 mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod stored;
 mod table;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod text;

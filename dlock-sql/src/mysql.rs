@@ -7,6 +7,7 @@ mod statements;
 mod values;
 
 pub use server::MysqlServer;
+pub(crate) use server::check_engine;
 pub use session::{MysqlRowLocks, MysqlSessions};
 
 use crate::lease_rows::LeaseRows;

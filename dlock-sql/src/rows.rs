@@ -11,6 +11,7 @@ mod connections;
 mod driven;
 mod lane;
 mod progress;
+mod request;
 mod steps;
 mod together;
 
@@ -25,7 +26,7 @@ use dlock_core::{Failure, Holder, Key};
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
 pub(crate) use driven::{gone, sleep_on_own_thread};
-pub(crate) use steps::Step;
+pub(crate) use steps::{Cancel, Count, End, MakeRow, Ping, Step};
 
 use crate::failure::{closed, unchanged};
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};

@@ -12,6 +12,7 @@ use sqlx::database::HasStatementCache;
 use sqlx::{Connection, Database};
 
 use crate::connector::Connector;
+use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
 use crate::table::TableName;
 
@@ -29,15 +30,26 @@ pub struct Ask {
     pub(crate) token: Token,
     pub(crate) lease: Duration,
     pub(crate) holder: String,
+    /// How many fences are reserved with it.
+    pub(crate) fences: u32,
 }
 
 /// What an attempt came to.
 #[derive(Debug)]
 pub enum Taken {
-    /// With this fence, if grants are counted.
+    /// With this fence, the last of those that were reserved, if grants are counted.
     Granted(Option<Fence>),
     /// Somebody else has it, if it is known who.
     Busy(Option<Box<Holder>>),
+}
+
+/// What a release found: our lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Released {
+    /// Whether its lease was still running.
+    pub(crate) running: bool,
+    /// Whether somebody noted that the lock is waited for.
+    pub(crate) awaited: bool,
 }
 
 /// What an error of a statement means.
@@ -105,24 +117,21 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// proxy.
     fn settle(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// Has the server know the statement that releases before it is needed, where statements are prepared.
-    fn prepare<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send + 'c;
+    fn prepare(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// Whether a connection is still good for writing.
     fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Refuses a connection of a pool on which a statement would not be a transaction by itself.
     fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// The schema of a table that was named without. Leaves no prepared statement.
-    fn schema_of<'c>(
-        on: &'c mut Conn<Self>,
-        table: &'c TableName,
-    ) -> impl Future<Output = SqlResult<Option<String>>> + Send + 'c;
+    fn schema_of(
+        on: &mut Conn<Self>,
+        table: &TableName,
+    ) -> impl Future<Output = SqlResult<Option<String>>> + Send;
 
     /// The mark of the lock table, if it has one. Fails where the table or a right to it is missing.
-    fn mark<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-    ) -> impl Future<Output = SqlResult<Option<String>>> + Send + 'c;
+    fn mark(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<Option<String>>> + Send;
     /// Makes the table and the mark where they are missing.
-    fn make<'c>(&'c self, on: &'c mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send + 'c;
+    fn make(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// Whether the error says that the table is missing.
     fn is_missing(error: &sqlx::Error) -> bool;
     /// What an error means.
@@ -130,64 +139,97 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago. Changes nothing on a connection
     /// on which it would not be a transaction by itself, and fails.
-    fn take<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        ask: &'c Ask,
+    fn take(
+        &self,
+        on: &mut Conn<Self>,
+        ask: &Ask,
         contended: bool,
-    ) -> impl Future<Output = SqlResult<Taken>> + Send + 'c;
-    /// Gives the lock back and wakes who waits: whether its lease was still running, or nothing when it was not ours.
-    fn release<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        key: &'c Key,
-        token: &'c Token,
-    ) -> impl Future<Output = SqlResult<Option<bool>>> + Send + 'c;
+    ) -> impl Future<Output = SqlResult<Taken>> + Send;
+    /// Gives the lock back and wakes who waits; nothing when it was not ours.
+    fn release(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+    ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
     /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be
     /// asked for by itself.
-    fn take_all<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        asks: &'c [Ask],
-    ) -> impl Future<Output = SqlResult<Vec<Option<Taken>>>> + Send + 'c;
-    /// Releases locks with different keys: whether the lease of each was still running, or nothing where that has to be
-    /// asked for by itself.
-    fn release_all<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        held: &'c [(Key, Token)],
-    ) -> impl Future<Output = SqlResult<Vec<Option<bool>>>> + Send + 'c;
+    fn take_all(
+        &self,
+        on: &mut Conn<Self>,
+        asks: &[Ask],
+    ) -> impl Future<Output = SqlResult<Vec<Option<Taken>>>> + Send;
+    /// Releases locks with different keys: what was found of each, or nothing where that has to be asked for by itself.
+    fn release_all(
+        &self,
+        on: &mut Conn<Self>,
+        held: &[(Key, Token)],
+    ) -> impl Future<Output = SqlResult<Vec<Option<Released>>>> + Send;
     /// Extends what is still ours, and says which of these it is; nothing when all of them are.
-    fn renew<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        leases: &'c [Lease],
-    ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send + 'c;
+    fn renew(
+        &self,
+        on: &mut Conn<Self>,
+        leases: &[Lease],
+    ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send;
     /// Who has the lock.
-    fn read<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        key: &'c Key,
-    ) -> impl Future<Output = SqlResult<Option<Holder>>> + Send + 'c;
+    fn read(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Option<Holder>>> + Send;
     /// Some locks that are held, in the order of their keys' bytes, after this one.
-    fn list<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        after: &'c [u8],
-    ) -> impl Future<Output = SqlResult<Vec<(Vec<u8>, Holder)>>> + Send + 'c;
+    fn list(
+        &self,
+        on: &mut Conn<Self>,
+        after: &[u8],
+    ) -> impl Future<Output = SqlResult<Vec<(Vec<u8>, Holder)>>> + Send;
     /// Frees the lock whoever has it, with a higher fence, and wakes who waits: whether somebody had it.
-    fn force<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        key: &'c Key,
-    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
+    fn force(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Deletes some free rows that nobody used for this long, of those after a key.
-    fn prune<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
+    fn prune(
+        &self,
+        on: &mut Conn<Self>,
         unused: Duration,
-        after: &'c [u8],
-    ) -> impl Future<Output = SqlResult<Pruned>> + Send + 'c;
+        after: &[u8],
+    ) -> impl Future<Output = SqlResult<Pruned>> + Send;
+
+    /// How many bytes of a name's digest the server gets.
+    const DIGEST: usize;
+    /// The table among all that a lock of a session may be of.
+    fn place(&self) -> String;
+    /// Whether grants of sessions and locked rows are counted.
+    fn counts(&self) -> bool;
+    /// Makes a new connection ready to keep locks: the server ends its session after this silence. Leaves no prepared
+    /// statement.
+    fn keep_alive(
+        on: &mut Conn<Self>,
+        silence: Duration,
+        locks_rows: bool,
+    ) -> impl Future<Output = SqlResult<()>> + Send;
+    /// The session. Leaves no prepared statement.
+    fn ping(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
+    /// Cancels what a session is doing, if it is doing anything.
+    fn cancel(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
+    /// Ends a session, if it is still there.
+    fn end(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
+    /// Waits for the turn among all who wait for this name, or its row; whether it came. The session has it until it
+    /// leaves.
+    fn queue(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Gives the turn to the next one.
+    fn leave(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<()>> + Send;
+
+    /// Begins a transaction, and locks the row in it if nobody has it: the session, and how the row was found. Ends the
+    /// transaction when somebody has it, and when the server refuses.
+    fn lock_row(
+        &self,
+        on: &mut Conn<Self>,
+        wanted: &Wanted,
+    ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
+    /// Makes the row that is to be locked; whether it was missing.
+    fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Counts a grant to a session.
+    fn count(
+        &self,
+        on: &mut Conn<Self>,
+        wanted: &Wanted,
+        session: i64,
+    ) -> impl Future<Output = SqlResult<Fence>> + Send;
 
     /// Whether waiters are notified of releases.
     fn tells(&self) -> bool {
@@ -202,11 +244,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         None
     }
     /// Notes with the lock that somebody waits for it; whether anybody has it.
-    fn await_release<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        key: &'c Key,
-    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
+    fn await_release(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Stops listening.
     fn close(&self) {}
 

@@ -11,7 +11,6 @@ mod hold_signal;
 mod name;
 mod on_connection;
 mod queue;
-mod steps;
 mod strategy;
 
 use std::fmt;
@@ -26,8 +25,8 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 
 use crate::failure::unchanged;
 use crate::options::{Opened, ServerOptions};
-use crate::rows::{Connections, QUESTION};
-use crate::server::{Conn, Server, SqlResult, Taken};
+use crate::rows::{Connections, Ping, QUESTION};
+use crate::server::{Server, Taken};
 use actor::{Command, Context, Release, Take, another_session};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
@@ -37,8 +36,8 @@ pub(crate) use name::{FENCE, ROW};
 pub use on_connection::ConnectionLock;
 pub(crate) use queue::TURN;
 use queue::{Queue, Waiting};
-use steps::WhoAmI;
-pub(crate) use strategy::{ByName, ByRow, Found, RowServer, Strategy, TakeResult, settle_names, take_row};
+pub(crate) use strategy::Found;
+pub(crate) use strategy::{ByName, ByRow, Strategy, TakeResult, settle_names, take_row};
 
 /// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
@@ -60,33 +59,9 @@ pub struct Wanted {
 /// Which session keeps a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwningSession {
-    Nobody,
-    Session(i64),
+    Known(i64),
     /// There is one, and this user may not know which.
     Hidden,
-}
-
-/// A server whose sessions keep locks.
-pub trait SessionServer: Server {
-    /// How many bytes of a name's digest the server gets.
-    const DIGEST: usize;
-
-    /// The table among all that a name may be of.
-    fn place(&self) -> String;
-    /// Whether grants are counted.
-    fn counts(&self) -> bool;
-    /// Makes a new connection ready: the server ends its session after this silence. Leaves no prepared statement.
-    fn keep_alive(
-        on: &mut Conn<Self>,
-        silence: Duration,
-        locks_rows: bool,
-    ) -> impl Future<Output = SqlResult<()>> + Send;
-    /// The session. Leaves no prepared statement.
-    fn ping(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
-    /// Cancels what a session is doing, if it is doing anything.
-    fn cancel(on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
-    /// Ends a session, if it is still there.
-    fn end(on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
 }
 
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
@@ -164,13 +139,13 @@ impl<M: Strategy> Sessions<M> {
             (Arc::clone(&opened.server), Arc::clone(&opened.connector), opened.settings.clone());
         let others = opened.connections(None, false)?;
         // Two connections that are open have two sessions. Nothing is prepared until that is known.
-        others.ask(WhoAmI, QUESTION).await?;
+        others.ask(Ping(), QUESTION).await?;
         let queue = Queue::new(Arc::clone(&server), Arc::clone(&others));
         let context = Context { server, others: Arc::clone(&others), connector };
         let handles = Arc::new(ConnectionHandles::new(context, &settings));
         let handle = handles.handle(settings.connect_timeout).await?;
         let kept = handle.call(Command::Open).await?;
-        if kept == others.ask(WhoAmI, QUESTION).await? {
+        if kept == others.ask(Ping(), QUESTION).await? {
             return Err(another_session());
         }
         handles.put_back(handle);

@@ -32,32 +32,29 @@ pub trait Locking: Dialect {
     /// Runs the locking statement under this patience, and leaves no setting changed. The error of a row that stayed
     /// locked leaves the transaction as it was.
     #[doc(hidden)]
-    fn lock<'c>(
-        on: &'c mut Self::Connection,
+    fn lock(
+        on: &mut Self::Connection,
         lock: LockStatement<Self>,
         patience: Patience,
-    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send + 'c;
+    ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
     /// Locks a name under this patience; whether it is locked. An error of a name that stayed locked leaves the
     /// transaction as it was.
     #[doc(hidden)]
-    fn lock_name<'c>(
-        on: &'c mut Self::Connection,
-        set: &'c str,
-        name: &'c Key,
+    fn lock_name(
+        on: &mut Self::Connection,
+        set: &str,
+        name: &Key,
         patience: Patience,
-    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send + 'c;
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
     /// Deletes the names that no transaction has, and says how many.
     #[doc(hidden)]
-    fn prune_names<'c>(
-        on: &'c mut Self::Connection,
-        set: &'c str,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send + 'c;
+    fn prune_names(
+        on: &mut Self::Connection,
+        set: &str,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     /// Makes what locking names needs.
     #[doc(hidden)]
-    fn prepare<'c>(
-        on: &'c mut Self::Connection,
-        set: &'c str,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'c;
+    fn prepare(on: &mut Self::Connection, set: &str) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 
 /// A statement that locks.
@@ -125,8 +122,9 @@ impl<D: Dialect> std::fmt::Debug for RowKey<D> {
 /// ```
 ///
 /// A connection is in use for as long as the transaction lasts, and a transaction that hangs blocks the row: set the
-/// server's limit for idle transactions. SQLite has no such locks: a transaction that begins with `BEGIN IMMEDIATE`
-/// locks the database.
+/// server's limit for idle transactions. On MariaDB and MySQL only InnoDB locks rows: in a table of another engine,
+/// such as MyISAM, this locks nothing. SQLite has no such locks: a transaction that begins with `BEGIN IMMEDIATE` locks
+/// the database.
 ///
 /// # Errors
 ///
@@ -223,7 +221,8 @@ fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<LockStatement<D>, F
 ///
 /// * PostgreSQL: `pg_advisory_xact_lock` on 64 bits of a digest of the set's name and the key. Two names with the same
 ///   digest only wait for each other. No table is needed.
-/// * MariaDB, MySQL: rows of a table with the set's name, which [`migrate`](Self::migrate) makes; one per name.
+/// * MariaDB, MySQL: rows of a table with the set's name, which [`migrate`](Self::migrate) makes; one per name. The
+///   table has to stay one of InnoDB.
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {

@@ -20,7 +20,8 @@ use sqlx::postgres::PgPoolOptions;
 trait Way: Send + Sync + 'static {
     type Backend: Backend;
     /// The cases that need what it cannot do.
-    const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::WAITERS];
+    const LEFT_OUT: &'static [&'static [&'static str]] =
+        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
 
     /// How many locks a process can hold at once.
     const AT_ONCE: usize = 300;
@@ -106,7 +107,8 @@ const LOCKED_AT_ONCE: u32 = 120;
 
 impl Way for PostgresSession {
     type Backend = PostgresSessions;
-    const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const LEFT_OUT: &'static [&'static [&'static str]] =
+        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
 
     async fn connect(url: &str) -> Result<PostgresSessions> {
         PostgresSessions::connect(url).await
@@ -115,7 +117,8 @@ impl Way for PostgresSession {
 
 impl Way for MysqlSession {
     type Backend = MysqlSessions;
-    const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const LEFT_OUT: &'static [&'static [&'static str]] =
+        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
 
     async fn connect(url: &str) -> Result<MysqlSessions> {
         MysqlSessions::connect(url).await
@@ -124,7 +127,8 @@ impl Way for MysqlSession {
 
 impl Way for PostgresRow {
     type Backend = PostgresRowLocks;
-    const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const LEFT_OUT: &'static [&'static [&'static str]] =
+        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
     const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<PostgresRowLocks> {
@@ -135,7 +139,8 @@ impl Way for PostgresRow {
 
 impl Way for MysqlRow {
     type Backend = MysqlRowLocks;
-    const LEFT_OUT: &'static [&'static [&'static str]] = &[conformance::LEASES, conformance::WAITERS];
+    const LEFT_OUT: &'static [&'static [&'static str]] =
+        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
     const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<MysqlRowLocks> {

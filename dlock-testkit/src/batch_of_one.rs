@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock,
-    ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Occupancy, Renewed,
+    RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -12,13 +12,26 @@ use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 /// lock does. Run it through the [suite](crate::conformance) beside the backend itself when that has
 /// [`Backend::attempt_all`].
 #[derive(Debug)]
-pub struct BatchOfOne<B>(Arc<B>);
+pub struct BatchOfOne<B>(Arc<B>, Modes);
+
+/// What is taken in one step.
+#[derive(Clone, Copy, Debug)]
+enum Modes {
+    All,
+    Exclusive,
+}
 
 impl<B> BatchOfOne<B> {
     /// Creates a backend that takes each lock of `backend` as a batch of one.
     #[must_use]
     pub fn new(backend: B) -> Self {
-        Self(Arc::new(backend))
+        Self(Arc::new(backend), Modes::All)
+    }
+
+    /// Creates the same of a backend that takes only locks that are held alone in one step: it has no other ones.
+    #[must_use]
+    pub fn of_exclusive_locks(backend: B) -> Self {
+        Self(Arc::new(backend), Modes::Exclusive)
     }
 }
 
@@ -31,7 +44,11 @@ impl<B: Backend> Backend for BatchOfOne<B> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        let mut capabilities = self.0.capabilities();
+        if matches!(self.1, Modes::Exclusive) {
+            (capabilities.shared, capabilities.permits) = (false, false);
+        }
+        capabilities
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -71,6 +88,14 @@ impl<B: Backend> Backend for BatchOfOne<B> {
         self.0.force_release(key).await
     }
 
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.0.occupancy(key).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.0.resize(key, permits).await
+    }
+
     async fn close(&self) {
         self.0.close().await;
     }
@@ -84,6 +109,10 @@ pub struct ClaimOfOne<B: Backend> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Claim for ClaimOfOne<B> {
+    fn reserve(&mut self, fences: u32) {
+        self.claim.reserve(fences);
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         match self.backend.attempt_all(&mut [&mut self.claim]).await? {
             BatchAttempt::Granted(grants) => match grants[..] {

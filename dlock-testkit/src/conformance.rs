@@ -98,6 +98,8 @@ pub const WITH_FENCES: &[&str] = &[
     "a_grant_that_is_adopted_has_one_fence",
     "the_holder_that_others_see_has_the_fence_of_the_guard",
     "a_register_refuses_a_holder_that_was_overtaken",
+    "sections_that_follow_each_other_have_higher_fences_each",
+    "a_process_that_is_cut_off_in_a_line_of_sections_is_superseded",
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
 ];
 
@@ -139,6 +141,7 @@ pub const LEASES: &[&str] = &[
     "a_fence_grows_after_the_lock_was_deleted",
     "a_fence_stays_the_same_while_the_lock_is_renewed",
     "a_register_refuses_a_holder_that_was_overtaken",
+    "a_process_that_is_cut_off_in_a_line_of_sections_is_superseded",
     "a_stalled_request_that_arrives_late_leaves_no_lock",
     "an_acquire_on_a_backend_that_hangs_comes_to_an_end",
     "a_grant_that_comes_after_a_pause_counts_from_its_first_request",
@@ -167,18 +170,47 @@ pub enum Needs {
     LeaseAndAdministration,
     /// [`Capabilities::shows_waiters`].
     Waiters,
+    /// [`Capabilities::shared`].
+    Shared,
+    /// [`Capabilities::shared`], and fences.
+    SharedAndFences,
+    /// [`Capabilities::shared`], and [`Capabilities::administered`].
+    SharedAndAdministration,
+    /// [`Capabilities::permits`].
+    Permits,
+    /// [`Capabilities::permits`], and fences.
+    PermitsAndFences,
+    /// [`Capabilities::permits`], and [`Capabilities::administered`].
+    PermitsAndAdministration,
 }
 
 impl Needs {
     /// Why `capabilities` are not enough, if they are not.
     fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
-        let fences = matches!(self, Self::Fences | Self::LeaseAndFences | Self::AdministrationAndFences);
+        let fences = matches!(
+            self,
+            Self::Fences
+                | Self::LeaseAndFences
+                | Self::AdministrationAndFences
+                | Self::SharedAndFences
+                | Self::PermitsAndFences
+        );
+        let shared = matches!(self, Self::Shared | Self::SharedAndFences | Self::SharedAndAdministration);
+        let permits = matches!(self, Self::Permits | Self::PermitsAndFences | Self::PermitsAndAdministration);
         let lease = matches!(self, Self::Lease | Self::LeaseAndFences | Self::LeaseAndAdministration);
         let administration = matches!(
             self,
-            Self::Administration | Self::AdministrationAndFences | Self::LeaseAndAdministration
+            Self::Administration
+                | Self::AdministrationAndFences
+                | Self::LeaseAndAdministration
+                | Self::SharedAndAdministration
+                | Self::PermitsAndAdministration
         );
-        if fences && !capabilities.fencing {
+        if shared && !capabilities.shared {
+            Some("the backend has no readers")
+        } else if permits && !capabilities.permits {
+            Some("the backend has no semaphores")
+        } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {
             Some("a session keeps the locks, and no lease runs out")
@@ -285,6 +317,70 @@ pub const ADMINISTRATION: &[&str] = &[
 /// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`].
 pub const WAITERS: &[&str] =
     &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
+
+/// The cases that a backend without [`Capabilities::shared`] leaves out, for [`Harness::left_out`].
+pub const SHARING: &[&str] = &[
+    "readers_of_all_processes_hold_a_lock_at_the_same_time",
+    "a_reader_and_a_writer_exclude_each_other",
+    "many_readers_wait_for_a_writer_and_come_in_together",
+    "a_writer_that_waits_gets_in_when_the_last_reader_has_left",
+    "a_writer_that_waits_keeps_new_readers_out",
+    "a_writer_gets_in_between_readers_that_never_stop",
+    "a_reader_gets_in_between_writers_that_never_stop",
+    "a_writer_that_gave_up_keeps_nobody_out",
+    "a_try_to_write_that_is_refused_keeps_nobody_out",
+    "fences_of_readers_lie_between_those_of_the_writers_around_them",
+    "a_writer_may_read_what_it_writes",
+    "a_reader_may_read_again_in_its_own_body",
+    "a_reader_that_asks_to_write_learns_that_it_would_wait_for_itself",
+    "a_reader_that_goes_silent_makes_room_for_a_writer",
+    "readers_are_renewed_each_for_itself",
+    "a_reader_that_was_deleted_learns_of_it_and_the_others_stay",
+    "a_reader_whose_reply_is_lost_adopts_its_own_grant",
+    "a_reader_whose_outcome_is_unknown_is_cleaned_up",
+    "a_reader_dropped_at_any_await_leaves_nothing",
+    "a_writer_dropped_while_it_waits_for_readers_leaves_nothing",
+    "a_dropped_reader_is_given_back_soon",
+    "all_readers_are_known_as_such",
+    "a_release_by_force_takes_the_lock_from_all_its_readers",
+    "locks_of_a_batch_are_read_or_written_as_each_was_asked_for",
+    "no_writer_is_beside_anybody",
+];
+
+/// The cases that a backend without [`Capabilities::permits`] leaves out, for [`Harness::left_out`].
+pub const PERMITS: &[&str] = &[
+    "there_are_as_many_permits_as_were_said_for_all_processes_together",
+    "several_permits_are_taken_all_or_none",
+    "all_permits_can_be_taken_at_once",
+    "a_released_permit_wakes_one_who_waits",
+    "a_release_of_several_permits_lets_several_in",
+    "never_more_have_a_permit_than_there_are",
+    "who_waits_for_several_permits_does_not_starve",
+    "one_who_gave_up_waiting_for_several_keeps_nobody_out",
+    "a_permit_is_back_after_its_holder_went_silent",
+    "permits_are_renewed_each_for_itself",
+    "a_permit_that_was_deleted_is_noticed_by_its_holder_and_free",
+    "a_permit_held_for_many_leases_is_renewed",
+    "a_permit_whose_reply_is_lost_is_adopted_and_not_taken_twice",
+    "permits_of_an_unknown_outcome_are_given_back",
+    "a_release_whose_reply_is_lost_gives_one_permit_back",
+    "an_acquire_of_a_permit_dropped_at_any_await_leaves_nothing",
+    "one_who_waits_for_a_permit_may_be_dropped_at_any_await",
+    "a_dropped_permit_is_given_back_soon",
+    "a_permit_lives_through_a_panic_of_its_neighbour",
+    "every_permit_has_a_fence_of_its_own_that_grows",
+    "a_nested_acquire_has_a_permit_of_its_own",
+    "one_who_would_wait_for_its_own_permits_is_told",
+    "a_process_that_says_another_number_is_told",
+    "the_number_is_remembered_while_nobody_has_a_permit",
+    "a_lock_is_no_semaphore_and_a_semaphore_no_lock",
+    "absurd_numbers_of_permits_are_refused_before_any_request",
+    "an_operator_changes_the_number_of_permits",
+    "fewer_permits_than_are_taken_grant_none_until_enough_are_back",
+    "all_holders_of_permits_are_known_with_what_they_have",
+    "a_release_by_force_takes_all_permits_back",
+    "semaphores_of_different_keys_do_not_know_each_other",
+];
 
 /// Returns all cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
@@ -413,8 +509,11 @@ mod tests {
             .map(Case::name)
             .collect();
         account_for(&Capabilities::basic(), &[&named]).unwrap();
-        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION, WAITERS]).unwrap();
-        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION]).unwrap_err();
+        let modes: &[&[&str]] = &[SHARING, PERMITS];
+        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat())
+            .unwrap();
+        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
+        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION, WAITERS, PERMITS]).unwrap_err();
         account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
         account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
         account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();

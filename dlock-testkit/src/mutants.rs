@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, ServerAddress};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, MOST_PERMITS, Mode, Occupancy, ServerAddress};
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
 pub use claim::MutantClaim;
@@ -53,6 +53,8 @@ pub enum Mutation {
     FenceFalls,
     /// A grant that is adopted gets another fence than the store has.
     AdoptionMovesTheFence,
+    /// A grant says that fences are reserved with it, and none are.
+    ReservesNothing,
     /// Keys are folded to lower case.
     FoldsCase,
     /// White space around keys is cut off.
@@ -69,11 +71,19 @@ pub enum Mutation {
     TearsBatches,
     /// A batch takes its first lock only, and says that it has all.
     TakesTheFirstOfABatch,
+    /// Readers exclude each other.
+    ReadersExclude,
+    /// Nobody who waits keeps newcomers out.
+    PrefersNobody,
+    /// Whoever takes several permits is counted for one.
+    CountsOnePermit,
+    /// Every semaphore has as many permits as can be.
+    HasPermitsForAll,
 }
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 29] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -90,6 +100,7 @@ impl Mutation {
         Self::FenceStandsStill,
         Self::FenceFalls,
         Self::AdoptionMovesTheFence,
+        Self::ReservesNothing,
         Self::FoldsCase,
         Self::TrimsKeys,
         Self::CutsLongKeys,
@@ -98,6 +109,10 @@ impl Mutation {
         Self::ForcesNothing,
         Self::TearsBatches,
         Self::TakesTheFirstOfABatch,
+        Self::ReadersExclude,
+        Self::PrefersNobody,
+        Self::CountsOnePermit,
+        Self::HasPermitsForAll,
     ];
 }
 
@@ -182,6 +197,13 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
 
     fn claim(&self, mut request: ClaimRequest) -> MutantClaim<B> {
         request.key = self.key(&request.key);
+        match (self.mutation, &mut request.mode) {
+            (Mutation::ReadersExclude, mode @ Mode::Shared) => *mode = Mode::Exclusive,
+            (Mutation::PrefersNobody, _) => request.waits = false,
+            (Mutation::CountsOnePermit, Mode::Permits { take, .. }) => *take = 1,
+            (Mutation::HasPermitsForAll, Mode::Permits { of, .. }) => *of = MOST_PERMITS,
+            _ => {}
+        }
         MutantClaim::new(self.clone(), request)
     }
 
@@ -216,6 +238,14 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
             Mutation::ForcesNothing => Ok(self.backend.inspect(key).await?.is_some()),
             _ => self.backend.force_release(&self.key(key)).await,
         }
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.backend.occupancy(&self.key(key)).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.backend.resize(&self.key(key), permits).await
     }
 
     async fn close(&self) {

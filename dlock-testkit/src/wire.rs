@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId, ServerAddress};
+use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId, Occupancy, ServerAddress};
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::sync::{Notify, oneshot};
 
@@ -365,6 +365,20 @@ impl<B: Backend> Backend for Wired<B> {
         wire.count(WireRequest::Withdraw);
         wire.there().await?;
         wire.back(backend.force_release(key).await)
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Inspect);
+        wire.there().await?;
+        wire.back(backend.occupancy(key).await)
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Withdraw);
+        wire.there().await?;
+        wire.back(backend.resize(key, permits).await)
     }
 
     async fn close(&self) {

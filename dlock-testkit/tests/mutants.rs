@@ -62,6 +62,7 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             "fences_follow_the_order_of_the_critical_sections",
             "a_fence_grows_after_the_lock_was_deleted",
         ],
+        Mutation::ReservesNothing => &["sections_that_follow_each_other_have_higher_fences_each"],
         Mutation::AdoptionMovesTheFence => &["a_grant_that_is_adopted_has_one_fence"],
         Mutation::FoldsCase | Mutation::TrimsKeys => &["keys_that_look_alike_are_different_locks"],
         Mutation::CutsLongKeys => &["keys_of_the_full_length_differ_by_their_last_byte"],
@@ -73,6 +74,13 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
         ],
         Mutation::TearsBatches => &["a_batch_that_finds_a_key_busy_takes_none_of_the_others"],
         Mutation::TakesTheFirstOfABatch => &["every_lock_of_a_batch_is_held_until_its_release"],
+        Mutation::ReadersExclude => &["readers_of_all_processes_hold_a_lock_at_the_same_time"],
+        Mutation::PrefersNobody => &["a_writer_that_waits_keeps_new_readers_out"],
+        Mutation::CountsOnePermit => &["several_permits_are_taken_all_or_none"],
+        Mutation::HasPermitsForAll => &[
+            "there_are_as_many_permits_as_were_said_for_all_processes_together",
+            "a_process_that_says_another_number_is_told",
+        ],
         other => panic!("{other:?} has no case that catches it"),
     }
 }

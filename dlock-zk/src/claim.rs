@@ -9,13 +9,13 @@ use dlock_core::backend::{
 };
 use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
-use zookeeper::{Error, EventType, OneshotWatcher, Stat, WatchedEvent};
+use zookeeper::{Error, EventType, OneshotWatcher, Stat};
 
 use crate::backend::holder;
 use crate::error::of_read;
 use crate::names::{self, Position};
 use crate::queue_node::QueueNode;
-use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, read};
+use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, event, read};
 
 /// A claim on a lock of [`ZooKeeper`](crate::ZooKeeper).
 pub struct ZooKeeperClaim {
@@ -49,7 +49,7 @@ struct Wait {
 
 /// The event of a watch.
 enum Told {
-    NotYet(Answer<WatchedEvent>),
+    NotYet(Answer<EventType>),
     Event(EventType),
     /// Too much is watched already: nobody tells.
     Never,
@@ -58,16 +58,17 @@ enum Told {
 impl Told {
     fn by(watched: Option<(OneshotWatcher, WatchPass)>) -> Self {
         let Some((watcher, pass)) = watched else { return Self::Never };
+        let event = event(watcher);
         Self::NotYet(Box::pin(async move {
             let _pass = pass;
-            watcher.changed().await
+            event.await
         }))
     }
 
     async fn told(&mut self) -> EventType {
         match self {
             Self::NotYet(event) => {
-                let event = event.await.event_type;
+                let event = event.await;
                 *self = Self::Event(event);
                 event
             }
@@ -148,6 +149,7 @@ impl ZooKeeperClaim {
         session.provable(until).await
     }
 
+    /// What seldom happens is boxed: it would make every attempt larger than what allocators have at hand.
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
         self.again = false;
         // The wait for a connection is no part of the request.
@@ -164,7 +166,7 @@ impl ZooKeeperClaim {
             return Ok(Attempt::Busy(busy));
         }
         if self.wait.is_some()
-            && let Some(attempt) = self.ask_previous(until).await?
+            && let Some(attempt) = Box::pin(self.ask_previous(until)).await?
         {
             return Ok(attempt);
         }
@@ -179,14 +181,14 @@ impl ZooKeeperClaim {
                     return self.grant(until).await;
                 }
                 Position::Behind { first, previous } => {
-                    if let Some(busy) = self.look_ahead(&first, previous, until).await? {
+                    if let Some(busy) = Box::pin(self.look_ahead(&first, previous, until)).await? {
                         if let Some(node) = &mut self.node {
                             node.turn.asked();
                         }
                         return Ok(Attempt::Busy(busy));
                     }
                 }
-                Position::Missing => return Err(self.deleted(until).await),
+                Position::Missing => return Err(Box::pin(self.deleted(until)).await),
                 Position::Exhausted => {
                     let directory = &node.queue.directory;
                     return Err(Failure::invalid_config(format!(
@@ -447,5 +449,24 @@ impl Claim for ZooKeeperClaim {
 impl fmt::Debug for ZooKeeperClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZooKeeperClaim").field("key", &self.request.key).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What glibc's allocator keeps at hand for each thread is up to so large.
+    const AT_HAND: usize = 1_032;
+
+    fn size<'a, F: Future>(_: impl FnOnce(&'a mut ZooKeeperClaim) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_steps_of_a_claim_are_small() {
+        let steps =
+            [size(|claim| claim.attempt()), size(|claim| claim.withdraw()), size(|claim| claim.changed())];
+        assert!(steps.iter().all(|size| *size <= AT_HAND), "{steps:?}");
     }
 }

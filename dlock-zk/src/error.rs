@@ -5,6 +5,10 @@ use zookeeper::Error;
 
 use crate::session::Refusal;
 
+/// How a server refuses a node that ends with its session to a session that no other server knows of. The client
+/// library has no name for that.
+const LOCAL_SESSION: Error = Error::UnexpectedErrorCode(-120);
+
 /// Whether the server refused the request, so that it certainly changed nothing. Any other error of a request that was
 /// sent leaves open whether it was carried out.
 pub(crate) fn is_refusal(error: &Error) -> bool {
@@ -24,7 +28,7 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
             | Error::MarshallingError
             | Error::Unimplemented
             | Error::BadArguments(_)
-    )
+    ) || *error == LOCAL_SESSION
 }
 
 /// The failure of a request that may have changed something.
@@ -32,7 +36,7 @@ pub(crate) fn of_write(error: Error, path: &str) -> Failure {
     if is_refusal(&error) {
         return refusal(&error, path);
     }
-    Failure::unknown(format!("the connection ended before the answer came ({error})"))
+    Failure::unknown(no_answer(&error))
 }
 
 /// The failure of a request that changes nothing.
@@ -40,7 +44,14 @@ pub(crate) fn of_read(error: Error, path: &str) -> Failure {
     if is_refusal(&error) {
         return refusal(&error, path);
     }
-    Failure::unavailable(format!("the connection ended before the answer came ({error})"))
+    Failure::unavailable(no_answer(&error))
+}
+
+fn no_answer(error: &Error) -> String {
+    match error {
+        Error::UnexpectedErrorCode(_) => format!("the server could not carry it out ({error})"),
+        _ => format!("the connection ended before the answer came ({error})"),
+    }
 }
 
 /// What a refusal by the server means.
@@ -62,6 +73,10 @@ fn refusal(error: &Error, path: &str) -> Failure {
             "the path is an ephemeral node of another client; use another base path",
         ),
         Error::BadArguments(_) => (ErrorKind::InvalidConfig, "the client library refuses the request"),
+        error if *error == LOCAL_SESSION => (
+            ErrorKind::InvalidConfig,
+            "the servers have localSessionsEnabled, and need localSessionsUpgradingEnabled for locks",
+        ),
         Error::Unimplemented => {
             (ErrorKind::Unsupported, "the server lacks this; ZooKeeper 3.5 or later is needed")
         }

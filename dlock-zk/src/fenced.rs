@@ -62,8 +62,10 @@ impl FencedWrite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unknown`] when the answer did not come. [`ErrorKind::InvalidConfig`] when a change cannot be made,
-    /// such as one of a node that does not exist; other kinds as for a lock.
+    /// [`ErrorKind::Unknown`] when the answer did not come; also when the changes have more bytes than the servers
+    /// take, which is 1 MiB unless their `jute.maxbuffer` says otherwise: they end the connection then.
+    /// [`ErrorKind::InvalidConfig`] when a change cannot be made, such as one of a node that does not exist; other
+    /// kinds as for a lock.
     ///
     /// # Cancel safety
     ///

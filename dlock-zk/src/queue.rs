@@ -9,8 +9,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Waker};
 
-use dlock_core::Failure;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use dlock_core::{Failure, keeper};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use zookeeper::Error;
 
@@ -36,21 +36,27 @@ pub(crate) struct Queue {
     /// A node before which there is none, and never will be one.
     head: Mutex<Option<Arc<str>>>,
     pub(crate) numbers: Arc<Numbers>,
-    /// How many listings were asked for so far.
-    asked: Mutex<u64>,
-    listing: tokio::sync::Mutex<Listing>,
+    listings: Mutex<Listings>,
 }
 
 #[derive(Default)]
-struct Listing {
-    /// It was sent after so many had asked.
-    covers: u64,
-    children: Children,
-    /// One that was sent, and what it will cover.
-    under_way: Option<(u64, Listed)>,
+struct Listings {
+    /// How many were asked for so far.
+    asked: u64,
+    last: Option<Listing>,
 }
 
-type Listed = Answer<Result<Vec<String>, Error>>;
+/// A listing that was sent.
+#[derive(Clone)]
+struct Listing {
+    /// The session that sent it.
+    session: i64,
+    /// How many had asked before.
+    covers: u64,
+    answer: watch::Receiver<Option<Listed>>,
+}
+
+type Listed = Result<Children, Error>;
 
 impl Queue {
     fn new(directory: Arc<str>, numbers: Arc<Numbers>) -> Self {
@@ -59,8 +65,7 @@ impl Queue {
             slots: Arc::new(Semaphore::new(NODES)),
             head: Mutex::default(),
             numbers,
-            asked: Mutex::default(),
-            listing: tokio::sync::Mutex::default(),
+            listings: Mutex::default(),
         }
     }
 
@@ -81,33 +86,62 @@ impl Queue {
     /// lack what other sessions did; it has all that stood before a node of this session when that was made.
     pub(crate) async fn list(&self, session: &Session, until: Instant) -> Result<Children, Failure> {
         let mine = {
-            let mut asked = lock(&self.asked);
-            *asked += 1;
-            *asked
+            let mut listings = lock(&self.listings);
+            listings.asked += 1;
+            listings.asked
         };
         let list = async {
-            let mut listing = self.listing.lock().await;
-            while listing.covers < mine {
-                let Listing { under_way, .. } = &mut *listing;
-                // Whoever dropped it midway left it here, so that it is not asked twice.
-                let (covers, answer) = under_way.get_or_insert_with(|| {
-                    let answer = session.client.get_children(&self.directory);
-                    (*lock(&self.asked), Box::pin(async { answer.await.map(|(children, _)| children) }))
-                });
-                let (covers, answer) = (*covers, answer.await);
-                listing.under_way = None;
-                listing.children = match answer {
-                    Ok(children) => Some(children.into()),
-                    Err(Error::NoNode) => None,
-                    // The connection may have been lost before we asked.
-                    Err(_) if covers < mine => continue,
-                    Err(error) => return Err(error),
+            loop {
+                let listing = self.listing(session, mine)?;
+                let suffices = listing.suffices(session, mine);
+                let mut answer = listing.answer;
+                let listed = match answer.wait_for(Option::is_some).await {
+                    Ok(listed) => listed.clone().unwrap_or(Ok(None)),
+                    // Its runtime has ended with the process.
+                    Err(_) => Err(Error::ClientClosed),
                 };
-                listing.covers = covers;
+                if suffices {
+                    return listed;
+                }
             }
-            Ok(listing.children.clone())
         };
         read(&self.directory, until, list).await.map(Option::flatten)
+    }
+
+    /// The listing to wait for: one that was sent after the question `mine`, or another one that is under way. It is
+    /// waited for by a task of its own, so that one who asked and is not polled holds up nobody.
+    fn listing(&self, session: &Session, mine: u64) -> Result<Listing, Error> {
+        let mut listings = lock(&self.listings);
+        if let Some(last) = &listings.last
+            && (last.suffices(session, mine) || last.is_under_way())
+        {
+            return Ok(last.clone());
+        }
+        let failed = |failure: Failure| Error::UnexpectedError(failure.to_string());
+        let runtime = keeper::runtime().map_err(failed)?;
+        let (tell, answer) = watch::channel(None);
+        let listed = session.client.get_children(&self.directory);
+        runtime.spawn(async move {
+            let listed = match listed.await {
+                Ok((children, _)) => Ok(Some(children.into())),
+                Err(Error::NoNode) => Ok(None),
+                Err(error) => Err(error),
+            };
+            tell.send_replace(Some(listed));
+        });
+        let listing = Listing { session: session.id, covers: listings.asked, answer };
+        Ok(listings.last.insert(listing).clone())
+    }
+}
+
+impl Listing {
+    /// Whether it tells `session` what was there after the question `mine`.
+    fn suffices(&self, session: &Session, mine: u64) -> bool {
+        self.session == session.id && self.covers >= mine
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.answer.borrow().is_none() && self.answer.has_changed().is_ok()
     }
 }
 

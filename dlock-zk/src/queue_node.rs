@@ -126,7 +126,7 @@ impl QueueNode {
             (self.node, self.in_doubt) = (None, true);
         }
         if self.creation.is_none() && self.in_doubt {
-            self.find(until).await?;
+            Box::pin(self.find(until)).await?;
         }
         if self.node.is_none() {
             let children = match self.create(config, describe, until).await? {
@@ -138,7 +138,7 @@ impl QueueNode {
                     return Ok(Position::First);
                 }
                 Around::Nodes(children) => children.into(),
-                Around::Unknown => self.children(until).await?,
+                Around::Unknown => Box::pin(self.children(until)).await?,
             };
             let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
             if duplicates == 1 {
@@ -150,9 +150,9 @@ impl QueueNode {
             }
             // An earlier request under the same token was carried out too, or somebody deleted the node already.
             self.in_doubt = true;
-            self.find(until).await?;
+            Box::pin(self.find(until)).await?;
         }
-        let children = self.children(until).await?;
+        let children = Box::pin(self.children(until)).await?;
         Ok(self.position(&children))
     }
 
@@ -210,16 +210,20 @@ impl QueueNode {
                         });
                         return Ok(if first { Around::First } else { Around::Unknown });
                     };
-                    let children = read(&self.queue.directory, until, async { listed }).await?;
-                    return Ok(Around::Nodes(children.unwrap_or_default()));
+                    let directory = &self.queue.directory;
+                    return match listed {
+                        Ok(children) => Ok(Around::Nodes(children)),
+                        Err(Error::NoNode) => Ok(Around::Nodes(Vec::new())),
+                        Err(error) => Err(of_read(error, directory)),
+                    };
                 }
                 Err(Error::NoNode) if turn % 2 == 0 => {}
                 Err(Error::NoNode) => {
                     let directory = &self.queue.directory;
                     let made = make_directory(&self.session.client, directory, &config.parent_acl);
-                    let made = tokio::time::timeout_at(until, made).await.unwrap_or(Err(Error::Timeout));
+                    let made = Box::pin(tokio::time::timeout_at(until, made)).await;
                     // No lock is in an empty directory, so that an unknown outcome is none.
-                    made.map_err(|error| of_read(error, directory))?;
+                    made.unwrap_or(Err(Error::Timeout)).map_err(|error| of_read(error, directory))?;
                 }
                 Err(error) => {
                     self.session.heed(&error);
@@ -339,7 +343,7 @@ impl QueueNode {
         }
         if self.in_doubt && self.node.is_none() {
             // Bounded by the caller.
-            self.find(Instant::now() + FOREVER).await?;
+            Box::pin(self.find(Instant::now() + FOREVER)).await?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use zookeeper::{Client, Error, SessionState};
 
 pub(crate) use self::current::{Refusal, Sessions};
-pub(crate) use self::driver::{Driven, Driver, open as open_driven, together};
+pub(crate) use self::driver::{Driven, Driver, event, open as open_driven, together};
 use self::proof::ProofNode;
 pub(crate) use self::proof::make_directory;
 pub(crate) use self::requests::Pass;
@@ -45,6 +45,9 @@ const WATCHED_AFTER: Duration = Duration::from_millis(20);
 const WATCHED_BY_WAITERS: usize = 96 << 10;
 /// The same for everything else, without which a watch is no loss.
 const WATCHED_BY_OTHERS: usize = 28 << 10;
+
+/// Why a session is over that its client library did not end.
+const FAILED: &str = "the client library failed";
 
 /// An answer that is waited for by whoever has it, and not by the step that asked.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -105,9 +108,8 @@ struct KeptLock {
     signal: Signal,
     path: Arc<str>,
     czxid: i64,
-    entered: Timestamp,
-    /// Its node has a watch.
-    watched: bool,
+    /// When its node is to be watched; `NEVER` while it is.
+    watch_at: Timestamp,
     /// When it was last seen on the server.
     seen: Timestamp,
     /// The last proof of life that counted for it.
@@ -184,7 +186,8 @@ impl Session {
         });
         let states = session.client.state_watcher();
         session.note(session.client.state());
-        tokio::spawn(attend::attend(Arc::downgrade(&session), states, wake, over));
+        let driver = Arc::clone(&session.driver);
+        tokio::spawn(attend::attend(Arc::downgrade(&session), driver, states, wake, over));
         session
     }
 
@@ -206,7 +209,7 @@ impl Session {
         if let Connection::Ended(cause) = self.kept().state {
             return Some(cause);
         }
-        cause_of_end(self.client.state())
+        cause_of_end(self.client.state()).or_else(|| self.driver.has_ended().then_some(FAILED))
     }
 
     /// How often the connection was lost; `None` while it is.
@@ -222,6 +225,10 @@ impl Session {
             self.note_connection();
             return Ok(());
         }
+        Box::pin(self.connected_again(until)).await
+    }
+
+    async fn connected_again(&self, until: Instant) -> Result<(), Failure> {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         loop {
@@ -232,8 +239,14 @@ impl Session {
             if let Some(cause) = cause_of_end(state) {
                 return Err(Failure::unavailable(cause));
             }
-            state = match tokio::time::timeout_at(until, states.changed()).await {
-                Ok(state) => state,
+            let changed = async {
+                tokio::select! {
+                    state = states.changed() => Ok(state),
+                    () = self.driver.until_ended() => Err(Failure::unavailable(FAILED)),
+                }
+            };
+            state = match tokio::time::timeout_at(until, changed).await {
+                Ok(state) => state?,
                 Err(_) => return Err(Failure::unavailable("the connection is lost, and no server answers")),
             };
         }
@@ -249,9 +262,14 @@ impl Session {
         watch_pass(&self.watched_by_waiters, path, WATCHED_BY_WAITERS / 2)
     }
 
-    /// The right to any other watch.
-    pub(crate) fn watch_other(&self, path: &str) -> Option<WatchPass> {
+    /// The right of a holder to watch his node.
+    pub(crate) fn watch_held(&self, path: &str) -> Option<WatchPass> {
         watch_pass(&self.watched_by_others, path, 0)
+    }
+
+    /// The right to watch a directory, as long as that takes it from no holder.
+    pub(crate) fn watch_directory(&self, path: &str) -> Option<WatchPass> {
+        watch_pass(&self.watched_by_others, path, WATCHED_BY_OTHERS / 2)
     }
 
     /// Makes sure that proofs of life can be written, before a lock depends on them.
@@ -259,7 +277,7 @@ impl Session {
         if self.proof.exists() {
             return Ok(());
         }
-        self.prove_life_together(until).await
+        Box::pin(self.prove_life_together(until)).await
     }
 
     /// The last proof of life, a new one when that is old already.
@@ -269,7 +287,7 @@ impl Session {
             if self.clock.now().since(self.kept().proof) < self.timeout / 4 {
                 break;
             }
-            self.prove_life_together(until).await?;
+            Box::pin(self.prove_life_together(until)).await?;
         }
         Ok(self.kept().proof)
     }
@@ -390,8 +408,7 @@ impl Session {
             signal: signal.clone(),
             path,
             czxid,
-            entered: now,
-            watched: false,
+            watch_at: now + WATCHED_AFTER,
             seen: now,
             proof,
             losses: self.driver.losses(),
@@ -476,8 +493,13 @@ impl Session {
     /// Ends the session when the client library has failed: nothing that is asked of it would be answered.
     pub(crate) fn heed(&self, error: &Error) {
         if let Error::UnexpectedError(_) = error {
-            self.change_to(Connection::Ended("the client library failed"));
+            self.change_to(Connection::Ended(FAILED));
         }
+    }
+
+    /// Notes that nothing drives the session any more.
+    fn note_end(&self) {
+        self.change_to(Connection::Ended(self.ended().unwrap_or(FAILED)));
     }
 
     /// Somebody wants the lock.

@@ -30,7 +30,7 @@ impl Harness for OnServers {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::LEASES]
+        &[conformance::LEASES, conformance::SHARING, conformance::PERMITS]
     }
 }
 
@@ -61,7 +61,13 @@ impl Harness for OnMajority {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::LEASES, conformance::WITH_FENCES, conformance::WAITERS]
+        &[
+            conformance::LEASES,
+            conformance::WITH_FENCES,
+            conformance::WAITERS,
+            conformance::SHARING,
+            conformance::PERMITS,
+        ]
     }
 }
 

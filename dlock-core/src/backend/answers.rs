@@ -44,19 +44,29 @@ pub struct Grant {
     pub term: Term,
     /// From when its term counts, where that is earlier than the call of the attempt that was granted.
     pub proven_at: Option<Timestamp>,
+    /// How many fences are reserved for this claim, from [`fence`](Self::fence) on: the next grant has a higher one
+    /// than all of these. See [`Claim::reserve`](crate::backend::Claim::reserve).
+    pub reserved: u32,
 }
 
 impl Grant {
     /// Creates a grant of this term without a fence.
     #[must_use]
     pub const fn new(term: Term) -> Self {
-        Self { fence: None, term, proven_at: None }
+        Self { fence: None, term, proven_at: None, reserved: 1 }
     }
 
     /// Adds the fence.
     #[must_use]
     pub const fn with_fence(mut self, fence: Fence) -> Self {
         self.fence = Some(fence);
+        self
+    }
+
+    /// Says that so many fences are reserved, from the first on.
+    #[must_use]
+    pub const fn with_reserved(mut self, fences: u32) -> Self {
+        self.reserved = fences;
         self
     }
 
@@ -113,13 +123,21 @@ pub struct Withdrawal {
     /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
     /// passed.
     pub settled: bool,
+    /// Whether somebody was seen to wait for the lock elsewhere while it was held, as far as the backend can tell.
+    pub others_wait: bool,
 }
 
 impl Withdrawal {
     /// Something of ours was there and is gone now.
-    pub const REMOVED: Self = Self { removed: true, settled: true };
+    pub const REMOVED: Self = Self { removed: true, settled: true, others_wait: false };
     /// Nothing of ours was there.
-    pub const ABSENT: Self = Self { removed: false, settled: true };
+    pub const ABSENT: Self = Self { removed: false, settled: true, others_wait: false };
+
+    /// Says whether somebody was seen to wait for the lock elsewhere.
+    pub const fn with_others_waiting(mut self, wait: bool) -> Self {
+        self.others_wait = wait;
+        self
+    }
 
     /// Says that a request that was sent before may still take effect.
     pub const fn unsettled(mut self) -> Self {

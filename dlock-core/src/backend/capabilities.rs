@@ -22,6 +22,10 @@ pub struct Capabilities {
     pub administered: bool,
     /// [`Backend::waiters`](crate::Backend::waiters) works.
     pub shows_waiters: bool,
+    /// Several may read at a time: [`Mode::Shared`](crate::backend::Mode::Shared).
+    pub shared: bool,
+    /// There are semaphores: [`Mode::Permits`](crate::backend::Mode::Permits).
+    pub permits: bool,
     /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
     pub poll_from: Duration,
     /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
@@ -41,6 +45,8 @@ impl Capabilities {
             durable: false,
             administered: false,
             shows_waiters: false,
+            shared: false,
+            permits: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -101,6 +107,20 @@ impl Capabilities {
     #[must_use]
     pub const fn with_waiters_shown(mut self) -> Self {
         self.shows_waiters = true;
+        self
+    }
+
+    /// Adds read locks, which several hold at a time.
+    #[must_use]
+    pub const fn with_sharing(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Adds semaphores.
+    #[must_use]
+    pub const fn with_permits(mut self) -> Self {
+        self.permits = true;
         self
     }
 

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Renewed, RequestClock,
-    ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Occupancy, Renewed,
+    RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -84,6 +84,8 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>>;
     fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>>;
     fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>>;
+    fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>>;
+    fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>>;
     fn close(&self) -> BackendStep<'_, ()>;
 }
 
@@ -121,26 +123,56 @@ impl<B: Backend> DynBackend for B {
                 .into_iter()
                 .map(|claim| (**claim).as_any().downcast_mut::<Option<B::Claim>>()?.as_mut());
             match claims.collect::<Option<Vec<_>>>() {
-                Some(mut claims) => Backend::attempt_all(self, &mut claims).await,
+                Some(mut claims) => {
+                    let mut answer = Backend::attempt_all(self, &mut claims).await;
+                    if let Ok(BatchAttempt::Busy { busy, .. }) = &mut answer {
+                        busy.holder.iter_mut().for_each(|holder| holder.bound());
+                    }
+                    answer
+                }
                 None => Ok(BatchAttempt::Separately),
             }
         })
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Option<Holder>, Failure>> {
-        BackendStep::new("inspect", async move { Backend::inspect(self, key).await })
+        BackendStep::new("inspect", async move {
+            let mut holder = Backend::inspect(self, key).await?;
+            holder.iter_mut().for_each(Holder::bound);
+            Ok(holder)
+        })
     }
 
     fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>> {
-        BackendStep::new("holders", async move { Backend::holders(self).await })
+        BackendStep::new("holders", async move {
+            let mut holders = Backend::holders(self).await?;
+            holders.iter_mut().for_each(|(_, holder)| holder.bound());
+            Ok(holders)
+        })
     }
 
     fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>> {
-        BackendStep::new("waiters", async move { Backend::waiters(self, key).await })
+        BackendStep::new("waiters", async move {
+            let mut waiters = Backend::waiters(self, key).await?;
+            waiters.iter_mut().for_each(Holder::bound);
+            Ok(waiters)
+        })
     }
 
     fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>> {
         BackendStep::new("force_release", async move { Backend::force_release(self, key).await })
+    }
+
+    fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>> {
+        BackendStep::new("occupancy", async move {
+            let mut occupancy = Backend::occupancy(self, key).await?;
+            occupancy.holders.iter_mut().for_each(Holder::bound);
+            Ok(occupancy)
+        })
+    }
+
+    fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>> {
+        BackendStep::new("resize", async move { Backend::resize(self, key, permits).await })
     }
 
     fn close(&self) -> BackendStep<'_, ()> {
@@ -149,6 +181,7 @@ impl<B: Backend> DynBackend for B {
 }
 
 pub(crate) trait DynClaim: Send {
+    fn reserve(&mut self, fences: u32);
     fn attempt(&mut self) -> BackendStep<'_, Result<Attempt, Failure>>;
     fn changed(&mut self) -> BackendStep<'_, Result<(), Failure>>;
     fn granted(&mut self, signal: Signal);
@@ -176,8 +209,21 @@ impl<C: Claim> Guarded<C> {
 }
 
 impl<C: Claim> DynClaim for Guarded<C> {
+    fn reserve(&mut self, fences: u32) {
+        if let Some(claim) = &mut self.0 {
+            // One that panics has the number of before, or none: the grant tells.
+            let _ = guard(|| Claim::reserve(claim, fences));
+        }
+    }
+
     fn attempt(&mut self) -> BackendStep<'_, Result<Attempt, Failure>> {
-        BackendStep::new("attempt", async move { Claim::attempt(self.claim()?).await })
+        BackendStep::new("attempt", async move {
+            let mut answer = Claim::attempt(self.claim()?).await;
+            if let Ok(Attempt::Busy(busy)) = &mut answer {
+                busy.holder.iter_mut().for_each(|holder| holder.bound());
+            }
+            answer
+        })
     }
 
     fn changed(&mut self) -> BackendStep<'_, Result<(), Failure>> {
@@ -270,6 +316,14 @@ impl Backend for Erased {
         self.0.force_release(key).await
     }
 
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.0.occupancy(key).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.0.resize(key, permits).await
+    }
+
     async fn close(&self) {
         self.0.close().await;
     }
@@ -277,6 +331,10 @@ impl Backend for Erased {
 
 #[deny(clippy::missing_trait_methods)]
 impl Claim for ErasedClaim {
+    fn reserve(&mut self, fences: u32) {
+        self.0.reserve(fences);
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.0.attempt().await
     }

@@ -31,7 +31,13 @@
 //! 7. **What was withdrawn is asked for no more.** A withdrawal may arrive late, and would remove a fresh grant under
 //!    the same token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant
 //!    that is worth nothing is [`Failure::of_worthless_grant`].
-//! 8. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//! 8. **A mode is asked for where it was claimed.** [`ClaimRequest::mode`] is [`Mode::Exclusive`] unless the backend
+//!    has the [capability](Capabilities). Of what several hold at a time each has a claim of its own, with token, lease
+//!    and fence; all other rules are the same. A key that is used in another way is a
+//!    [`Conflict`](crate::ErrorKind::Conflict) ([`Mode::conflict`]). Where a claim [has
+//!    preference](ClaimRequest::has_preference), newcomers are kept out for [`PREFERENCE`], and let in for as long
+//!    after that.
+//! 9. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
 mod answers;
@@ -41,7 +47,9 @@ pub(crate) mod dynamic;
 mod entropy;
 mod host;
 mod lock_id;
+pub(crate) mod mode;
 pub mod notify;
+mod occupancy;
 pub(crate) mod request_clock;
 mod server_address;
 mod signal;
@@ -56,6 +64,8 @@ pub use self::capabilities::Capabilities;
 pub use self::entropy::Entropy;
 pub(crate) use self::host::{ClaimHost, Host};
 pub use self::lock_id::LockId;
+pub use self::mode::{MOST_PERMITS, Mode, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
+pub use self::occupancy::Occupancy;
 pub use self::request_clock::RequestClock;
 pub use self::server_address::ServerAddress;
 pub use self::signal::Signal;
@@ -158,6 +168,27 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
     }
 
+    /// Returns all who hold `key`, and how many permits it has if it is a semaphore. The default, for backends whose
+    /// locks are held by one, asks [`inspect`](Self::inspect).
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn occupancy(&self, key: &Key) -> impl Future<Output = Result<Occupancy, Failure>> + Send {
+        async { Ok(Occupancy::new(None, self.inspect(key).await?.into_iter().collect())) }
+    }
+
+    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where no
+    /// semaphore is stored. Those that are taken stay so. The default cannot; see [`Capabilities::permits`].
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn resize(&self, key: &Key, permits: u32) -> impl Future<Output = Result<Option<u32>, Failure>> + Send {
+        let _ = (key, permits);
+        std::future::ready(Err(Failure::unsupported("change the number of permits")))
+    }
+
     /// Closes connections, as the last step of a shutdown. Later calls may fail.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
@@ -168,6 +199,16 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 ///
 /// See the [module](self) for the rules.
 pub trait Claim: Send + 'static {
+    /// Has the attempts that follow reserve so many fences with the lock, at least one: the engine passes the lock on
+    /// inside this process, and gives each section the next fence. The grant says how many there are
+    /// ([`Grant::reserved`]), and the server has advanced its counter by that many in the step that granted. An attempt
+    /// that adopts an earlier grant may have reserved another number then: it reports that one, or one fence.
+    ///
+    /// The default reserves one, so that nothing is passed on.
+    fn reserve(&mut self, fences: u32) {
+        let _ = fences;
+    }
+
     /// Tries once and never waits for other holders.
     ///
     /// # Errors
@@ -193,8 +234,9 @@ pub trait Claim: Send + 'static {
         std::future::pending()
     }
 
-    /// Takes note that an attempt was granted; called once, right after it. Backends that learn of trouble by
-    /// themselves (a session that is suspended or expires) keep the signal; the default drops it.
+    /// Takes note that an attempt was granted; called right after it, and again with another signal each time that the
+    /// lock was passed on inside this process, from when on the one before tells nobody. Backends that learn of trouble
+    /// by themselves (a session that is suspended or expires) keep the signal; the default drops it.
     fn granted(&mut self, signal: Signal) {
         drop(signal);
     }
@@ -243,6 +285,8 @@ pub trait Claim: Send + 'static {
 pub struct ClaimRequest {
     /// The lock's name.
     pub key: Key,
+    /// How it is to be held. Never one that the backend does not [claim](Capabilities) to have.
+    pub mode: Mode,
     /// The mark of this claim.
     pub token: Token,
     /// How long the backend keeps the lock when nothing is heard of us.
@@ -274,7 +318,25 @@ impl ClaimRequest {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
         let (recheck, waits) = (options.rechecks != Some(0), options.waits());
         let trace = Trace::current();
-        Self { key, token, lease, request_timeout, recheck, waits, identity, entropy, trace, host }
+        Self {
+            key,
+            mode: options.mode,
+            token,
+            lease,
+            request_timeout,
+            recheck,
+            waits,
+            identity,
+            entropy,
+            trace,
+            host,
+        }
+    }
+
+    /// Returns whether this claim, where it finds the lock taken, keeps newcomers out for a while: see [`PREFERENCE`].
+    #[must_use]
+    pub const fn has_preference(&self) -> bool {
+        self.waits && self.mode.has_preference()
     }
 
     /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there

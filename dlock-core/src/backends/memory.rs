@@ -1,6 +1,7 @@
 //! Locks inside this process: the reference for authors of backends, and the tool with which users test their code.
 
 mod faults;
+mod shares;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,8 +12,8 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal,
-    Term, Withdrawal,
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Mode, Occupancy,
+    Renewed, Signal, Term, Withdrawal,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -24,6 +25,7 @@ use crate::sync::Notify;
 use crate::telemetry::Trace;
 use crate::token::Token;
 pub use faults::Faults;
+use shares::SharedLocks;
 
 /// A backend in this process's memory.
 ///
@@ -68,6 +70,8 @@ impl Default for Number {
 #[derive(Default)]
 struct MemoryState {
     locks: HashMap<Key, StoredLock, RandomState>,
+    /// What several hold at a time.
+    shared: SharedLocks,
     /// Who waits for a change of a key. Only keys with waiters have an entry.
     watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
@@ -76,6 +80,7 @@ struct MemoryState {
 
 struct StoredLock {
     token: Token,
+    mode: Mode,
     fence: Fence,
     expires: Timestamp,
     identity: Arc<Identity>,
@@ -103,26 +108,27 @@ impl Memory {
         &self.0.faults
     }
 
-    /// Takes the lock of `key` away from its holder, who is notified at once, and returns whether there was one.
+    /// Takes the lock of `key` away from all its holders, who are notified at once, and returns whether there was one.
     pub fn lose(&self, key: &str) -> bool {
-        let entry = self.0.remove(key);
-        if let Some(signal) = entry.as_ref().and_then(|entry| entry.signal.as_ref()) {
+        let entries = self.0.remove(key);
+        for signal in entries.iter().filter_map(|entry| entry.signal.as_ref()) {
             signal.lost("the test took it away");
         }
-        entry.is_some()
+        !entries.is_empty()
     }
 
     /// Deletes the lock of `key` behind its holder's back, as an administrator or a lost server would. The holder
     /// finds out at its next renewal. Whether there was one.
     pub fn delete(&self, key: &str) -> bool {
-        self.0.remove(key).is_some()
+        !self.0.remove(key).is_empty()
     }
 
     /// Returns how many locks are held now.
     #[must_use]
     pub fn held(&self) -> usize {
         let now = self.0.clock.now();
-        self.0.state().locks.values().filter(|entry| entry.expires > now).count()
+        let state = self.0.state();
+        state.entries().filter(|(_, entry)| entry.expires > now).count()
     }
 }
 
@@ -132,29 +138,30 @@ impl SharedMemory {
     }
 
     /// The server's part of an attempt for several locks: one atomic step.
-    fn grant_all(&self, claims: &[&mut MemoryClaim]) -> BatchAttempt {
+    fn grant_all(&self, claims: &[&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
         let now = self.clock.now();
         let mut state = self.state();
-        let busy = claims.iter().map(|claim| state.busy(&claim.request, now));
-        match busy.enumerate().find_map(|(place, busy)| Some((place, busy?))) {
-            Some((place, busy)) => BatchAttempt::Busy { place, busy },
-            None => {
-                BatchAttempt::Granted(claims.iter().map(|claim| state.grant(&claim.request, now)).collect())
+        for (place, claim) in claims.iter().enumerate() {
+            if let Some(busy) = state.busy(&claim.request, now)? {
+                return Ok(BatchAttempt::Busy { place, busy });
             }
         }
+        let granted = claims.iter().map(|claim| state.grant(&claim.request, 1, now));
+        Ok(BatchAttempt::Granted(granted.collect()))
     }
 
-    fn remove(&self, key: &str) -> Option<StoredLock> {
+    fn remove(&self, key: &str) -> Vec<StoredLock> {
         let mut state = self.state();
-        let entry = state.locks.remove(key);
-        if entry.is_some() {
+        let mut entries = state.shared.remove_all(key);
+        entries.extend(state.locks.remove(key));
+        if !entries.is_empty() {
             self.tell(state, key);
         }
-        entry
+        entries
     }
 
-    /// Tells those who wait for `key`, whose wakers are run when nothing is locked.
-    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) {
+    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns whether anybody does.
+    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) -> bool {
         let watched = state.watched.get_key_value(key);
         let watch = watched.map(|(key, changed)| KeyWatch {
             shared: self,
@@ -162,9 +169,10 @@ impl SharedMemory {
             changed: Arc::clone(changed),
         });
         drop(state);
-        if let Some(watch) = watch {
+        watch.is_some_and(|watch| {
             wake_all(&watch.changed);
-        }
+            true
+        })
     }
 
     /// The notification of this key, shared by all who wait for it.
@@ -175,31 +183,60 @@ impl SharedMemory {
 }
 
 impl MemoryState {
-    /// Who else has the lock.
-    fn busy(&self, request: &ClaimRequest, now: Timestamp) -> Option<Busy> {
-        let entry = self.locks.get(&request.key)?;
-        (entry.token != request.token && entry.expires > now).then(|| Busy {
-            retry_after: Some(entry.expires.since(now)),
-            holder: Some(Box::new(entry.holder(now))),
-            ..Busy::default()
-        })
+    /// All that was granted, also what has ended meanwhile.
+    fn entries(&self) -> impl Iterator<Item = (&Key, &StoredLock)> {
+        self.locks.iter().chain(self.shared.entries())
     }
 
-    /// Gives the lock, which nobody else has.
-    fn grant(&mut self, request: &ClaimRequest, now: Timestamp) -> Grant {
-        let grant = Grant::new(Term::Lease(request.lease));
-        if let Some(entry) = self.locks.get_mut(&request.key)
-            && entry.token == request.token
+    /// Who else has the lock.
+    fn busy(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
+        if let Some(entry) = self.locks.get(&request.key)
             && entry.expires > now
         {
-            // The reply of an earlier attempt was lost: adopt what it took.
+            return match request.mode.conflict(&Mode::Exclusive) {
+                Some(failure) => Err(failure),
+                None => Ok((entry.token != request.token).then(|| entry.busy(now))),
+            };
+        }
+        self.shared.busy(request, now)
+    }
+
+    /// All that was granted of one key.
+    fn entries_of(&self, key: &Key) -> impl Iterator<Item = &StoredLock> {
+        self.locks.get(key).into_iter().chain(self.shared.entries_of(key))
+    }
+
+    /// What was granted under this token.
+    fn entry_mut(&mut self, key: &Key, token: Token) -> Option<&mut StoredLock> {
+        let Self { locks, shared, .. } = self;
+        let alone = locks.get_mut(key).filter(|entry| entry.token == token);
+        alone.or_else(|| shared.entry_mut(key, token))
+    }
+
+    /// Takes away what was granted under this token.
+    fn take(&mut self, key: &Key, token: Token, now: Timestamp) -> Option<StoredLock> {
+        match self.locks.get(key) {
+            Some(entry) if entry.token == token => self.locks.remove(key),
+            _ => self.shared.take(key, token, now),
+        }
+    }
+
+    /// Gives the lock, which nobody else has, with so many fences.
+    fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
+        let grant = Grant::new(Term::Lease(request.lease));
+        let fences = if request.mode == Mode::Exclusive { fences } else { 1 };
+        if let Some(entry) = self.entry_mut(&request.key, request.token)
+            && entry.expires > now
+        {
+            // The reply of an earlier attempt was lost: adopt what it took, and of its fences the first.
             entry.expires = now + request.lease;
             return grant.with_fence(entry.fence);
         }
-        self.fence += 1;
-        let fence = Fence::new(self.fence);
+        let fence = Fence::new(self.fence + 1);
+        self.fence += u64::from(fences);
         let entry = StoredLock {
             token: request.token,
+            mode: request.mode,
             fence,
             expires: now + request.lease,
             identity: Arc::clone(&request.identity),
@@ -207,8 +244,13 @@ impl MemoryState {
             trace: request.trace.clone(),
             signal: None,
         };
-        self.locks.insert(request.key.clone(), entry);
-        grant.with_fence(fence)
+        if request.mode == Mode::Exclusive {
+            self.shared.forget(&request.key);
+            self.locks.insert(request.key.clone(), entry);
+        } else {
+            self.shared.insert(&request.key, entry, now);
+        }
+        grant.with_fence(fence).with_reserved(fences)
     }
 }
 
@@ -224,6 +266,8 @@ impl Backend for Memory {
             .with_fencing()
             .with_notifications(Duration::from_millis(500))
             .with_administration()
+            .with_sharing()
+            .with_permits()
     }
 
     fn clock(&self) -> Clock {
@@ -235,18 +279,18 @@ impl Backend for Memory {
     }
 
     fn claim(&self, request: ClaimRequest) -> MemoryClaim {
-        MemoryClaim { shared: Arc::clone(&self.0), request, unsettled: false, held: false }
+        MemoryClaim { shared: Arc::clone(&self.0), request, reserves: 1, unsettled: false, held: false }
     }
 
     async fn attempt_all(&self, claims: &mut [&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
         let before: Vec<bool> =
             claims.iter_mut().map(|claim| std::mem::replace(&mut claim.unsettled, true)).collect();
-        let answer = self.0.faults.around(|| self.0.grant_all(claims)).await?;
+        let answer = self.0.faults.around(|| self.0.grant_all(claims)).await??;
         let granted = matches!(answer, BatchAttempt::Granted(_));
         for (claim, before) in claims.iter_mut().zip(before) {
             // What an earlier attempt took may still be there when this one took nothing.
-            claim.unsettled = before && !granted;
             claim.held = granted;
+            claim.unsettled = before && !granted || claim.keeps_others_out();
         }
         Ok(answer)
     }
@@ -258,7 +302,8 @@ impl Backend for Memory {
             .around(|| {
                 let now = shared.clock.now();
                 let state = shared.state();
-                state.locks.get(key).filter(|entry| entry.expires > now).map(|entry| entry.holder(now))
+                let mut held = state.entries_of(key).filter(|entry| entry.expires > now);
+                held.next().map(|entry| entry.holder(now))
             })
             .await
     }
@@ -268,7 +313,7 @@ impl Backend for Memory {
         let list = || {
             let now = shared.clock.now();
             let state = shared.state();
-            let held = state.locks.iter().filter(|(_, entry)| entry.expires > now);
+            let held = state.entries().filter(|(_, entry)| entry.expires > now);
             held.map(|(key, entry)| (key.clone(), entry.holder(now))).collect()
         };
         shared.faults.around(list).await
@@ -278,18 +323,57 @@ impl Backend for Memory {
         let shared = &self.0;
         let force = || {
             let now = shared.clock.now();
-            shared.remove(key.as_str()).is_some_and(|entry| entry.expires > now)
+            shared.remove(key.as_str()).iter().any(|entry| entry.expires > now)
         };
         shared.faults.around(force).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        let shared = &self.0;
+        let look = || {
+            let now = shared.clock.now();
+            let state = shared.state();
+            let held = state.entries_of(key).filter(|entry| entry.expires > now);
+            Occupancy::new(state.shared.permits(key), held.map(|entry| entry.holder(now)).collect())
+        };
+        shared.faults.around(look).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        let shared = &self.0;
+        let resize = || {
+            let now = shared.clock.now();
+            let mut state = shared.state();
+            if state.locks.get(key).is_some_and(|entry| entry.expires > now) {
+                return Mode::Permits { of: permits, take: 1 }
+                    .conflict(&Mode::Exclusive)
+                    .map_or(Ok(None), Err);
+            }
+            let before = state.shared.resize(key, permits)?;
+            // There may be more of them.
+            shared.tell(state, key.as_str());
+            Ok(before)
+        };
+        shared.faults.around(resize).await?
     }
 }
 
 impl StoredLock {
+    /// The answer to one who wants it too.
+    fn busy(&self, now: Timestamp) -> Busy {
+        Busy {
+            retry_after: Some(self.expires.since(now)),
+            holder: Some(Box::new(self.holder(now))),
+            ..Busy::default()
+        }
+    }
+
     fn holder(&self, now: Timestamp) -> Holder {
         let since = SystemTime::now().checked_sub(now.since(self.since));
         let mut holder = self.identity.to_holder(since.unwrap_or(SystemTime::UNIX_EPOCH));
         holder.trace = self.trace.to_text();
         holder.fence = Some(self.fence);
+        holder.mode = self.mode;
         holder.expires_in = Some(self.expires.since(now));
         holder
     }
@@ -305,6 +389,8 @@ impl fmt::Debug for Memory {
 pub struct MemoryClaim {
     shared: Arc<SharedMemory>,
     request: ClaimRequest,
+    /// How many fences the next attempt reserves.
+    reserves: u32,
     /// A request is under way, or its answer was lost.
     unsettled: bool,
     held: bool,
@@ -312,19 +398,19 @@ pub struct MemoryClaim {
 
 impl MemoryClaim {
     /// The server's part of an attempt: one atomic step.
-    fn grant(&self) -> Attempt {
+    fn grant(&self) -> Result<Attempt, Failure> {
         let now = self.shared.clock.now();
         let mut state = self.shared.state();
-        match state.busy(&self.request, now) {
+        Ok(match state.busy(&self.request, now)? {
             Some(busy) => Attempt::Busy(busy),
-            None => Attempt::Granted(state.grant(&self.request, now)),
-        }
+            None => Attempt::Granted(state.grant(&self.request, self.reserves, now)),
+        })
     }
 
     fn extend(&self) -> Renewed {
         let now = self.shared.clock.now();
-        match self.shared.state().locks.get_mut(&self.request.key) {
-            Some(entry) if entry.token == self.request.token && entry.expires > now => {
+        match self.shared.state().entry_mut(&self.request.key, self.request.token) {
+            Some(entry) if entry.expires > now => {
                 entry.expires = now + self.request.lease;
                 Renewed::Extended
             }
@@ -336,20 +422,38 @@ impl MemoryClaim {
         let now = self.shared.clock.now();
         let mut state = self.shared.state();
         let key = &self.request.key;
-        match state.locks.get(key) {
-            Some(entry) if entry.token == self.request.token => {
+        let gone = state.shared.stop_waiting(key, self.request.token);
+        match state.take(key, self.request.token, now) {
+            Some(entry) => {
                 let expired = entry.expires <= now;
-                state.locks.remove(key);
-                self.shared.tell(state, key.as_str());
-                if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED }
+                let others_wait = self.shared.tell(state, key.as_str());
+                let withdrawal = if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED };
+                withdrawal.with_others_waiting(others_wait)
             }
-            _ => Withdrawal::ABSENT,
+            None => {
+                if gone {
+                    // Those it kept out may come in.
+                    self.shared.tell(state, key.as_str());
+                }
+                Withdrawal::ABSENT
+            }
         }
+    }
+
+    /// Whether it waits, and has to say so when it waits no more.
+    fn keeps_others_out(&self) -> bool {
+        let request = &self.request;
+        !self.held
+            && request.has_preference()
+            && self.shared.state().shared.prefers(&request.key, request.token)
     }
 
     fn is_free(&self) -> bool {
         let now = self.shared.clock.now();
-        self.shared.state().locks.get(&self.request.key).is_none_or(|entry| entry.expires <= now)
+        let mut state = self.shared.state();
+        let held = state.locks.get(&self.request.key).is_some_and(|entry| entry.expires > now);
+        // One whose attempt would fail is to learn why.
+        !held && state.shared.busy(&self.request, now).map_or(true, |busy| busy.is_none())
     }
 }
 
@@ -371,12 +475,16 @@ impl Drop for KeyWatch<'_> {
 }
 
 impl Claim for MemoryClaim {
+    fn reserve(&mut self, fences: u32) {
+        self.reserves = fences.max(1);
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.unsettled = true;
         let answer = self.shared.faults.around(|| self.grant()).await?;
-        self.unsettled = false;
-        self.held = matches!(answer, Attempt::Granted(_));
-        Ok(answer)
+        self.held = matches!(answer, Ok(Attempt::Granted(_)));
+        self.unsettled = self.keeps_others_out();
+        answer
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
@@ -396,9 +504,7 @@ impl Claim for MemoryClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        if let Some(entry) = self.shared.state().locks.get_mut(&self.request.key)
-            && entry.token == self.request.token
-        {
+        if let Some(entry) = self.shared.state().entry_mut(&self.request.key, self.request.token) {
             entry.signal = Some(signal);
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, ServerAddress};
+use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, Occupancy, ServerAddress};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
@@ -121,6 +121,14 @@ impl<B: Backend> Backend for Prefixed<B> {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.backend.force_release(&self.key(key)).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.backend.occupancy(&self.key(key)).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.backend.resize(&self.key(key), permits).await
     }
 
     async fn close(&self) {

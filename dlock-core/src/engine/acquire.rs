@@ -7,6 +7,7 @@
 
 mod attempt;
 mod limits;
+mod line;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ use crate::backend::{Backoff, Busy, Grant, RequestClock};
 use crate::clock::Timestamp;
 use crate::engine::acquire::attempt::{AttemptOutcome, gone, request, watch};
 use crate::engine::acquire::limits::{
-    NotificationPace, RequestLimits, is_over, pause_after, timed_out, within,
+    NotificationPace, RequestLimits, is_over, pause_after, pause_until, timed_out, within,
 };
+use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
 use crate::engine::share::Share;
@@ -220,13 +222,15 @@ impl<'a> Acquire<'a> {
         let engine = self.engine;
         let lines = self.waits && !engine.capabilities.fair;
         let mut line: QueuePlace<'a> = None;
-        // With a line before us there is no point in asking: the first in line does.
-        if lines && let Some(place) = self.specs.iter().position(|spec| engine.wait_queue.has(&spec.key)) {
+        // With a line before us there is no point in asking: the first in line does. And others are to have their turn.
+        let is_taken =
+            |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
+        if lines && let Some(place) = self.specs.iter().position(is_taken) {
             self.turn_to(place);
             scope::refuse_own(&self.specs[place])?;
             self.span.wait();
             (self.asks_at_once, self.was_busy) = (false, true);
-            let ticket = engine.wait_queue.join(&self.specs[place].key, None);
+            let ticket = self.join(place, None);
             Box::pin(within(engine, self.patient_until, ticket.turn())).await?;
             line = Some((place, ticket));
             self.span.turn();
@@ -235,6 +239,15 @@ impl<'a> Acquire<'a> {
         let mut failed = None;
         loop {
             scope::may_acquire(engine)?;
+            if let Some((_, ticket)) = &line
+                && let Some(handoff) = ticket.take_parcel().and_then(Handoff::of)
+                && let Some(share) = self.take_over(handoff)?
+            {
+                if let Some((_, ticket)) = line {
+                    ticket.win(self.next_poll(None));
+                }
+                return Ok(Some(smallvec![share]));
+            }
             // The first one is made in any case.
             if self.waits && self.span.attempts() > 0 && is_over(self.until) {
                 return Err(failed.unwrap_or_else(timed_out));
@@ -247,12 +260,13 @@ impl<'a> Acquire<'a> {
             if let Some((_, ticket)) = &line {
                 ticket.ask();
             }
+            self.reserve(line.as_ref());
             failed = None;
             match self.attempt().await {
                 AttemptOutcome::Granted(grants) => {
                     if let Some(shares) = self.accept(grants)? {
-                        if let Some((_, ticket)) = line {
-                            ticket.win(self.next_poll(None));
+                        if let Some((place, ticket)) = line {
+                            self.leave_line(place, ticket);
                         }
                         return Ok(Some(shares));
                     }
@@ -275,6 +289,7 @@ impl<'a> Acquire<'a> {
                     }
                     self.tries += 1;
                     self.was_busy = true;
+                    engine.tenures.ended(&self.specs[place].key);
                     if self.specs.len() > 1 && self.tries >= MOST_TRIES {
                         if let Some((_, ticket)) = &line {
                             ticket.tell();
@@ -284,7 +299,7 @@ impl<'a> Acquire<'a> {
                     self.span.wait();
                     if lines && line.is_none() {
                         let seen = releases.get(place).copied();
-                        line = Some((place, engine.wait_queue.join(&self.specs[place].key, seen)));
+                        line = Some((place, self.join(place, seen)));
                     }
                     // Boxed: an acquire that does not wait needs no memory for it.
                     Box::pin(async {
@@ -481,6 +496,9 @@ impl<'a> Acquire<'a> {
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
+            if self.takes_over() {
+                ticket.accept(self.specs[self.place].options.lease);
+            }
         }
         let (engine, place, patient_until) = (self.engine, self.place, self.patient_until);
         let Some(claim) = self.pendings[place].claim.as_mut() else { return Err(gone()) };
@@ -495,11 +513,17 @@ impl<'a> Acquire<'a> {
                 }
             };
             let told = async {
-                // One with others before it learns of the lock from them.
-                if let Some(ticket) = ticket {
-                    ticket.may_listen().await;
+                loop {
+                    // One with others before it learns of the lock from them.
+                    if let Some(ticket) = ticket {
+                        ticket.may_listen().await;
+                    }
+                    let told = watch(claim).await;
+                    // A release of this process was told, which leaves the lock to others.
+                    if told.is_err() || !ticket.is_some_and(Ticket::stands_back) {
+                        return told;
+                    }
                 }
-                watch(claim).await
             };
             tokio::select! {
                 biased;
@@ -516,15 +540,15 @@ impl<'a> Acquire<'a> {
                     ticket.tell();
                 }
                 if let Some(at) = self.pace.next(began.elapsed(), self.asked_at, engine.entropy.fraction()) {
-                    within(engine, patient_until, tokio::time::sleep_until(at)).await?;
+                    pause_until(engine, at, patient_until, ticket).await?;
                 }
             }
         }
         // One that can hardly be answered in time would end in doubt, where the answer so far is certain.
         match self.until {
             Some(until) if until.saturating_duration_since(Instant::now()) < self.round_trip * 2 => {
-                within(engine, None, tokio::time::sleep_until(until)).await?;
-                Err(timed_out())
+                // But a lock that is handed over needs no answer.
+                if pause_until(engine, until, None, ticket).await? { Ok(()) } else { Err(timed_out()) }
             }
             _ => Ok(()),
         }

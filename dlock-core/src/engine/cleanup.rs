@@ -11,6 +11,7 @@ use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::hold::Hold;
+use crate::engine::tenure::Tenure;
 use crate::engine::timer::bounded;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
@@ -25,6 +26,8 @@ pub(crate) struct Cleanup {
     pub(crate) lease: Duration,
     pub(crate) request_timeout: Duration,
     pub(crate) activity: ActivityToken,
+    /// Of what was held.
+    pub(crate) tenure: Option<Tenure>,
     /// Of the span that took the lock, if it was taken.
     pub(crate) trace: Trace,
 }
@@ -40,6 +43,7 @@ impl Cleanup {
             lease: hold.lease,
             request_timeout: hold.request_timeout,
             activity,
+            tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
         }
     }
@@ -70,9 +74,11 @@ impl Cleanup {
             false => clock.now() + self.lease + self.request_timeout,
         };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut others_wait = false;
         loop {
             let answer = withdraw_once(&mut self.claim, self.request_timeout).await;
             let over = clock.now() >= until;
+            others_wait |= answer.as_ref().is_ok_and(|withdrawal| withdrawal.others_wait);
             match answer {
                 Ok(withdrawal) if withdrawal.settled || over => {
                     Telemetry::cleaned_up();
@@ -91,7 +97,7 @@ impl Cleanup {
             }
             tokio::time::sleep(backoff.pause(self.engine.entropy.fraction())).await;
         }
-        self.engine.wait_queue.released(&self.key);
+        self.engine.released(&self.key, self.tenure, others_wait);
     }
 }
 

@@ -1,14 +1,17 @@
 //! One lock that was granted: its validity, and the claim behind it.
 
+mod passing;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Grant, Signal, SignalSink, Term};
+use crate::backend::{Grant, Mode, Signal, SignalSink, Term};
 use crate::clock::Timestamp;
 use crate::engine::registry::RegistryEntry;
+use crate::engine::tenure::Tenure;
 use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
@@ -69,6 +72,10 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) site: Site,
     pub(crate) fence: Option<Fence>,
+    pub(crate) mode: Mode,
+    /// The last of the fences that were reserved with it; zero when it is not to be passed on.
+    last_fence: u64,
+    pub(crate) tenure: Tenure,
     pub(super) acquired_at: Timestamp,
     pub(crate) request_timeout: Duration,
     pub(crate) rechecks: u32,
@@ -81,6 +88,8 @@ pub(crate) struct Hold {
     ends_at: Timestamp,
     state: AtomicU8,
     deadline: AtomicU64,
+    /// When the last request was sent that confirmed it.
+    confirmed_at: AtomicU64,
     renew_at: AtomicU64,
     /// When the backend wants a renewal besides, and before when it gets none.
     wanted_at: AtomicU64,
@@ -101,17 +110,38 @@ pub(crate) struct Hold {
 impl Hold {
     /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier
     /// proof. Not yet listed with the keeper.
-    pub(crate) fn new(spec: &Spec, mut claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
-        let Spec { engine, key, site, options } = spec.clone();
-        let now = engine.clock.now();
+    pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
+        let now = spec.engine.clock.now();
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
+        let tenure = match spec.options.mode.is_exclusive() {
+            true => spec.engine.tenures.granted(&spec.key, now),
+            false => Tenure::begin(now),
+        };
+        let last_fence = match grant.fence {
+            Some(fence) if spec.options.handoff && spec.options.mode.is_exclusive() => {
+                fence.get().saturating_add(u64::from(grant.reserved.saturating_sub(1)))
+            }
+            _ => 0,
+        };
+        Self::make(spec, claim, (grant.fence, last_fence), grant.term, (now, sent), tenure)
+    }
+
+    fn make(
+        spec: &Spec,
+        mut claim: Box<dyn DynClaim>,
+        (fence, last_fence): (Option<Fence>, u64),
+        term: Term,
+        (now, sent): (Timestamp, Timestamp),
+        tenure: Tenure,
+    ) -> Arc<Self> {
+        let Spec { engine, key, site, options } = spec.clone();
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
-        let length = match grant.term {
+        let length = match term {
             Term::Lease(length) | Term::Session(Some(length)) => Some(length),
             Term::Session(None) => None,
         };
         let deadline = length.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
-        let renew_at = match grant.term {
+        let renew_at = match term {
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
             // keeper for locks that are released soon.
             Term::Lease(length) => sent + part_of(&engine, length / 3, 0.5),
@@ -121,16 +151,20 @@ impl Hold {
             engine,
             key,
             site,
-            fence: grant.fence,
+            fence,
+            mode: options.mode,
+            last_fence,
+            tenure,
             acquired_at: now,
             request_timeout: options.request_timeout(),
             rechecks: options.rechecks.unwrap_or(1),
             lease: length.unwrap_or(options.lease),
-            term: grant.term,
+            term,
             trace: Trace::current(),
             ends_at,
             state: AtomicU8::new(HELD),
             deadline: AtomicU64::new(deadline.as_nanos()),
+            confirmed_at: AtomicU64::new(sent.as_nanos()),
             renew_at: AtomicU64::new(renew_at.as_nanos()),
             wanted_at: AtomicU64::new(Timestamp::NEVER.as_nanos()),
             not_wanted_before: AtomicU64::new(0),
@@ -146,6 +180,11 @@ impl Hold {
         claim.granted(Signal::new(&hold));
         *hold.claim_place() = ClaimPlace::Here(claim);
         hold
+    }
+
+    /// The tenure that its release ends; none where others may hold the lock at the same time.
+    pub(crate) fn ended_tenure(&self) -> Option<Tenure> {
+        self.mode.is_exclusive().then_some(self.tenure)
     }
 
     /// What spans and metrics say of it.
@@ -257,6 +296,7 @@ impl Hold {
         if let Term::Lease(length) | Term::Session(Some(length)) = self.term {
             let deadline = valid_until(sent, length).min(self.ends_at);
             self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+            self.confirmed_at.fetch_max(sent.as_nanos(), Ordering::AcqRel);
         }
         if let Term::Lease(length) = self.term {
             self.plan_renewal(sent + part_of(&self.engine, length / 3, 0.75));
@@ -517,10 +557,10 @@ impl SignalSink for Hold {
     }
 
     fn renew_within(&self, limit: Duration) {
-        if !matches!(self.term, Term::Lease(_)) || self.state.load(Ordering::Acquire) >= LOST {
+        if !matches!(self.term, Term::Lease(_)) || self.is_lost() {
             return;
         }
-        // One that is not listed yet was granted just now.
+        // One that is not listed yet was granted just now; one that is closed leaves it to the hold that follows.
         let listed = self.listing.is_listed();
         let now = if listed { self.engine.clock.now() } else { self.acquired_at };
         let at = (now + limit).as_nanos().max(self.not_wanted_before.load(Ordering::Acquire));

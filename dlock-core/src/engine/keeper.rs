@@ -18,6 +18,7 @@ use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::{DueWork, HoldRegistry};
 use crate::engine::tasks::{Task, Tasks};
+use crate::engine::tenure::HandoffLimits;
 use crate::error::Failure;
 use crate::guarded::Panicked;
 use crate::telemetry::{Loss, Spanned, Telemetry};
@@ -29,9 +30,10 @@ pub(crate) fn start(
     telemetry: Telemetry,
     tasks: Tasks,
     entropy: Entropy,
+    limits: HandoffLimits,
 ) -> Arc<Engine> {
     let (sender, inbox) = mpsc::unbounded_channel();
-    let engine = Engine::new(backend, label, telemetry, tasks, sender, entropy);
+    let engine = Engine::new(backend, label, telemetry, tasks, sender, entropy, limits);
     look_after(Arc::clone(&engine.registry), inbox);
     engine
 }

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod cleanup;
+pub(crate) mod handoff;
 pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod pending;
@@ -14,6 +15,7 @@ pub(crate) mod scope;
 pub(crate) mod share;
 pub(crate) mod shutdown;
 pub mod tasks;
+pub(crate) mod tenure;
 pub(crate) mod threads;
 pub(crate) mod timer;
 pub(crate) mod wait_queue;
@@ -26,10 +28,11 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host};
+use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy};
 use crate::clock::Clock;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
+use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
@@ -48,6 +51,7 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
+    pub(crate) tenures: Tenures,
     pub(crate) registry: Arc<HoldRegistry>,
     tasks: mpsc::UnboundedSender<Task>,
     /// The process that has the keeper: a child made by `fork` has none.
@@ -63,6 +67,7 @@ impl Engine {
         keeper: Tasks,
         tasks: mpsc::UnboundedSender<Task>,
         entropy: Entropy,
+        limits: HandoffLimits,
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
@@ -78,6 +83,7 @@ impl Engine {
                 Backoff::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,
             ),
+            tenures: Tenures::new(limits, stand_back(&capabilities, &limits)),
             registry,
             tasks,
             process: std::process::id(),
@@ -130,12 +136,42 @@ impl Engine {
         answer.unwrap_or(Err(unanswered))
     }
 
+    /// Asks who holds `key`, and how much of it.
+    pub(crate) async fn occupancy(
+        self: &Arc<Self>,
+        key: &Key,
+        limit: Duration,
+    ) -> Result<Occupancy, Failure> {
+        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
+        let (asked, of) = (Arc::clone(self), key.clone());
+        self.ask(limit, unanswered, async move { asked.backend.occupancy(&of).await }).await
+    }
+
+    /// The lock was released: the first in line here may ask, unless this process had it for as long as it may while
+    /// others wait elsewhere.
+    pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_wait: bool) {
+        let now = || self.clock.now();
+        match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_wait, now)) {
+            Some(until) => self.wait_queue.stand_back(key, until),
+            None => self.wait_queue.released(key),
+        }
+    }
+
     /// Gives `task` to the keeper. Works on any thread, without a runtime, and never blocks.
     pub(crate) fn later(&self, task: impl Future<Output = ()> + Send + 'static) {
         // When the keeper is dead, it has said so, and the lease is the floor.
         let _ = self.tasks.send(Box::pin(task));
     }
 }
+
+/// How long a process stands back: until one who is notified, or who polls, has asked; and where polls are rare, for no
+/// longer than others had to wait.
+fn stand_back(capabilities: &Capabilities, limits: &HandoffLimits) -> Duration {
+    if capabilities.notified { STAND_BACK } else { capabilities.poll_to.min(limits.time) }
+}
+
+/// A notification, a wake-up and a request take less, also between machines, and also on one that is busy.
+const STAND_BACK: Duration = Duration::from_millis(5);
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -50,6 +50,7 @@ impl Drop for Pending<'_> {
                 lease: self.spec.options.lease,
                 request_timeout: self.spec.options.request_timeout(),
                 activity,
+                tenure: None,
                 trace: Trace::default(),
             };
             cleanup.later();

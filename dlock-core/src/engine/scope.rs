@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 use tokio::task::futures::TaskLocalFuture;
 
-use crate::backend::LockId;
+use crate::backend::{LockId, Mode};
 use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold, ShareKind};
 use crate::engine::registry::HoldRegistry;
@@ -301,8 +301,22 @@ pub(crate) fn reenter(
     options: &Options,
     by_hand: bool,
 ) -> Result<Option<Share>, Error> {
+    if let Mode::Permits { of, take } = options.mode {
+        return refuse_own_permits(engine, key, (of, take)).map(|()| None);
+    }
     let found = SCOPE.try_with(|scope| scope.find_entered(engine, key));
     let Ok(Some(Entered { hold, condition, depth, counted_by_hold })) = found else { return Ok(None) };
+    if hold.mode != options.mode {
+        match (hold.mode, options.mode) {
+            (Mode::Permits { .. }, _) => return Ok(None),
+            (Mode::Shared, Mode::Exclusive) => {
+                let why = "the caller holds it for reading, and would wait for itself to write; release the read lock \
+                           first, or take the write lock from the beginning, which may read too";
+                return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
+            }
+            _ => {}
+        }
+    }
     if !options.reentrant {
         let why = "the caller holds it already and this acquire is not reentrant; it would wait for itself";
         return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
@@ -325,6 +339,34 @@ pub(crate) fn reenter(
     Ok(Some(share))
 }
 
+/// Each acquire of permits has its own. Refuses one that waits for permits of the caller.
+fn refuse_own_permits(engine: &Arc<Engine>, key: &Key, (of, take): (u32, u32)) -> Result<(), Error> {
+    let sum = |scope: &Scope| {
+        let mut own = 0_u32;
+        scope.find::<()>(|hold| {
+            let is_same = Arc::ptr_eq(&hold.engine, engine)
+                && hold.key == *key
+                && matches!(hold.condition(), Condition::Held | Condition::Suspect);
+            if let (true, Mode::Permits { take, .. }) = (is_same, hold.mode) {
+                own = own.saturating_add(take);
+            }
+            None
+        });
+        own
+    };
+    match SCOPE.try_with(sum) {
+        Ok(own) if own > 0 && own.saturating_add(take) > of => {
+            let why = format!(
+                "the caller holds {own} of the {of} permits already, and would wait for itself to have {take} more; \
+                 take all of them at once"
+            );
+            let failure = Failure::new(ErrorKind::Deadlock, why);
+            Err(engine.error(Operation::Acquire, failure).of(key))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The first key that the calling scope holds on this engine and that `test` says something about.
 pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>) -> Option<T> {
     let find = |hold: &Arc<Hold>| {
@@ -343,6 +385,10 @@ fn id_of(engine: &Engine, key: &Key) -> Option<LockId> {
 /// Refuses to wait for a lock that the calling scope holds by other `Locks`, which cannot be entered again by these. To
 /// be called once it is known that somebody has it: what this costs grows with what the scope holds.
 pub(super) fn refuse_own(wanted: &Spec) -> Result<(), Failure> {
+    if wanted.options.mode.permits().is_some() {
+        // It is others who have the rest.
+        return Ok(());
+    }
     let wanted_id = LazyCell::new(|| id_of(&wanted.engine, &wanted.key));
     let is_same = |hold: &Arc<Hold>| {
         !Arc::ptr_eq(&hold.engine, &wanted.engine)
@@ -390,6 +436,10 @@ pub(super) async fn refused(engine: &Engine) -> Failure {
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
 pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted>>, Error> {
+    if share.hold().mode.permits().is_some() {
+        // Not entered again.
+        return Ok(None);
+    }
     let noted = SCOPE.try_with(|scope| {
         let hold = share.hold();
         if let Some(owner) = scope.owner_of(&hold.engine) {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::engine::cleanup::give_up;
+use crate::engine::handoff::drop_last;
 use crate::engine::hold::{Hold, ShareKind};
 
-/// A share of a hold. Dropping the last one has the keeper release the lock.
+/// A share of a hold. Dropping the last one passes the lock on, or has the keeper release it.
 pub(crate) struct Share {
     hold: Option<Arc<Hold>>,
     kind: ShareKind,
@@ -65,7 +65,7 @@ impl Drop for Share {
                 // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
                 return std::mem::forget(hold);
             }
-            give_up(&hold);
+            drop_last(&hold);
         }
     }
 }

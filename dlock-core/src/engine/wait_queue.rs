@@ -9,8 +9,11 @@
 //!   when to ask, and asks no earlier.
 //! * Only the waiter that becomes the first is woken. One that leaves from the middle wakes nobody, and costs the same
 //!   whatever the length of the line.
+//! * The lock itself may be handed to the first waiter, who then need not ask. One who leaves without taking it leaves
+//!   it to the next.
 //! * A release between an answer and the place in line is not missed: releases are counted, and who joins compares.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasher;
@@ -26,7 +29,7 @@ use tokio::time::Instant;
 use crate::backend::Backoff;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
-use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
 
@@ -42,6 +45,9 @@ const UNHEARD: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this gives its memory back when all have left.
 const KEPT: usize = 256;
 
+/// The lock itself, on its way to a waiter; dropping it releases the lock.
+pub(super) type Parcel = Box<dyn Any + Send>;
+
 /// The lines of all keys.
 pub(crate) struct WaitQueue {
     /// How many wait in all, so that the common case need not look.
@@ -52,6 +58,8 @@ pub(crate) struct WaitQueue {
     polls: Backoff,
     /// Whether the first waiter is notified of releases elsewhere.
     notified: bool,
+    /// Somebody looks after parcels that are not taken.
+    pub(super) watched: AtomicBool,
 }
 
 #[derive(Default)]
@@ -68,6 +76,8 @@ struct KeyQueue {
     released: bool,
     /// One who waited here has it, whose release tells.
     held_here: bool,
+    /// It is left to others: nobody here asks, or listens, before this moment.
+    back_until: Option<Instant>,
     asked_at: Option<Instant>,
     /// When it is to be asked for if nobody tells; at once when this is not known.
     due_at: Option<Instant>,
@@ -85,6 +95,21 @@ struct Waiter {
     waker: Option<Waker>,
     /// A release was taken as the reason to ask, and there is no answer yet.
     owes_an_answer: bool,
+    /// The lease of the lock that it would take from the one before; `None` while it asks by itself.
+    takes: Option<Duration>,
+    parcel: Option<(Duration, Parcel)>,
+    /// It did not take the parcel until somebody looked.
+    is_slow: bool,
+}
+
+/// One who has left: what is to be done when nothing is locked any more.
+#[derive(Default)]
+struct Left {
+    waker: Option<Waker>,
+    /// Of the one who is the first now.
+    next: Option<Waker>,
+    /// What was handed over, and is taken by nobody.
+    parcel: Option<(Duration, Parcel)>,
 }
 
 /// Why it is worth while to ask now.
@@ -114,6 +139,7 @@ impl WaitQueue {
             shards: std::array::from_fn(|_| Mutex::default()),
             polls,
             notified,
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -161,6 +187,7 @@ impl WaitQueue {
                 last: place,
                 released: missed,
                 held_here: false,
+                back_until: None,
                 asked_at,
                 due_at: None,
                 polls: self.polls.clone(),
@@ -181,6 +208,59 @@ impl WaitQueue {
             wake(first);
         }
     }
+
+    /// The lock was released, and is left to others until this moment: nobody here asks before.
+    pub(super) fn stand_back(&self, key: &Key, until: Instant) {
+        let hash = Self::hash(key);
+        self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let first = self.shard(hash % SHARDS).stand_back(key, until);
+            wake(first);
+        }
+    }
+
+    /// Returns what waiters had at the last look already, and did not take: nobody polls them. Says whether anything
+    /// else is on its way.
+    pub(super) fn not_taken(&self) -> (Vec<Parcel>, bool) {
+        let (mut not_taken, mut on_its_way) = (Vec::new(), false);
+        for number in 0..SHARDS {
+            for (_, waiter) in &mut self.shard(number).waiters {
+                if waiter.parcel.is_some() && std::mem::replace(&mut waiter.is_slow, true) {
+                    not_taken.extend(waiter.parcel.take().map(|(_, parcel)| parcel));
+                } else {
+                    on_its_way |= waiter.parcel.is_some();
+                }
+            }
+        }
+        (not_taken, on_its_way)
+    }
+
+    /// Hands the lock, whose lease is this long, to the first waiter of `key`, if that one waits for its turn and wants
+    /// such a lock. Gives it back otherwise.
+    pub(super) fn hand_over(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
+        let first = {
+            let mut shard = self.shard(Self::hash(key) % SHARDS);
+            let Shard { lines, waiters } = &mut *shard;
+            let Some(line) = lines.get_mut(key) else { return Err(parcel) };
+            let first = &mut waiters[line.first];
+            first.put((lease, parcel)).map_err(|(_, parcel)| parcel)?;
+            (line.released, line.held_here, line.asker, line.back_until) = (false, true, None, None);
+            first.waker.take()
+        };
+        wake(first);
+        Ok(())
+    }
+}
+
+impl Waiter {
+    /// Hands it the lock, or gives the lock back if it takes no such one.
+    fn put(&mut self, (lease, parcel): (Duration, Parcel)) -> Result<(), (Duration, Parcel)> {
+        if self.takes != Some(lease) {
+            return Err((lease, parcel));
+        }
+        (self.takes, self.is_slow, self.parcel) = (None, false, Some((lease, parcel)));
+        Ok(())
+    }
 }
 
 /// Wakers are other people's code: they are returned, to be woken and dropped when the shard is not locked any more.
@@ -188,14 +268,20 @@ impl Shard {
     /// Returns the first waiter, to be woken.
     fn tell(&mut self, key: &Key) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
-        (line.released, line.held_here, line.asker) = (true, false, None);
+        (line.released, line.held_here, line.asker, line.back_until) = (true, false, None, None);
         self.waiters[line.first].waker.take()
     }
 
-    /// Returns the one who left, and the one who is the first now, to be woken.
-    fn leave(&mut self, key: &Key, place: usize, won: bool) -> (Option<Waker>, Option<Waker>) {
-        let Some(left) = self.waiters.try_remove(place) else { return (None, None) };
-        let Waiter { before, after, waker, owes_an_answer } = left;
+    /// Returns the first waiter, to be woken.
+    fn stand_back(&mut self, key: &Key, until: Instant) -> Option<Waker> {
+        let line = self.lines.get_mut(key)?;
+        line.stand_back(until);
+        self.waiters[line.first].waker.take()
+    }
+
+    fn leave(&mut self, key: &Key, place: usize, won: bool) -> Left {
+        let Some(left) = self.waiters.try_remove(place) else { return Left::default() };
+        let Waiter { before, after, waker, owes_an_answer, mut parcel, .. } = left;
         let mut next_waker = None;
         if let Some(before) = before {
             self.waiters[before].after = after;
@@ -214,9 +300,12 @@ impl Shard {
                 if let Some(line) = self.lines.get_mut(key) {
                     line.first = next;
                     line.released |= owes_an_answer;
-                    line.first_left(won);
+                    line.first_left(won || parcel.is_some());
                 }
-                next_waker = self.waiters[next].waker.take();
+                let next = &mut self.waiters[next];
+                next_waker = next.waker.take();
+                // In one step: who looks for locks that are not taken sees it here or there.
+                parcel = parcel.and_then(|parcel| next.put(parcel).err());
             }
             (None, None) => {
                 self.lines.remove(key);
@@ -225,7 +314,7 @@ impl Shard {
                 }
             }
         }
-        (waker, next_waker)
+        Left { waker, next: next_waker, parcel }
     }
 }
 
@@ -234,7 +323,9 @@ impl KeyQueue {
     /// nothing new.
     fn first_left(&mut self, won: bool) {
         if won {
-            (self.released, self.held_here, self.asker) = (false, true, None);
+            (self.released, self.held_here, self.asker, self.back_until) = (false, true, None, None);
+        } else if self.back_until.is_some() {
+            // Whoever follows asks then.
         } else if let (Some(due_at), Some(asked_at), Some(unheard)) =
             (self.due_at, self.asked_at, self.unheard)
         {
@@ -242,10 +333,16 @@ impl KeyQueue {
         }
     }
 
+    /// Nobody asks, or listens, before this moment.
+    fn stand_back(&mut self, until: Instant) {
+        (self.released, self.asker) = (false, None);
+        (self.back_until, self.due_at) = (Some(until), Some(until));
+    }
+
     /// It is asked for. Until there is an answer, whoever follows asks no earlier than after the next pause.
     fn asked(&mut self) {
         let now = Instant::now();
-        (self.asked_at, self.held_here) = (Some(now), false);
+        (self.asked_at, self.held_here, self.back_until) = (Some(now), false, None);
         self.due_at = Some(now + self.polls.next_at_most());
         let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
         if let Some(unheard) = &mut self.unheard {
@@ -277,20 +374,69 @@ impl Ticket<'_> {
 
     /// Resolves when nobody waits before, and the lock is not held by one who waited here: that one's release tells.
     pub(crate) async fn may_listen(&self) {
-        std::future::poll_fn(|context| self.poll_when(context, |line| !line.held_here)).await;
+        std::future::poll_fn(|context| {
+            self.poll_when(context, |line| !line.held_here && line.back_until.is_none())
+        })
+        .await;
     }
 
-    /// Resolves when nobody waits before and it is worth while to ask.
+    /// Resolves when nobody waits before and it is worth while to ask, or the lock is there to be
+    /// [taken](Self::take_parcel).
     pub(crate) async fn turn(&self) -> Turn {
         self.first().await;
-        let released = std::future::poll_fn(|context| self.poll_when(context, |line| line.released));
-        match self.as_first(|line| line.due_at).flatten() {
-            None => Turn::Released,
-            Some(due_at) => match tokio::time::timeout_at(due_at, released).await {
-                Ok(()) => Turn::Released,
-                Err(_) => Turn::Due,
-            },
+        loop {
+            let due_at = match self.as_first(|line| (line.released, line.due_at)) {
+                Some((false, Some(due_at))) => due_at,
+                _ => return Turn::Released,
+            };
+            let changed = |line: &KeyQueue| line.released || line.due_at != Some(due_at);
+            let changed = std::future::poll_fn(|context| self.poll_when(context, changed));
+            if tokio::time::timeout_at(due_at, changed).await.is_err() {
+                return Turn::Due;
+            }
+            if self.has_parcel() {
+                return Turn::Released;
+            }
         }
+    }
+
+    /// Takes the lock from the one before, if it has such a lease, until this one asks by itself.
+    pub(super) fn accept(&self, lease: Duration) {
+        if let Some(waiter) = self.shard().waiters.get_mut(self.place) {
+            waiter.takes = Some(lease);
+        }
+    }
+
+    /// Resolves when the lock is there to be [taken](Self::take_parcel).
+    pub(super) async fn handed_over(&self) {
+        std::future::poll_fn(|context| self.poll_when(context, |_| false)).await;
+    }
+
+    fn has_parcel(&self) -> bool {
+        self.shard().waiters.get(self.place).is_some_and(|waiter| waiter.parcel.is_some())
+    }
+
+    /// The lock, if it was handed to this one.
+    pub(super) fn take_parcel(&self) -> Option<Parcel> {
+        let mut shard = self.shard();
+        shard.waiters.get_mut(self.place)?.parcel.take().map(|(_, parcel)| parcel)
+    }
+
+    /// How many wait behind, counted up to `most`.
+    pub(super) fn followers(&self, most: usize) -> usize {
+        let shard = self.shard();
+        let after = |place: usize| shard.waiters.get(place).and_then(|waiter| waiter.after);
+        std::iter::successors(after(self.place), |place| after(*place)).take(most).count()
+    }
+
+    /// Whether the lock is left to others.
+    pub(super) fn stands_back(&self) -> bool {
+        self.as_first(|line| line.back_until.is_some()).unwrap_or_default()
+    }
+
+    /// Nobody here asks before this moment.
+    pub(super) fn stand_back(&self, until: Instant) {
+        self.as_first(|line| line.stand_back(until));
     }
 
     fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&KeyQueue) -> bool) -> Poll<()> {
@@ -298,10 +444,12 @@ impl Ticket<'_> {
         let before = {
             let mut shard = self.shard();
             let Shard { lines, waiters } = &mut *shard;
-            if lines.get(self.key).is_none_or(|line| line.first == self.place && test(line)) {
+            let ready = |line: &KeyQueue| line.first == self.place && test(line);
+            let Some(waiter) = waiters.get_mut(self.place) else { return Poll::Ready(()) };
+            if waiter.parcel.is_some() || lines.get(self.key).is_none_or(ready) {
                 return Poll::Ready(());
             }
-            waiters.get_mut(self.place).and_then(|waiter| waiter.waker.replace(waker))
+            waiter.waker.replace(waker)
         };
         drop(before);
         Poll::Pending
@@ -314,6 +462,7 @@ impl Ticket<'_> {
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
             line.asked();
+            waiters[self.place].takes = None;
             waiters[self.place].owes_an_answer |= std::mem::take(&mut line.released);
         }
     }
@@ -339,7 +488,8 @@ impl Ticket<'_> {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
-            line.due_at = Some(Instant::now() + pause);
+            // One that stands back since it asked does so in any case.
+            line.due_at = line.back_until.or_else(|| Some(Instant::now() + pause));
             waiters[self.place].owes_an_answer = false;
         }
     }
@@ -357,11 +507,13 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let (left, next) = self.shard().leave(self.key, self.place, self.won);
+        let Left { waker, next, parcel } = self.shard().leave(self.key, self.place, self.won);
         // Not before: a release that sees nobody waiting tells nobody, and one who joins meanwhile stands behind this
         // one, in a line that is taken to know of all releases.
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        drop_guarded(left);
+        drop_guarded(waker);
+        // The next in line did not want it: released.
+        drop(parcel);
         wake(next);
     }
 }
@@ -379,149 +531,4 @@ impl fmt::Debug for WaitQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use super::*;
-
-    /// Whether this resolves now.
-    fn is_ready(future: impl Future) -> bool {
-        let mut context = Context::from_waker(Waker::noop());
-        pin!(future).poll(&mut context).is_ready()
-    }
-
-    #[tokio::test]
-    async fn a_release_that_was_not_answered_is_known_to_the_next_one() {
-        let line = WaitQueue::default();
-        let key = Key::new("k").unwrap();
-        let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
-        assert_eq!(a.turn().await, Turn::Released);
-        a.ask();
-        a.poll_after(Duration::from_secs(60));
-        assert!(!is_ready(a.turn()));
-        line.released(&key);
-        assert_eq!(a.turn().await, Turn::Released);
-        a.ask();
-        // Cancelled, or refused by the backend, with the request under way.
-        drop(a);
-        assert_eq!(b.turn().await, Turn::Released);
-        b.ask();
-        b.poll_after(Duration::from_secs(60));
-        // This one has learned that somebody has it.
-        drop(b);
-        assert!(!is_ready(c.turn()));
-    }
-
-    #[tokio::test]
-    async fn places_come_first_in_their_order_and_nothing_is_left() {
-        let line = WaitQueue::default();
-        let key = Key::new("k").unwrap();
-        let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
-        a.first().await;
-        assert!(!is_ready(b.first()));
-        drop(b);
-        drop(a);
-        c.first().await;
-        assert!(line.has(&key));
-        drop(c);
-        assert!(!line.has(&key) && line.shards.iter().all(|shard| shard.lock().unwrap().waiters.is_empty()));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_follows_a_holder_waits_for_its_release() {
-        let line = WaitQueue::default();
-        let key = Key::new("k").unwrap();
-        for early in [true, false] {
-            let (a, b) = (line.join(&key, None), line.join(&key, None));
-            assert_eq!(a.turn().await, Turn::Released, "never asked for");
-            a.ask();
-            a.win(Duration::from_secs(60));
-            assert!(!is_ready(b.turn()));
-            if early {
-                line.released(&key);
-                assert_eq!(b.turn().await, Turn::Released);
-            } else {
-                assert_eq!(b.turn().await, Turn::Due);
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_release_is_told_to_the_first_only() {
-        let line = WaitQueue::default();
-        let (key, other) = (Key::new("k").unwrap(), Key::new("o").unwrap());
-        let seen = (line.releases(&key), line.releases(&other));
-        let (a, b) = (line.join(&key, Some(seen.0)), line.join(&key, Some(seen.0)));
-        let o = line.join(&other, Some(seen.1));
-        for ticket in [&a, &o] {
-            ticket.poll_after(Duration::from_secs(60));
-        }
-        line.released(&key);
-        assert!(is_ready(a.turn()) && !is_ready(b.turn()) && !is_ready(o.turn()));
-    }
-
-    #[tokio::test]
-    async fn a_release_before_the_place_in_line_is_known_there() {
-        let line = WaitQueue::default();
-        let key = Key::new("k").unwrap();
-        let seen = line.releases(&key);
-        line.released(&key);
-        let late = line.join(&key, Some(seen));
-        late.poll_after(Duration::from_secs(60));
-        assert!(is_ready(late.turn()));
-    }
-
-    /// Has one waiter after the other give up, each millisecond, and returns how often they were to ask in two seconds.
-    async fn asked_by_those_who_give_up(line: &WaitQueue) -> u32 {
-        let key = Key::new("k").unwrap();
-        let seen = Some(line.releases(&key));
-        let mut tickets: std::collections::VecDeque<_> = (0..2_000).map(|_| line.join(&key, seen)).collect();
-        tickets[0].ask();
-        tickets[0].poll_after(Duration::from_millis(100));
-        let mut asked = 0;
-        while let Some(first) = tickets.front() {
-            let turn = tokio::time::timeout(Duration::from_millis(1), first.turn()).await;
-            if turn.is_ok() {
-                asked += 1;
-                first.ask();
-                let pause = first.next_pause(0.5).unwrap();
-                // Every other one is gone before it has an answer.
-                if asked % 2 == 0 {
-                    first.poll_after(pause);
-                }
-            }
-            drop(tickets.pop_front());
-        }
-        asked
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_becomes_the_first_asks_when_the_one_before_would_have() {
-        let polls = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
-        let asked = asked_by_those_who_give_up(&WaitQueue::new(polls.clone(), false)).await;
-        assert!((8..20).contains(&asked), "{asked}");
-        // Nobody listened for a moment each time.
-        let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, true)).await;
-        assert!((8..20).contains(&asked), "{asked}");
-    }
-
-    #[tokio::test]
-    async fn who_gives_up_changes_nothing_for_the_others() {
-        let line = WaitQueue::default();
-        let key = Key::new("k").unwrap();
-        let seen = Some(line.releases(&key));
-        let (a, b, c, d) =
-            (line.join(&key, seen), line.join(&key, seen), line.join(&key, seen), line.join(&key, seen));
-        a.ask();
-        a.poll_after(Duration::from_secs(60));
-        // Neither one from the middle, nor the first, who had nothing to say.
-        drop(c);
-        assert!(!is_ready(a.turn()) && !is_ready(b.turn()));
-        drop(a);
-        assert!(is_ready(b.first()) && !is_ready(b.turn()));
-        // A notification that the first did not use goes on to the next.
-        line.released(&key);
-        drop(b);
-        assert!(is_ready(d.turn()));
-    }
-}
+mod tests;

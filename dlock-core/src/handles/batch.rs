@@ -21,7 +21,8 @@ pub use guard::BatchGuard;
 /// Batches cannot deadlock with each other: whatever the order in which keys are given, all processes take them in one
 /// order, that of their [ids](crate::backend::LockId): by the place that keeps them, then by key, byte by byte.
 /// Processes give servers the same names for that: `localhost` and `127.0.0.1` are two places. A lock that is given
-/// twice is taken once, with the options given first, also when it is reached through two [`Locks`](crate::Locks).
+/// twice is taken once, with the options given first, and for writing if either is; also when it is reached through two
+/// [`Locks`](crate::Locks).
 /// Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the locks of one `Locks` are
 /// taken in one step, a single request, and while one of them is busy none is held; else, and when that was in vain
 /// several times, one after the other.
@@ -62,7 +63,9 @@ impl Batch {
         let locks = locks.into_iter();
         let id = |lock: &Lock| lock.key().map(|key| lock.engine().backend.lock_id(key));
         let mut by_id: Vec<_> = locks.map(|lock| (id(&lock), lock)).collect();
-        by_id.sort_by(|(a, _), (b, _)| a.cmp(b));
+        // Who both reads and writes has to write.
+        let reads = |lock: &Lock| !lock.options().mode.is_exclusive();
+        by_id.sort_by(|(a, one), (b, other)| a.cmp(b).then(reads(one).cmp(&reads(other))));
         // Those with invalid keys stay, to be refused.
         by_id.dedup_by(|(a, _), (b, _)| a.is_some() && a == b);
         Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None }

@@ -8,6 +8,7 @@ use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
+use crate::engine::handoff::{Unpassed, pass_on};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::scope::{self, Noted};
 use crate::engine::share::Share;
@@ -133,7 +134,7 @@ impl Guard {
     /// When dropped midway, the release goes on in the background.
     pub async fn release(self) -> Result<()> {
         match self.step_back() {
-            // Called here, and not returned from there: this future is then no larger than that one.
+            // Not by `end`: a future that is handed out is moved, which a nested guard would pay for.
             Ok(last) => Leaving::begin(last)?.finish().await,
             Err(result) => result,
         }
@@ -166,10 +167,12 @@ struct Leaving {
     claim: Option<Box<dyn DynClaim>>,
     /// Until nothing is left to do.
     activity: Option<ActivityToken>,
+    /// The next one in this process has it.
+    passed_on: bool,
 }
 
 impl Leaving {
-    /// Apart from what a nested guard does, which is many times shorter.
+    /// Closes the hold. Kept out of the way of a nested guard, whose release is many times shorter.
     #[cold]
     fn begin(hold: Arc<Hold>) -> Result<Self> {
         if let Err(failure) = hold.engine.refuse_in_child() {
@@ -177,14 +180,22 @@ impl Leaving {
             std::mem::forget(hold);
             return Err(error);
         }
-        let activity = Some(hold.engine.registry.activity.begin());
+        let activity = hold.engine.registry.activity.begin();
         let was = hold.close();
-        Ok(Self { hold, was, claim: None, activity })
+        let (claim, activity, passed_on) = match pass_on(&hold, was, activity) {
+            Ok(()) => (None, None, true),
+            Err(Unpassed { claim, activity }) => (claim, Some(activity), false),
+        };
+        Ok(Self { hold, was, claim, activity, passed_on })
     }
 
     async fn finish(self) -> Result<()> {
         let hold = Arc::clone(&self.hold);
         let span = hold.engine.telemetry.release_started(hold.subject());
+        if self.passed_on {
+            Telemetry::passed_on(&span);
+            return Ok(());
+        }
         let leaving = self.leave().in_span(span.clone());
         // For a caller who has no tokio runtime with timers.
         let result = if threads::has_timers() {
@@ -200,18 +211,20 @@ impl Leaving {
 
     async fn leave(mut self) -> Result<()> {
         let limit = self.hold.request_timeout;
-        self.claim = match self.hold.try_take_claim() {
-            Some(claim) => claim,
-            // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
-            None => match tokio::time::timeout(limit, self.hold.take_claim()).await {
-                Ok(claim) => claim,
-                Err(_) => {
-                    let why =
-                        format!("no end of a renewal within {limit:?}; does the backend block its thread?");
-                    return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
-                }
-            },
-        };
+        self.claim =
+            match self.claim.take().map_or_else(|| self.hold.try_take_claim(), |claim| Some(Some(claim))) {
+                Some(claim) => claim,
+                // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
+                None => match tokio::time::timeout(limit, self.hold.take_claim()).await {
+                    Ok(claim) => claim,
+                    Err(_) => {
+                        let why = format!(
+                            "no end of a renewal within {limit:?}; does the backend block its thread?"
+                        );
+                        return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
+                    }
+                },
+            };
         let mut asked = 0;
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
@@ -226,7 +239,8 @@ impl Leaving {
                 if withdrawn.settled {
                     self.activity = None;
                 }
-                self.hold.engine.wait_queue.released(&self.hold.key);
+                let (key, tenure) = (&self.hold.key, self.hold.ended_tenure());
+                self.hold.engine.released(key, tenure, withdrawn.others_wait);
                 let ours = withdrawn.removed || asked > 0;
                 if self.was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
             }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::Mode;
 use crate::engine::acquire::{Taking, begin, only_share};
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
 use crate::handles::options::{Options, Wait, option_setters};
+use crate::handles::requirement;
 use crate::key::Key;
 use crate::telemetry::Site;
 
@@ -47,6 +49,40 @@ impl Lock {
 
     option_setters!();
 
+    /// Returns the lock for reading: any number of readers hold it at a time, and nobody else does meanwhile.
+    ///
+    /// * Readers come in at the same time, from all processes. A writer, who acquires the lock without this, is alone.
+    /// * A writer that waits keeps new readers out, for 10 s; when it does not get in by then, new readers are let in
+    ///   for 10 s, and so on. So neither of them starves.
+    /// * The fence of a reader is higher than that of every writer before it, and lower than that of every writer after
+    ///   it.
+    /// * Whoever holds the lock for writing may read: inside a body or a [scope](crate::Locks::scope) the read lock is
+    ///   a further share of the same hold. A reader that asks to write would wait for itself, and gets
+    ///   [`ErrorKind::Deadlock`].
+    ///
+    /// A backend without readers refuses the acquire with [`ErrorKind::Unsupported`]; have that checked at start-up by
+    /// requiring [`Requirement::Shared`](crate::Requirement::Shared).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let page = locks.lock("page_7");
+    /// let (one, other) = (page.clone().read().acquire().await?, page.clone().read().acquire().await?);
+    /// assert!(page.try_acquire().await?.is_none(), "it is being read");
+    /// one.release().await?;
+    /// other.release().await?;
+    /// let writer = page.acquire().await?;
+    /// assert!(page.clone().read().try_acquire().await?.is_none(), "it is being written");
+    /// writer.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub const fn read(mut self) -> Self {
+        self.options.mode = Mode::Shared;
+        self
+    }
+
     /// Stops waiting for a busy lock after so long, though the rest of the wait is there for the answers of requests.
     pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
         self.options.patience = Some(patience);
@@ -82,6 +118,8 @@ impl Lock {
     /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep. So it would where it holds the
     ///   lock by other [`Locks`](crate::Locks) of the same store: only clones of one `Locks` enter it again.
     /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
+    /// * [`ErrorKind::Unsupported`], [`ErrorKind::Conflict`]: the backend has no readers, or the key is in use as a
+    ///   [semaphore](crate::Semaphore).
     /// * [`ErrorKind::Closed`]: the locks were shut down, belong to the process before a `fork`, or dlock's own thread
     ///   has ended.
     ///
@@ -137,7 +175,8 @@ impl Lock {
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.
     pub(crate) fn spec(&self, key: &Key, options: Options) -> Spec {
-        Spec { engine: Arc::clone(&self.engine), key: key.clone(), site: self.site, options }
+        let site = Site { mode: options.mode.label(), ..self.site };
+        Spec { engine: Arc::clone(&self.engine), key: key.clone(), site, options }
     }
 
     /// The key, if it and these options can work.
@@ -146,7 +185,16 @@ impl Lock {
         let refuse = |failure| self.error(Operation::Acquire, failure);
         let key = self.key.as_ref().map_err(|why| refuse(Failure::invalid_key(why.to_string())))?;
         options.check().map_err(refuse)?;
+        if options.mode != Mode::Exclusive {
+            requirement::check_mode(options.mode, &self.engine.capabilities).map_err(refuse)?;
+        }
         Ok(key)
+    }
+
+    /// The same lock in another mode.
+    pub(super) const fn with_mode(mut self, mode: Mode) -> Self {
+        self.options.mode = mode;
+        self
     }
 
     pub(crate) const fn engine(&self) -> &Arc<Engine> {

@@ -11,6 +11,7 @@ use crate::backends::prefix::Prefixed;
 use crate::backends::quorum::{self, LendsBackend, Node};
 use crate::engine::scope::Scope;
 use crate::engine::tasks::{Spawn, Tasks};
+use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
@@ -18,6 +19,7 @@ use crate::handles::lock::Lock;
 use crate::handles::options::{Options, option_setters};
 use crate::handles::requirement::{self, Requirement};
 use crate::handles::segment::Segmented;
+use crate::handles::semaphore::Semaphore;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::telemetry::{Meter, Stats, Telemetry};
@@ -67,6 +69,7 @@ impl Locks {
         LocksBuilder {
             backend: Box::new(backend),
             options: Options::default(),
+            handoff_limits: HandoffLimits::default(),
             label: None,
             prefix: None,
             required: Vec::new(),
@@ -90,6 +93,11 @@ impl Locks {
     /// Splits `key` into so many segments, each a lock of its own. See [`Segmented`].
     pub fn segmented(&self, key: impl AsRef<str>, segments: u32) -> Segmented {
         self.lock(key).segmented(segments)
+    }
+
+    /// Returns the semaphore named `key`, which has so many permits, for all processes together. See [`Semaphore`].
+    pub fn semaphore(&self, key: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(self.lock(key), permits)
     }
 
     /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and
@@ -281,6 +289,7 @@ impl AsRef<Self> for Locks {
 pub struct LocksBuilder {
     backend: Box<dyn DynBackend>,
     options: Options,
+    handoff_limits: HandoffLimits,
     label: Option<String>,
     prefix: Option<String>,
     required: Vec<Requirement>,
@@ -292,6 +301,21 @@ pub struct LocksBuilder {
 
 impl LocksBuilder {
     option_setters!();
+
+    /// Sets after how many sections, passed on or acquired anew, this process lets others have a lock that they wait
+    /// for. Default 64; 1 to 256. See [`with_handoff`](Self::with_handoff).
+    pub const fn with_handoff_limit(mut self, sections: u32) -> Self {
+        self.handoff_limits.sections = sections;
+        self
+    }
+
+    /// Sets after how long this process lets others have a lock that they wait for: no section begins by a handoff
+    /// later than this after the lock was granted. Default 50 ms; 1 ms to 10 s. See
+    /// [`with_handoff`](Self::with_handoff).
+    pub const fn with_handoff_time(mut self, limit: Duration) -> Self {
+        self.handoff_limits.time = limit;
+        self
+    }
 
     /// Sets a name for this process, stored with every lock, for `inspect` and error messages: a service or replica
     /// name. At most 64 bytes.
@@ -363,6 +387,7 @@ impl LocksBuilder {
         let name = self.backend.name();
         let refuse = |failure| Error::new(Operation::Configure, failure).on(name);
         self.options.check().map_err(refuse)?;
+        self.handoff_limits.check().map_err(refuse)?;
         if let Some(label) = self.label.as_ref().filter(|label| label.len() > 64) {
             let what = format!("the label has {} bytes; use up to 64", label.len());
             return Err(refuse(Failure::invalid_config(what)));
@@ -376,7 +401,7 @@ impl LocksBuilder {
         let telemetry = Telemetry::new(name, server, votes, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
         let entropy = self.seed.map_or_else(Entropy::new, Entropy::seeded);
-        let engine = keeper::start(backend, self.label, telemetry, tasks, entropy);
+        let engine = keeper::start(backend, self.label, telemetry, tasks, entropy, self.handoff_limits);
         Ok(Locks { engine, defaults: self.options })
     }
 }

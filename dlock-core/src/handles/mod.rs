@@ -9,3 +9,4 @@ pub(crate) mod options;
 pub(crate) mod requirement;
 pub(crate) mod section;
 pub(crate) mod segment;
+pub(crate) mod semaphore;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::Mode;
 use crate::error::Failure;
 
 /// How long to wait for a lock that somebody else holds.
@@ -55,6 +56,7 @@ pub enum OnLost {
 /// | `max_hold`: after which renewal stops and the lock is lost | no limit | at least the lease, up to 30 days |
 /// | `max_depth`: how deep one owner may nest the same key | 64 | 1 to 10 000 |
 /// | `reentrant`: whether a nested acquire of a key that the caller holds succeeds | yes | |
+/// | `handoff`: whether the lock goes from section to section inside this process without a request | yes | |
 /// | `on_lost`: what happens to a body when its lock is lost | abort | |
 ///
 /// The lease is renewed at a third of its length, so that two renewals may fail before it runs out.
@@ -69,7 +71,10 @@ pub(crate) struct Options {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) max_depth: u32,
     pub(crate) reentrant: bool,
+    pub(crate) handoff: bool,
     pub(crate) on_lost: OnLost,
+    /// Said by the handle, and no option of a `Locks`.
+    pub(crate) mode: Mode,
 }
 
 /// The shortest lease.
@@ -92,7 +97,9 @@ impl Default for Options {
             max_hold: None,
             max_depth: 64,
             reentrant: true,
+            handoff: true,
             on_lost: OnLost::Abort,
+            mode: Mode::Exclusive,
         }
     }
 }
@@ -140,7 +147,7 @@ impl Options {
         if !(1..=10_000).contains(&self.max_depth) {
             return refuse(format!("max_depth is {}; use 1 to 10000", self.max_depth));
         }
-        Ok(())
+        self.mode.check()
     }
 }
 
@@ -208,6 +215,16 @@ macro_rules! option_setters {
         /// `ErrorKind::Deadlock`.
         pub const fn with_reentrancy(mut self, on: bool) -> Self {
             self.options.reentrant = on;
+            self
+        }
+
+        /// Sets whether the lock is passed on inside this process: from a section that ends to the first that waits
+        /// here with the same lease, without a request. Default yes, where the backend has leases and reserves fences.
+        ///
+        /// Each section has a fence of its own, in their order. Others see one holder for longer, up to the handoff
+        /// limits of the `Locks`. Without it, each section acquires the lock and releases it.
+        pub const fn with_handoff(mut self, on: bool) -> Self {
+            self.options.handoff = on;
             self
         }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::Capabilities;
+use crate::backend::{Capabilities, Mode};
 use crate::error::Failure;
 
 /// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
@@ -22,11 +22,23 @@ pub enum Requirement {
     Notified,
     /// A confirmed grant is not forgotten when servers fail over or are started again. [`Capabilities::durable`].
     Durable,
+    /// Several may read at a time. [`Capabilities::shared`].
+    Shared,
+    /// There are semaphores. [`Capabilities::permits`].
+    Permits,
 }
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Fencing, Self::Fair, Self::SessionKept, Self::Notified, Self::Durable];
+    pub const ALL: [Self; 7] = [
+        Self::Fencing,
+        Self::Fair,
+        Self::SessionKept,
+        Self::Notified,
+        Self::Durable,
+        Self::Shared,
+        Self::Permits,
+    ];
 
     /// Returns the name, as in the attribute's `requires`.
     #[must_use]
@@ -37,6 +49,8 @@ impl Requirement {
             Self::SessionKept => "session_kept",
             Self::Notified => "notified",
             Self::Durable => "durable",
+            Self::Shared => "shared",
+            Self::Permits => "permits",
         }
     }
 
@@ -47,6 +61,8 @@ impl Requirement {
             Self::SessionKept => "the lock ends with its holder's session",
             Self::Notified => "waiters are notified of a release",
             Self::Durable => "a confirmed grant outlives a failover or restart of the servers",
+            Self::Shared => "several may read at a time",
+            Self::Permits => "a semaphore with permits",
         }
     }
 
@@ -59,6 +75,8 @@ impl Requirement {
             Self::SessionKept => capabilities.session_kept,
             Self::Notified => capabilities.notified,
             Self::Durable => capabilities.durable,
+            Self::Shared => capabilities.shared,
+            Self::Permits => capabilities.permits,
         }
     }
 }
@@ -66,6 +84,15 @@ impl Requirement {
 impl fmt::Display for Requirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Refuses a mode that the backend does not have.
+pub(crate) fn check_mode(mode: Mode, capabilities: &Capabilities) -> Result<(), Failure> {
+    match mode {
+        Mode::Exclusive => Ok(()),
+        Mode::Shared => check(&[Requirement::Shared], capabilities),
+        Mode::Permits { .. } => check(&[Requirement::Permits], capabilities),
     }
 }
 

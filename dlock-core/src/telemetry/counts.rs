@@ -27,6 +27,7 @@ pub(super) struct Counts {
     pub(super) failed_withdrawals: Counter,
     pub(super) abandoned: Counter,
     pub(super) rechecks: Counter,
+    pub(super) handoffs: Counter,
 }
 
 impl Counts {
@@ -42,6 +43,7 @@ impl Counts {
             failed_withdrawals: self.failed_withdrawals.get(),
             abandoned: self.abandoned.get(),
             rechecks: self.rechecks.get(),
+            handoffs: self.handoffs.get(),
         }
     }
 }
@@ -71,4 +73,6 @@ pub struct Stats {
     pub abandoned: u64,
     /// Attempts that asked the owner again after an unknown outcome.
     pub rechecks: u64,
+    /// Locks that were passed on inside this process.
+    pub handoffs: u64,
 }

@@ -41,6 +41,7 @@ pub(super) struct Metrics {
     lost: Counter<u64>,
     release_failures: Counter<u64>,
     abandoned: Counter<u64>,
+    handoffs: Counter<u64>,
     reentries: Counter<u64>,
     batch: Histogram<u64>,
     segment_moves: Counter<u64>,
@@ -117,6 +118,11 @@ impl Metrics {
                 "dlock.lock.abandoned",
                 "{lock}",
                 "Releases in the background that were given up; the lease ends those locks, or votes of a quorum.",
+            ),
+            handoffs: count(
+                "dlock.lock.handoffs",
+                "{handoff}",
+                "Locks that were passed on inside this process, without a request.",
             ),
             reentries: count(
                 "dlock.reentries",
@@ -225,6 +231,11 @@ impl Metrics {
         tell(|| self.abandoned.add(1, &self.labels(site).plain));
     }
 
+    /// A section took the lock over from the one before in this process.
+    pub(super) fn handed_over(&self, site: Site) {
+        tell(|| self.handoffs.add(1, &self.labels(site).plain));
+    }
+
     pub(super) fn reentered(&self, site: Site) {
         tell(|| self.reentries.add(1, &self.labels(site).plain));
     }
@@ -257,7 +268,7 @@ impl Metrics {
     }
 }
 
-type Attributes = SmallVec<[KeyValue; 7]>;
+type Attributes = SmallVec<[KeyValue; 8]>;
 
 /// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more
 /// than all else here. There are few places, since templates are few, and so they are kept for good.
@@ -295,7 +306,9 @@ type Origin = (Store, Site);
 
 /// Whether they are the same pieces of memory, which is quick to see; equal ones elsewhere are found in the map.
 fn is_same_text(a: &Origin, b: &Origin) -> bool {
-    let parts = |(store, Site { template, function }): &Origin| [Some(store.backend), *template, *function];
+    let parts = |(store, Site { template, function, mode }): &Origin| {
+        [Some(store.backend), *template, *function, *mode]
+    };
     let server = |(store, _): &Origin| store.server.map(std::ptr::from_ref);
     parts(a).map(|part| part.map(std::ptr::from_ref)) == parts(b).map(|part| part.map(std::ptr::from_ref))
         && server(a) == server(b)
@@ -332,6 +345,7 @@ impl Labels {
         plain.extend(port.map(|port| KeyValue::new("server.port", i64::from(port))));
         plain.extend(site.template.map(|template| KeyValue::new("dlock.template", template)));
         plain.extend(site.function.map(|function| KeyValue::new("code.function.name", function)));
+        plain.extend(site.mode.map(|mode| KeyValue::new("dlock.mode", mode)));
         let with = |outcome| {
             let mut attributes = plain.clone();
             attributes.push(KeyValue::new("dlock.outcome", outcome));

@@ -241,6 +241,11 @@ impl Telemetry {
         spans::released(span, error);
     }
 
+    /// The release of `span` was none: the next section in this process has the lock.
+    pub(crate) fn passed_on(span: &Span) {
+        spans::passed_on(span);
+    }
+
     /// One lock of several was not released properly.
     pub(crate) fn release_of_many_failed(error: &Error) {
         spans::release_of_many_failed(error);

@@ -2,7 +2,7 @@
 //!
 //! | span | level | covers | fields |
 //! |---|---|---|---|
-//! | `dlock.acquire` | info | the wait for a lock | `outcome`, `waited_ms`, `attempts`, `fence` |
+//! | `dlock.acquire` | info | the wait for a lock | `outcome`, `waited_ms`, `attempts`, `fence`, `handoff` |
 //! | `dlock.hold` | info | the body that runs under a lock; the parent of the body's own spans | `outcome`, `fence` |
 //! | `dlock.renew` | debug | one renewal, on the keeper's thread, in the trace of the acquire | `outcome` |
 //! | `dlock.release` | info | the release; `background` tells whether the keeper does it | `outcome` |
@@ -50,12 +50,14 @@ pub(super) fn acquire(to: &Telemetry, first: Subject<'_>, keys: Option<usize>) -
             keys,
             template = first.site.template,
             code.function.name = first.site.function,
+            dlock.mode = first.site.mode,
             outcome = Empty,
             error.type = Empty,
             otel.status_code = Empty,
             waited_ms = Empty,
             attempts = Empty,
             fence = Empty,
+            handoff = Empty,
         )
     });
     with_key(span, to, first.key)
@@ -127,6 +129,7 @@ pub(super) fn hold(to: &Telemetry, first: Subject<'_>, locks: usize, fence: Opti
             keys = (locks > 1).then_some(locks),
             template = first.site.template,
             code.function.name = first.site.function,
+            dlock.mode = first.site.mode,
             fence = fence.map(Fence::get),
             outcome = Empty,
             error.type = Empty,
@@ -263,6 +266,19 @@ pub(super) fn released(span: &Span, error: Option<&Error>) {
         if let Some(error) = error {
             record_error(span, error.kind());
         }
+    });
+}
+
+pub(super) fn passed_on(span: &Span) {
+    span.note(|span| {
+        span.record("outcome", "passed_on");
+    });
+}
+
+/// The lock came from the section before, in this process.
+pub(super) fn handed_over() {
+    Span::current().note(|span| {
+        span.record("handoff", true);
     });
 }
 

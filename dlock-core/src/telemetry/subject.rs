@@ -9,6 +9,8 @@ pub(crate) struct Site {
     pub(crate) template: Option<&'static str>,
     /// The function that the attribute stands on.
     pub(crate) function: Option<&'static str>,
+    /// How it is held; `None` for the common way, which is alone.
+    pub(crate) mode: Option<&'static str>,
 }
 
 /// The lock that something happens to.

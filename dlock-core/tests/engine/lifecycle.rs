@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Term, Withdrawal};
@@ -11,30 +10,13 @@ use dlock_core::keeper::Spawn;
 use dlock_core::{
     Backend, Capabilities, Clock, ErrorKind, Failure, Holder, Key, Locks, ManualClock, Memory, Wait,
 };
+use pollster::block_on;
 use tokio::time::Instant;
 
 use crate::keeping::eventually;
 use crate::script::{Answer, Call, Scripted};
 
 const LEASE: Duration = Duration::from_secs(30);
-
-/// Runs a future without any runtime.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        std::thread::park_timeout(LEASE);
-    }
-}
 
 async fn whole_life(memory: &Memory, locks: &Locks) {
     let guard = locks.lock("k").acquire().await.unwrap();
@@ -241,7 +223,7 @@ async fn a_storm_of_shutdowns_and_acquires_leaves_nothing() {
 
 /// Runs tasks on a runtime that the test ends.
 #[derive(Debug)]
-struct On(tokio::runtime::Handle);
+pub(crate) struct On(pub(crate) tokio::runtime::Handle);
 
 impl Spawn for On {
     fn spawn(&self, task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>) {

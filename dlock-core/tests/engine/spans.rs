@@ -13,6 +13,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::lifecycle::On;
 use crate::script::{Answer, Scripted};
 
 /// Collects spans and events as lines: `name < parent field=value ...`.
@@ -199,4 +200,17 @@ async fn a_nested_acquire_that_asks_for_another_lease_or_an_earlier_end_says_tha
     .await;
     let events: Vec<_> = lines.all().into_iter().filter(|line| line.contains("keeps the lease")).collect();
     assert!(events.len() == 1 && events[0].contains("lease=60s asked=30s"), "{events:?}");
+}
+
+#[tokio::test]
+async fn the_end_of_the_keeper_is_an_event_that_says_how_much_is_lost_by_it() {
+    // Its tasks end where it is dropped.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let on = Arc::new(On(runtime.handle().clone()));
+    let locks = Locks::builder(Memory::new()).with_keeper_on(on).build().unwrap();
+    let guards = [locks.lock("a").acquire().await.unwrap(), locks.lock("b").acquire().await.unwrap()];
+    let lines = traced(async { runtime.shutdown_background() }).await;
+    assert!(guards.iter().all(|guard| guard.check().is_err()));
+    let ends: Vec<_> = lines.all().into_iter().filter(|line| line.contains("the keeper has ended")).collect();
+    assert!(ends.len() == 1 && ends[0].contains("held=2"), "{ends:?}");
 }

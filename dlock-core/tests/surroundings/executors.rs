@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use dlock_core::{BatchGuard, ErrorKind, Guard, Locks, Memory, Wait, in_current_scope};
+use pollster::block_on;
 
-use super::{block_on, eventually, must_end};
+use super::{eventually, must_end};
 
 const LONG: Duration = Duration::from_secs(20);
 

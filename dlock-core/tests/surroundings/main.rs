@@ -5,9 +5,7 @@ mod executors;
 mod reentering;
 mod wakers;
 
-use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 /// Runs `test` on a thread of its own, and fails when it does not end: a mutex that is waited for on the thread that
@@ -23,25 +21,6 @@ fn must_end(test: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
-    }
-}
-
-/// Runs `future` on this thread, without a runtime.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
+use pollster::block_on;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::{block_on, eventually, must_end};
+use super::{eventually, must_end};
 
 const LEASE: Duration = Duration::from_secs(30);
 

@@ -6,8 +6,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use dlock_core::{Guard, Locks, ManualClock, Memory, Result, Wait};
+use pollster::block_on;
 
-use super::{block_on, eventually, must_end};
+use super::{eventually, must_end};
 
 const LEASE: Duration = Duration::from_secs(30);
 

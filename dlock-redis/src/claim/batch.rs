@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Term};
 
 use super::{InFlightAttempts, RedisClaim, senseless};
 use crate::client::Client;
@@ -22,6 +22,10 @@ pub(crate) async fn attempt_all(
 ) -> Result<BatchAttempt, Failure> {
     let Some(first) = claims.first() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let (slot, patience) = (first.names.slot, first.patience());
+    let alone = |claim: &&mut RedisClaim| claim.request.mode == Mode::Exclusive;
+    if !claims.iter().all(alone) {
+        return Ok(BatchAttempt::Separately);
+    }
     if claims.len() > MOST || claims.iter().any(|claim| claim.names.slot != slot) {
         return Ok(BatchAttempt::Separately);
     }
@@ -57,6 +61,13 @@ pub(crate) async fn attempt_all(
 impl RedisClaim {
     /// What to ask for, from now on with an ear on the channel where somebody of this client listens already.
     pub(super) fn asking(&mut self) -> Result<Request, Failure> {
+        let (listens, who) = (self.listens()?, Who::of(&self.request));
+        let request = self.step(Step::Acquire { lease: self.lease(), listens, fences: self.reserves, who });
+        Ok(Request { clock: Some(self.clock.clone()), ..request })
+    }
+
+    /// Whether there is an ear on the channel for it, which there is where somebody of this client listens already.
+    pub(super) fn listens(&mut self) -> Result<bool, Failure> {
         if self.names.torn {
             return Err(Failure::invalid_config(
                 "on a cluster Redisson cannot lock a name whose braces are no hash tag; use another name",
@@ -66,9 +77,8 @@ impl RedisClaim {
             Some(listener) => listener.forget(),
             none => *none = self.client.channels.join(&self.client.format.channel(&self.names)),
         }
-        let (listens, who) = (self.listener.is_some(), Who::of(&self.request));
-        let request = self.step(Step::Acquire { lease: self.lease(), listens, who });
-        Ok(Request { clock: Some(self.clock.clone()), ..request })
+        // One that may not listen leaves the same mark: others are to know that it waits.
+        Ok(self.listener.is_some() || self.contended)
     }
 
     fn grant(&mut self, answer: &Answer) -> Result<Grant, Failure> {

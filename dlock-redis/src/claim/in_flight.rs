@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::withdrawn;
 use crate::error::Fault;
-use crate::request::Request;
-use crate::servers::{Connection, Reply, Route, Servers, Track, Untracked};
+use crate::request::Answer;
+use crate::servers::{Command, Connection, Reply, Route, Servers, Track, Untracked};
 
 /// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
 const SAME_CONNECTION: Duration = Duration::from_millis(200);
@@ -101,14 +101,14 @@ impl InFlightAttempts {
     pub(super) async fn withdraw(
         &mut self,
         servers: &Arc<Servers>,
-        request: &Request,
+        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
         (lease, patience): (Duration, Duration),
     ) -> Result<Withdrawal, Failure> {
         let (mut removed, mut elsewhere) = (false, false);
         let mut position = 0;
         while let Some(trace) = self.0.get_mut(position) {
             match trace.withdraw(servers, request, patience).await {
-                Followed::Answered(answer) => removed |= answer == Withdrawal::REMOVED,
+                Followed::Answered(answer) => removed |= answer.removed,
                 Followed::Redirected => elsewhere = true,
                 // Whatever it took has ended by itself, or has the withdrawal right behind it.
                 Followed::Open if trace.last_sent.elapsed() >= lease && trace.is_followed() => {}
@@ -122,7 +122,7 @@ impl InFlightAttempts {
         if !self.0.is_empty() || elsewhere {
             // What was carried out already is removed at once, wherever it is now.
             let reply = servers.carry_out(request, patience, &mut Untracked).await?;
-            removed |= withdrawn(&reply.answer)? == Withdrawal::REMOVED;
+            removed |= withdrawn(&reply.answer)?.removed;
         }
         if self.0.is_empty() {
             return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
@@ -143,7 +143,12 @@ enum Followed {
 }
 
 impl Sent {
-    async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request, patience: Duration) -> Followed {
+    async fn withdraw(
+        &mut self,
+        servers: &Arc<Servers>,
+        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
+        patience: Duration,
+    ) -> Followed {
         let mut outcome = match &self.withdrawal {
             Some(outcome) => outcome.clone(),
             None if self.route.connection.is_ended() => return Followed::Open,
@@ -172,7 +177,7 @@ impl Sent {
     fn send(
         &self,
         servers: &Arc<Servers>,
-        request: &Request,
+        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
         patience: Duration,
     ) -> watch::Receiver<Option<Result<Reply, Fault>>> {
         let (done, outcome) = watch::channel(None);

@@ -1,7 +1,8 @@
 -- Draws a fence, as the scripts that take locks do.
--- KEYS: the counter. Reply: the fence, or an error.
+-- KEYS: the counter. ARGV: the number of the call. Reply: {the fence, that number}, or an error.
 local fence = redis.pcall('INCR', KEYS[1])
 if type(fence) ~= 'number' then
+  fence.err = fence.err .. ' in the counter of fences'
   return fence
 end
 local time = redis.call('TIME')
@@ -13,4 +14,4 @@ elseif fence >= now + 315360000000000 then
   redis.call('DECR', KEYS[1])
   return redis.error_reply('FENCES ' .. KEYS[1])
 end
-return fence
+return { fence, ARGV[1] }

@@ -4,16 +4,17 @@
 
 mod plain;
 mod redisson;
+pub(crate) mod shares;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_core::{Failure, Holder};
-use redis::{Cmd, Pipeline, Value};
+use dlock_core::Holder;
+use redis::{Cmd, Value};
 
 use crate::keys::Names;
-use crate::request::{Answer, By, Request, RequestAll, Step, TakenAll};
+use crate::request::{Answer, By, CallNumber, Request, RequestAll, Step, TakenAll};
 
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
@@ -21,9 +22,9 @@ const LONGEST_VALUE: usize = 512;
 const FENCE: &str = include_str!("fence.lua");
 
 /// Makes the call that draws a fence for a lock that is held.
-pub(crate) fn draw(names: &Names) -> Cmd {
+pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
     let mut call = redis::cmd("EVAL");
-    call.arg(FENCE).arg(1).arg(&*names.counter);
+    call.arg(FENCE).arg(1).arg(&*names.counter).arg(number.0);
     call
 }
 
@@ -80,43 +81,53 @@ impl Format {
         }
     }
 
+    /// Whether an acquire can take several fences of the counter.
+    pub(crate) const fn reserves(&self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
+    /// Whether there are readers and semaphores.
+    pub(crate) const fn shares(&self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
     /// Makes one call of the script with all these operations.
-    pub(crate) fn call(&self, requests: &[Request], by: By) -> Cmd {
+    pub(crate) fn call(&self, requests: &[Request], by: By, number: CallNumber) -> Cmd {
         match self {
-            Self::Plain { .. } => plain::call(requests, by),
-            Self::Redisson { client, cluster } => redisson::call(requests, client, *cluster, by),
+            Self::Plain { .. } => plain::call(requests, by, number),
+            Self::Redisson { client, cluster } => redisson::call(requests, (client, *cluster), by, number),
         }
     }
 
-    /// Reads the reply to a call with these operations; `None` when it is not one.
-    pub(crate) fn read(&self, reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
+    /// Reads what came of a call with these operations; `None` when it makes no sense.
+    pub(crate) fn read(&self, result: Value, requests: &[Request]) -> Option<Vec<Answer>> {
         match self {
-            Self::Plain { .. } => plain::read(reply, requests),
-            Self::Redisson { .. } => redisson::read(reply, requests.len()),
+            Self::Plain { .. } => plain::read(result, requests),
+            Self::Redisson { .. } => redisson::read(result, requests.len()),
         }
     }
 
     /// Makes the call that takes several locks or none.
-    pub(crate) fn call_all(&self, request: &RequestAll, by: By) -> Cmd {
+    pub(crate) fn call_all(&self, request: &RequestAll, by: By, number: CallNumber) -> Cmd {
         match self {
-            Self::Plain { .. } => plain::call_all(&request.0, by),
-            Self::Redisson { client, .. } => redisson::call_all(&request.0, client, by),
+            Self::Plain { .. } => plain::call_all(&request.0, by, number),
+            Self::Redisson { client, .. } => redisson::call_all(&request.0, client, by, number),
         }
     }
 
-    /// Reads the reply to it; `None` when it is not one.
-    pub(crate) fn read_all(&self, reply: Value, count: usize) -> Option<TakenAll> {
+    /// Reads what came of it; `None` when it makes no sense.
+    pub(crate) fn read_all(&self, result: Value, count: usize) -> Option<TakenAll> {
         match self {
-            Self::Plain { .. } => plain::read_all(reply, count),
-            Self::Redisson { .. } => redisson::read_all(reply, count),
+            Self::Plain { .. } => plain::read_all(result, count),
+            Self::Redisson { .. } => redisson::read_all(result, count),
         }
     }
 
     /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since.
     /// Rarely used, so that servers need not keep the script.
-    pub(crate) fn call_alone(&self, request: &Request, fence: u64) -> Cmd {
+    pub(crate) fn call_alone(&self, request: &Request, fence: u64, number: CallNumber) -> Cmd {
         let mut call = redis::cmd("EVAL");
-        let Step::Acquire { lease, listens, who } = &request.step else { return call };
+        let Step::Acquire { lease, listens, who, .. } = &request.step else { return call };
         let mut line = Vec::new();
         who.write(&mut line);
         match self {
@@ -128,15 +139,15 @@ impl Format {
                 call.arg(redisson::ALONE).arg(1).arg(&*request.names.lock).arg(owner)
             }
         };
-        call.arg(*lease).arg(fence).arg(line).arg(i32::from(*listens));
+        call.arg(*lease).arg(fence).arg(line).arg(i32::from(*listens)).arg(number.0);
         call
     }
 
-    /// Reads the reply to it; `None` when it is not one. A lock without a fence has the fence 0.
-    pub(crate) fn read_alone(&self, reply: Value) -> Option<Answer> {
+    /// Reads what came of it; `None` when it makes no sense. A lock without a fence has the fence 0.
+    pub(crate) fn read_alone(&self, result: Value) -> Option<Answer> {
         match self {
-            Self::Plain { .. } => plain::answer(reply),
-            Self::Redisson { .. } => redisson::answer(reply),
+            Self::Plain { .. } => plain::answer(result),
+            Self::Redisson { .. } => redisson::answer(result),
         }
     }
 
@@ -148,13 +159,15 @@ impl Format {
         }
     }
 
-    /// Adds the commands that look who has a lock, which are two.
-    pub(crate) fn look(&self, lock: &str, at: &mut Pipeline) {
-        at.cmd("PTTL").arg(lock);
-        match self {
-            Self::Plain { .. } => at.cmd("GETRANGE").arg(lock).arg(0).arg(LONGEST_VALUE - 1),
-            Self::Redisson { .. } => at.cmd("EVAL").arg(redisson::LOOK).arg(1).arg(lock),
+    /// Makes the call that looks who has a lock. Rarely used, so that servers need not keep the script.
+    pub(crate) fn look(&self, lock: &str, number: CallNumber) -> Cmd {
+        let mut call = redis::cmd("EVAL");
+        let text = match self {
+            Self::Plain { .. } => plain::LOOK,
+            Self::Redisson { .. } => redisson::LOOK,
         };
+        call.arg(text).arg(1).arg(lock).arg(number.0);
+        call
     }
 
     /// Which type `SCAN` has to look for, where that spares it data of others.
@@ -165,22 +178,24 @@ impl Format {
         }
     }
 
-    /// Reads the replies to a look.
-    pub(crate) fn seen(&self, left: &Value, stored: Value) -> Result<Found, Failure> {
-        let left = match left {
-            Value::Int(-2) => return Ok(Found::Nothing),
-            Value::Int(left) => u64::try_from(*left).ok().map(Duration::from_millis),
+    /// Reads what came of a look.
+    pub(crate) fn seen(&self, looked: Value) -> Found {
+        let Value::Array(parts) = looked else { return Found::Data };
+        let mut parts = parts.into_iter();
+        let left = match parts.next() {
+            Some(Value::Int(-2)) => return Found::Nothing,
+            Some(Value::Int(left)) => u64::try_from(left).ok().map(Duration::from_millis),
             _ => None,
         };
         match self {
-            Self::Plain { .. } => plain::seen(left, stored),
-            Self::Redisson { .. } => redisson::seen(left, stored),
+            Self::Plain { .. } => plain::seen(left, parts),
+            Self::Redisson { .. } => redisson::seen(left, parts),
         }
     }
 
-    /// Makes the command that takes a lock away from whoever holds it. Rarely used, so that servers need not keep the
+    /// Makes the call that takes a lock away from whoever holds it. Rarely used, so that servers need not keep the
     /// script.
-    pub(crate) fn force(&self, names: &Names, keep_data: bool) -> Cmd {
+    pub(crate) fn force(&self, names: &Names, keep_data: bool, number: CallNumber) -> Cmd {
         let mut command = redis::cmd("EVAL");
         match self {
             Self::Plain { .. } => command.arg(plain::FORCE).arg(1).arg(&*names.lock),
@@ -188,13 +203,13 @@ impl Format {
                 command.arg(redisson::FORCE).arg(1).arg(&*names.lock).arg(redisson::channel(&names.lock))
             }
         };
-        command.arg(i32::from(keep_data)).arg(i32::from(self.cluster()));
+        command.arg(i32::from(keep_data)).arg(i32::from(self.cluster())).arg(number.0);
         command
     }
 
     /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some
     /// proxies refuse a script without a key.
-    pub(crate) fn introduction(&self, probe: Option<&Names>, by: By) -> Cmd {
+    pub(crate) fn introduction(&self, probe: Option<&Names>, by: By, number: CallNumber) -> Cmd {
         let script = match self {
             Self::Plain { .. } => &plain::SCRIPT,
             Self::Redisson { .. } => &redisson::SCRIPT,
@@ -205,23 +220,28 @@ impl Format {
         }
         match (self, probe) {
             // A release by a token that nobody has.
-            (Self::Plain { .. }, Some(_)) => drop(cmd.arg("-")),
-            (Self::Plain { .. }, None) => {}
+            (Self::Plain { .. }, Some(_)) => drop(cmd.arg(number.0).arg("-")),
+            (Self::Plain { .. }, None) => drop(cmd.arg(number.0)),
             // No acquires.
-            (Self::Redisson { .. }, _) => drop(cmd.arg(0)),
+            (Self::Redisson { .. }, _) => drop(cmd.arg(0).arg(number.0)),
         }
         cmd
     }
 
     /// Makes the call that tries the rights of the user. Its reply lists the commands that are missing.
-    pub(crate) fn rights(&self, probe: &Names, among_data: bool) -> Cmd {
+    pub(crate) fn rights(&self, probe: &Names, among_data: bool, number: CallNumber) -> Cmd {
         let mut cmd = redis::cmd("EVAL");
         let text = match self {
             Self::Plain { .. } => plain::RIGHTS,
             Self::Redisson { .. } => redisson::RIGHTS,
         };
         let keys = if among_data { 0 } else { 2 };
-        cmd.arg(text).arg(keys).arg(&*probe.lock).arg(&*probe.counter).arg(&*self.channel(probe));
+        cmd.arg(text)
+            .arg(keys)
+            .arg(&*probe.lock)
+            .arg(&*probe.counter)
+            .arg(&*self.channel(probe))
+            .arg(number.0);
         cmd
     }
 }

@@ -4,29 +4,31 @@
 -- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with " !" where somebody
 -- listens for its release.
 -- KEYS: the locks to release, those to renew, and those to acquire; then, where any is acquired, the counter of fences.
--- ARGV, in one of three forms:
+-- ARGV: the number of the call; then, in one of three forms:
 --   only releases: their tokens
 --   only one acquire, and nobody listens: the lease in ms, the token, and what is stored behind the first fence
 --   all else: how many releases; how many renewals; how many of these, the last ones, are tracked; how many acquires;
 --   the lease in ms, or '' where they differ; for each acquire 1 if its maker listens for releases, else 0, or '' where
---   nobody does; the tokens of all; for each acquire what is stored behind the first fence; and where leases differ,
---   those of the renewals and acquires
+--   nobody does; how many fences all acquires take of the counter, each one or more; the tokens of all; for each
+--   acquire what is stored behind the first fence; and where leases differ, those of the renewals and acquires
 -- The server tells a client of changes of what it read, but for its own: a lock that is tracked is read once more.
 -- A lock is released or renewed if it has the token; it is acquired if it is free, and adopted if it has the token.
--- Reply: the first fence of the call, or 0 without a grant, if all went well. Otherwise {that, place in KEYS, reply, ...}
--- with the replies of the others:
+-- Reply: if all went well the number of the call, behind ' <first fence of the call>+' where locks were acquired: a
+-- text costs the server less than an array. Otherwise {what came of it, that number}. What came of it is {the first
+-- fence, or 0 without a grant; place in KEYS, reply, ...} with the replies of the others:
 --   0                              a renewal or withdrawal found nothing of its own
+--   2                              a lock was released for which somebody listens
 --   {value}                        an acquire found its own lock and extended it
 --   {remaining lease in ms, value} somebody else has the lock
 --   the text of an error
 local call, try, sub, find, byte = redis.call, redis.pcall, string.sub, string.find, string.byte
-local back, renewed, tracked, taken, count, lease, listening, before = #KEYS, 0, 0, 0, nil, nil, '', 0
-if #ARGV == 3 and back == 2 then
-  back, taken, count, lease, before = 0, 1, '1', ARGV[1], 1
-elseif #ARGV > back then
-  back, renewed, tracked = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-  count, lease, listening = ARGV[4], ARGV[5], ARGV[6]
-  taken, before = tonumber(count), 6
+local back, renewed, tracked, taken, count, lease, listening, before = #KEYS, 0, 0, 0, nil, nil, '', 1
+if #ARGV == 4 and back == 2 then
+  back, taken, count, lease, before = 0, 1, '1', ARGV[2], 2
+elseif #ARGV > back + 1 then
+  back, renewed, tracked = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+  taken, lease, listening, count = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+  before = 8
 end
 local base, odd, own, value = 0, nil, back + renewed, nil
 local known = own > 1 and try('MGET', unpack(KEYS, 1, own))
@@ -60,12 +62,13 @@ for place = 1, own do
     reply = removed and 1 or try('DEL', name)
     if byte(value, -1) == 33 then
       try('PUBLISH', name, '')
+      reply = reply == 1 and 2 or reply
     end
   end
   if reply ~= 1 then
     odd = odd or { 0 }
     odd[#odd + 1] = place
-    odd[#odd + 1] = reply ~= 0 and reply.err or 0
+    odd[#odd + 1] = type(reply) == 'table' and reply.err or reply
   end
 end
 local first, refused = nil, nil
@@ -85,7 +88,7 @@ for n = 1, taken do
     local counter = KEYS[#KEYS]
     local last = try('INCRBY', counter, count)
     if type(last) ~= 'number' then
-      refused = last.err
+      refused = last.err .. ' in the counter of fences'
     else
       -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data, or
       -- when a replica takes over that had not seen the last grants. A millisecond of slack spares most writes.
@@ -146,8 +149,8 @@ for n = 1, taken do
     odd[#odd + 1] = reply
   end
 end
-if not odd then
-  return base
+if odd then
+  odd[1] = base
+  return { odd, ARGV[1] }
 end
-odd[1] = base
-return odd
+return (first or '') .. ARGV[1]

@@ -5,54 +5,58 @@
 
 use std::time::Duration;
 
-use dlock_core::{Failure, Fence, Holder, Token};
+use dlock_core::{Fence, Holder, Token};
 use redis::{Cmd, Value};
 use smallvec::{SmallVec, smallvec};
 
 use super::{Found, LONGEST_VALUE, Script, hash_of, no_lock, since, text};
-use crate::error::Fault;
-use crate::request::{Answer, By, Request, Step, TakenAll, Who};
+use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
 
 const TEXT: &str = include_str!("plain.lua");
 const ALL_TEXT: &str = include_str!("plain_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
 pub(super) const ALONE: &str = include_str!("plain_alone.lua");
 pub(super) const FORCE: &str = include_str!("plain_force.lua");
+pub(super) const LOOK: &str = include_str!("plain_look.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
 
-pub(super) fn call(requests: &[Request], by: By) -> Cmd {
+pub(super) fn call(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     let places = Places::of(requests);
     let in_order = || places.order.iter().map(|index| &requests[usize::from(*index)]);
     let acquires = || in_order().skip(places.own());
     let counter = acquires().next();
     let keys = requests.len() + usize::from(counter.is_some());
-    let mut cmd = SCRIPT.call(by, keys, 10 + 4 * requests.len());
+    let mut cmd = SCRIPT.call(by, keys, 11 + 4 * requests.len());
     for request in in_order() {
         cmd.arg(&*request.names.lock);
     }
     if let Some(request) = counter {
         cmd.arg(&*request.names.counter);
     }
+    cmd.arg(number.0);
     let leases = || in_order().filter_map(|request| request.step.lease());
     let uniform = same(leases());
     let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
     let listening = acquires().any(listens);
-    if requests.len() == 1 && places.taken == 1 && !listening {
+    let fences: u32 = acquires().map(|request| request.step.fences()).sum();
+    if requests.len() == 1 && fences == 1 && !listening {
         lease(uniform, &mut cmd);
     } else if places.back < requests.len() {
         cmd.arg(places.back).arg(places.renewed).arg(places.tracked).arg(places.taken);
         lease(uniform, &mut cmd);
         let mark = |request| if listens(request) { '1' } else { '0' };
-        cmd.arg(if listening { acquires().map(mark).collect() } else { String::new() });
+        cmd.arg(if listening { acquires().map(mark).collect() } else { String::new() }).arg(fences);
     }
     for request in in_order() {
         cmd.arg(&hex(&request.token));
     }
     let mut scratch = Vec::new();
-    for (number, request) in acquires().enumerate() {
-        if let Step::Acquire { who, .. } = &request.step {
+    let mut number = 0;
+    for request in acquires() {
+        if let Step::Acquire { who, fences, .. } = &request.step {
             cmd.arg(added(number, who, &mut scratch));
+            number += *fences;
         }
     }
     if places.back < requests.len() && uniform.is_none() {
@@ -112,7 +116,7 @@ impl Places {
 }
 
 /// What follows the first fence of the call in the value.
-fn added<'a>(number: usize, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+fn added<'a>(number: u32, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     scratch.clear();
     if number >= 10 {
         scratch.extend_from_slice(number.to_string().as_bytes());
@@ -146,8 +150,10 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
     let base = u64::try_from(base).ok()?;
     let places = Places::of(requests);
     let mut answers = vec![Answer::Done(true); requests.len()];
-    for (fence, index) in (base..).zip(&places.order[places.own()..]) {
-        answers[usize::from(*index)] = Answer::Granted(fence);
+    let mut fence = base;
+    for index in places.order[places.own()..].iter().map(|index| usize::from(*index)) {
+        answers[index] = Answer::Granted(fence);
+        fence += u64::from(requests[index].step.fences());
     }
     let mut odd = odd.into_iter();
     while let (Some(place), Some(reply)) = (odd.next(), odd.next()) {
@@ -163,6 +169,7 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
+        Value::Int(2) => Answer::Awaited,
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
             match (parts.next()?, parts.next()) {
@@ -211,21 +218,21 @@ impl<'a> Stored<'a> {
     }
 }
 
-pub(super) fn call_all(requests: &[Request], by: By) -> Cmd {
+pub(super) fn call_all(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
-    let mut cmd = ALL.call(by, requests.len() + 1, 6 + 4 * requests.len());
+    let mut cmd = ALL.call(by, requests.len() + 1, 7 + 4 * requests.len());
     for request in requests {
         cmd.arg(&*request.names.lock);
     }
     if let Some(request) = requests.first() {
         cmd.arg(&*request.names.counter);
     }
-    cmd.arg(i32::from(requests.iter().any(listens)));
+    cmd.arg(number.0).arg(i32::from(requests.iter().any(listens)));
     let leases = || requests.iter().filter_map(|request| request.step.lease());
     let uniform = same(leases());
     lease(uniform, &mut cmd);
     let mut scratch = Vec::new();
-    for (number, request) in requests.iter().enumerate() {
+    for (number, request) in (0..).zip(requests) {
         if let Step::Acquire { who, .. } = &request.step {
             cmd.arg(&hex(&request.token)).arg(added(number, who, &mut scratch));
         }
@@ -264,21 +271,15 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
     }
 }
 
-pub(super) fn seen(left: Option<Duration>, stored: Value) -> Result<Found, Failure> {
-    let value = match stored {
-        Value::BulkString(bytes) if bytes.is_empty() => return Ok(Found::Nothing),
-        Value::BulkString(bytes) if bytes.len() >= LONGEST_VALUE => return Ok(Found::Foreign),
-        Value::ServerError(error) => {
-            let fault = Fault::of(error.into());
-            return if fault.code() == Some("WRONGTYPE") {
-                Ok(Found::Data)
-            } else {
-                Err(fault.into_failure())
-            };
+pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
+    match parts.next() {
+        Some(Value::BulkString(bytes)) if bytes.is_empty() => Found::Nothing,
+        Some(Value::BulkString(bytes)) if bytes.len() >= LONGEST_VALUE => Found::Foreign,
+        value => {
+            let value = value.and_then(text).unwrap_or_default();
+            Stored::parse(&value).map_or(Found::Foreign, |stored| Found::Held(stored.holder(left)))
         }
-        value => text(value).unwrap_or_default(),
-    };
-    Ok(Stored::parse(&value).map_or(Found::Foreign, |stored| Found::Held(stored.holder(left))))
+    }
 }
 
 #[cfg(test)]
@@ -306,7 +307,7 @@ mod tests {
     }
 
     fn acquire(listens: bool) -> Step {
-        Step::Acquire { lease: 5_000, listens, who: Who::text("host=a pid=5") }
+        Step::Acquire { lease: 5_000, listens, fences: 1, who: Who::text("host=a pid=5") }
     }
 
     #[test]
@@ -319,7 +320,7 @@ mod tests {
     }
 
     fn words(requests: &[Request]) -> Vec<String> {
-        let call = call(requests, By::Hash);
+        let call = call(requests, By::Hash, CallNumber(9));
         let words = call.args_iter().skip(2).map(|word| match word {
             redis::Arg::Simple(word) => String::from_utf8_lossy(word).into_owned(),
             _ => String::new(),
@@ -330,10 +331,10 @@ mod tests {
     #[test]
     fn releases_come_first_and_equal_leases_are_sent_once() {
         let lone = requests(vec![Step::Withdraw]);
-        assert_eq!(words(&lone), ["1", "dlock:room_0", &lone[0].token.to_hex()]);
+        assert_eq!(words(&lone), ["1", "dlock:room_0", "9", &lone[0].token.to_hex()]);
         let lone = requests(vec![acquire(false)]);
         let token = lone[0].token.to_hex();
-        let expected = ["2", "dlock:room_0", "dlock:fence:{0}", "5000", &token, "0 host=a pid=5"];
+        let expected = ["2", "dlock:room_0", "dlock:fence:{0}", "9", "5000", &token, "0 host=a pid=5"];
         assert_eq!(words(&lone), expected);
         let mixed = requests(vec![
             acquire(true),
@@ -344,13 +345,28 @@ mod tests {
         let token = |index: usize| mixed[index].token.to_hex();
         let (counter, first, second) = ("dlock:fence:{0}", "0 host=a pid=5", "1 host=a pid=5");
         let locks = ["5", "dlock:room_2", "dlock:room_1", "dlock:room_0", "dlock:room_3", counter];
-        let header = ["1", "1", "1", "2", "5000", "10"];
+        let header = ["9", "1", "1", "1", "2", "5000", "10", "2"];
         let tokens = [&*token(2), &token(1), &token(0), &token(3)];
         assert_eq!(words(&mixed), [&locks[..], &header, &tokens, &[first, second]].concat());
         let uneven = requests(vec![acquire(false), Step::Renew { lease: 7_000, tracked: false }]);
         let words = words(&uneven);
-        assert_eq!(words[4..10], ["0", "1", "0", "1", "", ""]);
-        assert_eq!(words[12..], ["0 host=a pid=5", "7000", "5000"]);
+        assert_eq!(words[5..12], ["0", "1", "0", "1", "", "", "1"]);
+        assert_eq!(words[14..], ["0 host=a pid=5", "7000", "5000"]);
+    }
+
+    #[test]
+    fn who_reserves_fences_has_all_of_them_before_the_next() {
+        let many = Step::Acquire { lease: 5_000, listens: false, fences: 64, who: Who::text("host=a pid=5") };
+        let requests = requests(vec![acquire(false), many, acquire(false), Step::Withdraw]);
+        let words = words(&requests);
+        assert_eq!(words[7..14], ["1", "0", "0", "3", "5000", "", "66"]);
+        assert_eq!(words[18..], ["0 host=a pid=5", "1 host=a pid=5", "65 host=a pid=5"]);
+        let fence = 1_700_000_000_000_000;
+        let awaited = Value::Array([fence, 1, 2].map(Value::Int).into());
+        let answers = read(awaited, &requests).unwrap();
+        let granted = [0, 1, 65].map(|number| Answer::Granted(fence.unsigned_abs() + number));
+        assert_eq!(answers[..3], granted);
+        assert_eq!(answers[3], Answer::Awaited);
     }
 
     #[test]

@@ -1,15 +1,17 @@
 -- Takes a lock without its counter, while a slot is being moved and its keys may lie on two servers: first without a
 -- fence, which is drawn once the lock is held, so that fences are in the order of the grants, and then with it.
--- KEYS: the lock. ARGV: token; lease in ms; the fence, or 0; who it is; 1 if the maker listens for the release.
--- Reply: {value} of a lock that the token has now; {remaining lease in ms, value} when somebody else has it; 0 when there is
--- nothing that could get the fence; or an error, where nothing was changed.
+-- KEYS: the lock. ARGV: token; lease in ms; the fence, or 0; who it is; 1 if the maker listens for the release;
+-- the number of the call.
+-- Reply: {what came of it, that number}, or an error, where nothing was changed. What came of it is {value} of a lock
+-- that the token has now; {remaining lease in ms, value} when somebody else has it; 0 when there is nothing that could
+-- get the fence.
 local name, token, fence = KEYS[1], ARGV[1], ARGV[3]
 local value = redis.pcall('GETRANGE', name, 0, 511)
 if type(value) == 'table' then
   return value
 elseif value == '' then
   if fence ~= '0' then
-    return 0
+    return { 0, ARGV[6] }
   end
   value = token .. ' 0+0 ' .. ARGV[4]
 elseif string.sub(value, 1, #token) ~= token then
@@ -17,9 +19,9 @@ elseif string.sub(value, 1, #token) ~= token then
   if ARGV[5] == '1' and string.sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
     redis.pcall('APPEND', name, ' !')
   end
-  return { redis.call('PTTL', name), value }
+  return { { redis.call('PTTL', name), value }, ARGV[6] }
 elseif fence ~= '0' then
   value = string.gsub(value, '^(%x+) 0%+0 ', '%1 ' .. fence .. '+0 ')
 end
 local set = redis.pcall('SET', name, value, 'PX', ARGV[2])
-return set.err and set or { value }
+return set.err and set or { { value }, ARGV[6] }

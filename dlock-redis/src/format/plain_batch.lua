@@ -1,24 +1,24 @@
 -- Several locks in one step: all of them or none.
--- KEYS: the locks, then the counter of fences. ARGV: 1 if the maker listens; the lease in ms, or '' where it is not the
--- same for all; then for each lock its token, and what is added to the first fence and who it is; then the leases, where
--- they are not the same.
--- Replies: the first fence, where all were free; {the first fence or 0, {value} of an adopted lock or 1, ...} where some
--- were adopted; or {place of the first lock that somebody else has, remaining lease in ms, value}, where nothing was
--- changed; or an error, where nothing was taken.
+-- KEYS: the locks, then the counter of fences. ARGV: the number of the call; 1 if the maker listens; the lease in ms,
+-- or '' where it is not the same for all; then for each lock its token, and what is added to the first fence and who it
+-- is; then the leases, where they are not the same.
+-- Reply: {what came of it, the number of the call}; or an error, where nothing was taken. What came of it is the first
+-- fence, where all were free; {the first fence or 0, {value} of an adopted lock or 1, ...} where some were adopted; or
+-- {place of the first lock that somebody else has, remaining lease in ms, value}, where nothing was changed.
 local call, try, sub, format = redis.call, redis.pcall, string.sub, string.format
-local count, adopted, free, lease = #KEYS - 1, {}, #KEYS - 1, ARGV[2]
+local count, adopted, free, lease = #KEYS - 1, {}, #KEYS - 1, ARGV[3]
 if call('EXISTS', unpack(KEYS, 1, count)) > 0 then
   for n = 1, count do
-    local value, token = try('GETRANGE', KEYS[n], 0, 511), ARGV[2 * n + 1]
+    local value, token = try('GETRANGE', KEYS[n], 0, 511), ARGV[2 * n + 2]
     if type(value) == 'table' then
       return value
     elseif value ~= '' and sub(value, 1, #token) == token then
       adopted[n], free = value, free - 1
     elseif value ~= '' then
-      if ARGV[1] == '1' and sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
+      if ARGV[2] == '1' and sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
         try('APPEND', KEYS[n], ' !')
       end
-      return { n, call('PTTL', KEYS[n]), value }
+      return { { n, call('PTTL', KEYS[n]), value }, ARGV[1] }
     end
   end
 end
@@ -28,6 +28,7 @@ if free > 0 then
   local counter = KEYS[#KEYS]
   local last = try('INCRBY', counter, count)
   if type(last) ~= 'number' then
+    last.err = last.err .. ' in the counter of fences'
     return last
   end
   local time = call('TIME')
@@ -46,14 +47,14 @@ if free > 0 then
 end
 for n = 1, count do
   local done
-  local term = lease ~= '' and lease or ARGV[2 * count + 2 + n]
+  local term = lease ~= '' and lease or ARGV[2 * count + 3 + n]
   if adopted[n] then
     done = try('PEXPIRE', KEYS[n], term)
     if done == 1 then
       done = { ok = 'OK' }
     end
   else
-    done = try('SET', KEYS[n], ARGV[2 * n + 1] .. first .. ARGV[2 * n + 2], 'NX', 'PX', term)
+    done = try('SET', KEYS[n], ARGV[2 * n + 2] .. first .. ARGV[2 * n + 3], 'NX', 'PX', term)
   end
   if type(done) ~= 'table' or done.err then
     -- What this call has taken so far is released.
@@ -66,10 +67,10 @@ for n = 1, count do
   end
 end
 if free == count then
-  return base
+  return { base, ARGV[1] }
 end
 local replies = { 0, base }
 for n = 1, count do
   replies[n + 2] = adopted[n] and { adopted[n] } or 1
 end
-return replies
+return { replies, ARGV[1] }

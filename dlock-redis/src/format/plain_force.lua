@@ -1,9 +1,9 @@
 -- Takes a lock away from whoever holds it, and wakes who waits.
--- KEYS: the lock. ARGV: 1 where the key may be data of others; -.
--- Reply: 1, or 0 when nobody holds it.
+-- KEYS: the lock. ARGV: 1 where the key may be data of others; -; the number of the call.
+-- Reply: {1, or 0 when nobody holds it, that number}; or an error.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 511)
 if value == '' then
-  return 0
+  return { 0, ARGV[3] }
 end
 if type(value) == 'table' or ARGV[1] == '1' and not string.find(value, '^%x+ %d+%+%d+ ') then
   return redis.error_reply('WRONGTYPE the key holds something that is no lock')
@@ -11,4 +11,4 @@ end
 redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.
 redis.pcall('PUBLISH', KEYS[1], '')
-return 1
+return { 1, ARGV[3] }

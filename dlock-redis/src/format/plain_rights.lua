@@ -1,6 +1,7 @@
 -- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
 -- refused for its arguments.
--- KEYS or ARGV: the lock, the counter. Reply: the commands that the user may not use there.
+-- KEYS or ARGV: the lock, the counter; the last of ARGV: the number of the call.
+-- Reply: {the commands that the user may not use there, that number}.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
   { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'GET', lock }, { 'GETRANGE', lock, 0, 0 },
@@ -24,4 +25,4 @@ if #missing == 0 then
     missing[1] = 'APPEND'
   end
 end
-return missing
+return { missing, ARGV[#ARGV] }

@@ -2,13 +2,14 @@
 -- the others. Written without functions, since the server would make them anew at each call.
 -- A lock is a hash with one field: the owner, with its fence and who it is as the value.
 -- KEYS: the counter of fences, where ARGV[1] is not 0; then the lock of each operation, after that of an f its counter.
--- ARGV: how many operations are an a; then for each operation four values, the first of which says what it is:
+-- ARGV: how many operations are an a; the number of the call; then for each operation four values, the first of which
+-- says what it is:
 --   a  owner field, lease in ms, who it is     take the lock, or adopt it when the owner has it already
 --   f  the same                                the same with a counter of its own
 --   r  owner field, lease in ms, 1 to track    extend the lease, if the owner has the lock; the server tells a client of
 --                                              changes of what it read, but for its own: a tracked lock is read again
 --   w  owner field, channel, 1 on a cluster    release the lock and notify who waits, if the owner has it
--- Replies, one for each operation:
+-- Reply: {{one for each operation}, the number of the call}. For
 --   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field, value}
 --   r, w  1 | 0
 --   any of them: the text of an error
@@ -17,7 +18,7 @@ local replies, key, last = {}, 1, nil
 if ARGV[1] ~= '0' then
   key = 2
 end
-for i = 2, #ARGV, 4 do
+for i = 3, #ARGV, 4 do
   local what, name, owner = ARGV[i], KEYS[key], ARGV[i + 1]
   local reply
   key = key + 1
@@ -33,7 +34,7 @@ for i = 2, #ARGV, 4 do
         fence = try('INCRBY', KEYS[1], ARGV[1])
       end
       if type(fence) ~= 'number' then
-        reply = fence
+        reply = fence.err .. ' in the counter of fences'
       else
         if what == 'f' or not last then
           -- The counter keeps up with the server's clock, so that it goes on upwards when it was lost with all data,
@@ -118,4 +119,4 @@ for i = 2, #ARGV, 4 do
   end
   replies[#replies + 1] = reply
 end
-return replies
+return { replies, ARGV[2] }

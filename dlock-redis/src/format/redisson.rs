@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use dlock_core::{Failure, Fence, Holder};
+use dlock_core::{Fence, Holder};
 use redis::{Cmd, Value};
 
 use super::{Found, Script, hash_of, since, text};
-use crate::error::Fault;
 use crate::keys::suffixed;
-use crate::request::{Answer, By, Request, Step, TakenAll, Who};
+use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
 
 const TEXT: &str = include_str!("redisson.lua");
 const ALL_TEXT: &str = include_str!("redisson_batch.lua");
@@ -34,7 +33,7 @@ fn line(who: &Who) -> Vec<u8> {
     line
 }
 
-pub(super) fn call(requests: &[Request], client: &str, cluster: bool, by: By) -> Cmd {
+pub(super) fn call(requests: &[Request], (client, cluster): (&str, bool), by: By, number: CallNumber) -> Cmd {
     // Requests that share a call share their server, and with it the counter.
     let shared = requests.iter().find(|request| request.step.acquires() && !request.names.own_counter);
     let (mut keys, mut grants) = (usize::from(shared.is_some()), 0);
@@ -43,7 +42,7 @@ pub(super) fn call(requests: &[Request], client: &str, cluster: bool, by: By) ->
         keys += 1 + usize::from(counts_alone);
         grants += usize::from(request.step.acquires() && !counts_alone);
     }
-    let mut cmd = SCRIPT.call(by, keys, 4 + 5 * keys);
+    let mut cmd = SCRIPT.call(by, keys, 5 + 5 * keys);
     if let Some(request) = shared {
         cmd.arg(&*request.names.counter);
     }
@@ -53,7 +52,7 @@ pub(super) fn call(requests: &[Request], client: &str, cluster: bool, by: By) ->
             cmd.arg(&*request.names.counter);
         }
     }
-    cmd.arg(grants);
+    cmd.arg(grants).arg(number.0);
     for request in requests {
         let owner = owner(client, request);
         match &request.step {
@@ -125,10 +124,10 @@ fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) 
     holder
 }
 
-pub(super) fn call_all(requests: &[Request], client: &str, by: By) -> Cmd {
+pub(super) fn call_all(requests: &[Request], client: &str, by: By, number: CallNumber) -> Cmd {
     let shared = requests.iter().find(|request| !request.names.own_counter);
     let keys = if shared.is_some() { 1 + requests.len() } else { 2 * requests.len() };
-    let mut cmd = ALL.call(by, keys, 4 + 5 * requests.len());
+    let mut cmd = ALL.call(by, keys, 5 + 5 * requests.len());
     if let Some(request) = shared {
         cmd.arg(&*request.names.counter);
     }
@@ -138,7 +137,7 @@ pub(super) fn call_all(requests: &[Request], client: &str, by: By) -> Cmd {
             cmd.arg(&*request.names.counter);
         }
     }
-    cmd.arg(i32::from(shared.is_some()));
+    cmd.arg(i32::from(shared.is_some())).arg(number.0);
     for request in requests {
         if let Step::Acquire { lease, who, .. } = &request.step {
             cmd.arg(owner(client, request)).arg(*lease).arg(line(who));
@@ -165,28 +164,15 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
 }
 
 /// Reads the reply of the script that looks: a lock is a hash with one field, whose value counts entries or is ours.
-pub(super) fn seen(left: Option<Duration>, stored: Value) -> Result<Found, Failure> {
-    let parts = match stored {
-        Value::Array(parts) => parts,
-        Value::ServerError(error) => {
-            let fault = Fault::of(error.into());
-            return if fault.code() == Some("WRONGTYPE") {
-                Ok(Found::Data)
-            } else {
-                Err(fault.into_failure())
-            };
-        }
-        _ => return Ok(Found::Data),
-    };
-    let mut parts = parts.into_iter();
+pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     let (count, owner, value) = (parts.next(), parts.next().and_then(text), parts.next().and_then(text));
     let counts = |value: &str| !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     let is_lock = value.as_deref().is_some_and(|value| counts(value) || ours(value).is_some());
-    Ok(match count {
+    match count {
         Some(Value::Int(0)) => Found::Nothing,
         Some(Value::Int(1)) if is_lock => Found::Held(holder(owner, value, left)),
         _ => Found::Data,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -247,8 +233,8 @@ mod tests {
     #[test]
     fn only_a_hash_with_one_owner_is_a_lock() {
         let look = |count, field: &str, value: &str| {
-            let stored = Value::Array(vec![Value::Int(count), bulk(field), bulk(value)]);
-            seen(Some(Duration::from_millis(250)), stored).unwrap()
+            let stored = [Value::Int(count), bulk(field), bulk(value)];
+            seen(Some(Duration::from_millis(250)), stored.into_iter())
         };
         let Found::Held(ours) = look(1, OWNER, "7 host=a pid=5") else { panic!("not found") };
         assert_eq!((ours.host.as_deref(), ours.fence.map(|fence| fence.get())), (Some("a"), Some(7)));

@@ -1,7 +1,8 @@
 -- Takes a lock without its counter, as plain_alone.lua does.
--- KEYS: the lock. ARGV: owner field; lease in ms; the fence, or 0; who it is; -.
--- Reply: {value} of a lock that the owner has now; {remaining lease in ms, owner field, value} when somebody else has it; 0 when
--- there is nothing that could get the fence; or an error.
+-- KEYS: the lock. ARGV: owner field; lease in ms; the fence, or 0; who it is; -; the number of the call.
+-- Reply: {what came of it, that number}, or an error. What came of it is {value} of a lock that the owner has now;
+-- {remaining lease in ms, owner field, value} when somebody else has it; 0 when there is nothing that could get the
+-- fence.
 local try, name, owner, fence = redis.pcall, KEYS[1], ARGV[1], ARGV[3]
 local left = try('PTTL', name)
 if type(left) == 'table' then
@@ -18,9 +19,9 @@ elseif left ~= -2 then
   -- Not all of what may be somebody's data.
   local count = redis.call('HLEN', name)
   local held = count < 9 and redis.call('HGETALL', name) or {}
-  return { left, held[1] or '', held[2] or '' }
+  return { { left, held[1] or '', held[2] or '' }, ARGV[6] }
 elseif fence ~= '0' then
-  return 0
+  return { 0, ARGV[6] }
 else
   value = '0 ' .. ARGV[4]
 end
@@ -33,4 +34,4 @@ elseif try('PEXPIRE', name, ARGV[2]) ~= 1 then
   end
   return redis.error_reply('ERR the lease was not set')
 end
-return { value }
+return { { value }, ARGV[6] }

@@ -1,14 +1,15 @@
 -- Several locks in one step: all of them or none.
 -- KEYS: the counter of fences, where ARGV[1] is 1; then the locks, where it is 0 each with its own counter after it.
--- ARGV: 1 or 0; then for each lock three values: owner field, lease in ms, who it is.
--- Replies: {0, fence | {value} of an adopted lock, ...}, or {place of the first lock that somebody else has, remaining
--- lease in ms, owner field, value}, where nothing was changed; or an error, where nothing was taken.
+-- ARGV: 1 or 0; the number of the call; then for each lock three values: owner field, lease in ms, who it is.
+-- Reply: {what came of it, that number}; or an error, where nothing was taken. What came of it is {0, fence | {value}
+-- of an adopted lock, ...}, or {place of the first lock that somebody else has, remaining lease in ms, owner field,
+-- value}, where nothing was changed.
 local call, try, format = redis.call, redis.pcall, string.format
 local first, step = 1, 2
 if ARGV[1] == '1' then
   first, step = 2, 1
 end
-local count, free, replies = (#ARGV - 1) / 3, 0, { 0 }
+local count, free, replies = (#ARGV - 2) / 3, 0, { 0 }
 for n = 1, count do
   local name = KEYS[first + (n - 1) * step]
   local left = try('PTTL', name)
@@ -17,7 +18,7 @@ for n = 1, count do
   elseif left == -2 then
     free = free + 1
   else
-    local value = try('HGET', name, ARGV[3 * n - 1])
+    local value = try('HGET', name, ARGV[3 * n])
     if type(value) == 'string' then
       replies[n + 1] = { value }
     elseif value then
@@ -29,7 +30,7 @@ for n = 1, count do
         return held
       end
       held = held < 9 and call('HGETALL', name) or {}
-      return { n, left, held[1] or '', held[2] or '' }
+      return { { n, left, held[1] or '', held[2] or '' }, ARGV[2] }
     end
   end
 end
@@ -38,6 +39,7 @@ if free > 0 and step == 1 then
   -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
   last = try('INCRBY', KEYS[1], free)
   if type(last) ~= 'number' then
+    last.err = last.err .. ' in the counter of fences'
     return last
   end
   -- As in lock.lua, the counter keeps up with the server's clock.
@@ -55,7 +57,7 @@ if free > 0 and step == 1 then
 end
 for n = 1, count do
   local place = first + (n - 1) * step
-  local name, owner, lease = KEYS[place], ARGV[3 * n - 1], ARGV[3 * n]
+  local name, owner, lease = KEYS[place], ARGV[3 * n], ARGV[3 * n + 1]
   local done
   if replies[n + 1] then
     done = try('PEXPIRE', name, lease)
@@ -82,7 +84,7 @@ for n = 1, count do
     if type(fence) ~= 'number' then
       done = fence
     else
-      done = try('HSET', name, owner, format('%.0f %s', fence, ARGV[3 * n + 1]))
+      done = try('HSET', name, owner, format('%.0f %s', fence, ARGV[3 * n + 2]))
       if done == 1 then
         replies[n + 1] = fence
         done = try('PEXPIRE', name, lease)
@@ -93,10 +95,10 @@ for n = 1, count do
     -- What this call has taken so far is released.
     for taken = 1, n do
       if type(replies[taken + 1]) == 'number' then
-        try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken - 1])
+        try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken])
       end
     end
     return type(done) == 'table' and done or redis.error_reply('ERR a lease was not set')
   end
 end
-return replies
+return { replies, ARGV[2] }

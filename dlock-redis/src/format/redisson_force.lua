@@ -1,9 +1,9 @@
 -- Takes a lock away from whoever holds it, and wakes who waits.
--- KEYS: the lock. ARGV: its channel; -; 1 on a cluster.
--- Reply: 1, or 0 when nobody holds it.
+-- KEYS: the lock. ARGV: its channel; -; 1 on a cluster; the number of the call.
+-- Reply: {1, or 0 when nobody holds it, that number}; or an error.
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
-  return 0
+  return { 0, ARGV[4] }
 end
 -- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
 local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
@@ -16,4 +16,4 @@ if ARGV[3] == '1' then
   redis.pcall('SPUBLISH', ARGV[1], '0')
 end
 redis.pcall('PUBLISH', ARGV[1], '0')
-return 1
+return { 1, ARGV[4] }

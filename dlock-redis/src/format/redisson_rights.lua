@@ -1,11 +1,12 @@
 -- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
 -- refused for its arguments.
--- KEYS or ARGV: the lock, the counter; behind them in ARGV the channel. Reply: the commands that the user may not use there.
+-- KEYS or ARGV: the lock, the counter; behind them in ARGV the channel, and the number of the call.
+-- Reply: {the commands that the user may not use there, that number}.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
   { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'HSET', lock, 'a', 'b', 'c' }, { 'HLEN', lock },
   { 'HGET', lock, 'a' }, { 'HGETALL', lock }, { 'HEXISTS', lock, 'a' }, { 'HDEL', lock, 'a' }, { 'PTTL', lock },
-  { 'PEXPIRE', lock, 1 }, { 'PUBLISH', ARGV[#ARGV], '' },
+  { 'PEXPIRE', lock, 1 }, { 'PUBLISH', ARGV[#ARGV - 1], '' },
 }
 for n = 1, #tries do
   local reply = redis.pcall(unpack(tries[n]))
@@ -16,4 +17,4 @@ for n = 1, #tries do
     missing[#missing + 1] = tries[n][1]
   end
 end
-return missing
+return { missing, ARGV[#ARGV] }

@@ -8,10 +8,10 @@ use dlock_core::Failure;
 use dlock_core::backend::Entropy;
 use redis::Value;
 
-use super::connection::WireOptions;
 use super::node::{Address, Node};
 use super::open::Opener;
 use super::sentinel::answer;
+use super::wire::WireOptions;
 use crate::error::Redirect;
 use crate::keys::SLOTS;
 use crate::url::Endpoint;
@@ -33,7 +33,7 @@ pub(crate) struct Cluster {
 struct Map {
     nodes: HashMap<Endpoint, Arc<Node>>,
     /// For each slot its master; empty until the map was read once.
-    masters: Vec<Option<Endpoint>>,
+    masters: Vec<Option<Arc<Node>>>,
     /// How often the map was read.
     version: u64,
     /// Somebody found the map to be wrong since it was read.
@@ -93,11 +93,14 @@ impl Cluster {
         let mut map = self.map();
         if !redirect.ask {
             map.stale = true;
-            if let Some(master) = map.masters.get_mut(usize::from(redirect.slot)) {
-                *master = Some(endpoint.clone());
-            }
         }
-        self.node(&mut map, &endpoint)
+        let node = self.node(&mut map, &endpoint);
+        if !redirect.ask
+            && let Some(master) = map.masters.get_mut(usize::from(redirect.slot))
+        {
+            *master = Some(Arc::clone(&node));
+        }
+        node
     }
 
     /// Has the map read again before it is used next: a server of it does not do what it should.
@@ -125,9 +128,14 @@ impl Cluster {
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
         let seen = self.map().version;
         self.refresh(seen).await?;
-        let mut map = self.map();
-        let masters: HashSet<Endpoint> = map.masters.iter().flatten().cloned().collect();
-        Ok(masters.iter().map(|master| self.node(&mut map, master)).collect())
+        let map = self.map();
+        let mut masters: Vec<Arc<Node>> = Vec::new();
+        for master in map.masters.iter().flatten() {
+            if !masters.iter().any(|known| Arc::ptr_eq(known, master)) {
+                masters.push(Arc::clone(master));
+            }
+        }
+        Ok(masters)
     }
 
     pub(crate) fn close(&self) {
@@ -188,16 +196,15 @@ impl Cluster {
         let mut map = self.map();
         map.masters = vec![None; usize::from(SLOTS)];
         for (from, to, endpoint) in ranges {
-            self.node(&mut map, endpoint);
+            let node = self.node(&mut map, endpoint);
             for slot in *from..=*to {
                 if let Some(master) = map.masters.get_mut(usize::from(slot)) {
-                    *master = Some(endpoint.clone());
+                    *master = Some(Arc::clone(&node));
                 }
             }
         }
-        let Map { nodes, masters, .. } = &mut *map;
-        let used: HashSet<&Endpoint> = masters.iter().flatten().collect();
-        nodes.retain(|endpoint, _| used.contains(endpoint));
+        let used: HashSet<&Endpoint> = ranges.iter().map(|(.., endpoint)| endpoint).collect();
+        map.nodes.retain(|endpoint, _| used.contains(endpoint));
         map.version += 1;
         map.stale = false;
     }
@@ -205,7 +212,7 @@ impl Cluster {
 
 impl Map {
     fn master_of(&self, slot: u16) -> Option<Arc<Node>> {
-        self.nodes.get(self.masters.get(usize::from(slot))?.as_ref()?).cloned()
+        self.masters.get(usize::from(slot))?.clone()
     }
 }
 

@@ -5,12 +5,13 @@
 //! While others are under way, requests are collected for as long as the executor is busy with who makes them, and go
 //! out together, as one call of the script: that costs no round trip and saves most of the work at both ends.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
@@ -18,11 +19,12 @@ use tokio::runtime::Handle;
 
 use super::open::Opened;
 use super::queue::{Call, Queue};
+use super::wire::{Reply, Wire, WireOptions, answered};
 use crate::config::Replicas;
 use crate::error::Fault;
-use crate::format::Format;
-use crate::request::{Answer, By, Request, RequestAll, RequestAlone, TakenAll};
-use crate::tracking::{ConnectionTracking, Tracking};
+use crate::format::shares;
+use crate::request::{By, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, TakenAll};
+use crate::tracking::ConnectionTracking;
 
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
 const FULL: usize = 16;
@@ -31,24 +33,6 @@ const AT_MOST_HELD_BACK: Duration = Duration::from_micros(300);
 const AT_MOST_HELD_BACK_BY_FULL: Duration = Duration::from_millis(2);
 /// How many calls are under way at once at the most; further requests wait here, where they can still be taken back.
 const MOST_CALLS: usize = 64;
-
-/// What came back for one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reply<A = Answer> {
-    pub(crate) answer: A,
-    /// How many replicas know what the request changed, where that was asked.
-    pub(crate) acknowledged: u32,
-}
-
-/// How requests are put on the wire.
-#[derive(Clone, Debug)]
-pub(crate) struct WireOptions {
-    pub(crate) format: Format,
-    /// Whether requests for different locks may share a call: not on a cluster, where each lock has its slot.
-    pub(crate) together: bool,
-    pub(crate) replicas: Option<Replicas>,
-    pub(crate) tracking: Arc<Tracking>,
-}
 
 /// One connection.
 pub(crate) struct Connection {
@@ -66,7 +50,7 @@ impl Connection {
     /// Takes over a connection that was opened on the calling runtime.
     pub(crate) fn new(opened: Opened, options: WireOptions, tracking: Arc<ConnectionTracking>) -> Self {
         let Opened { connection, ended, resp3 } = opened;
-        let (queue, wire) = (Arc::new(Queue::default()), Wire { connection, options });
+        let (queue, wire) = (Arc::new(Queue::default()), Wire::new(connection, options));
         let runtime = Handle::current();
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
         let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -149,10 +133,12 @@ impl Connection {
         asking: bool,
     ) -> Result<Reply<TakenAll>, Fault> {
         let format = &self.wire.options.format;
-        let reply = match self.carry_out_apart(&format.call_all(request, By::Hash), asking).await {
-            Err(fault) if fault.code() == Some("NOSCRIPT") => {
-                self.carry_out_apart(&format.call_all(request, By::Text), asking).await
-            }
+        let replicas = self.wire.options.replicas;
+        let call = async |by| {
+            self.carry_out_apart(|number| format.call_all(request, by, number), asking, replicas).await
+        };
+        let reply = match call(By::Hash).await {
+            Err(fault) if fault.code() == Some("NOSCRIPT") => call(By::Text).await,
             result => result,
         };
         reply?.read(|reply| format.read_all(reply, request.0.len()))
@@ -169,22 +155,74 @@ impl Connection {
         asking: bool,
     ) -> Result<Reply, Fault> {
         let format = &self.wire.options.format;
-        let call = format.call_alone(request.request, request.fence);
-        let reply = self.carry_out_apart(&call, asking).await?.read(|reply| format.read_alone(reply))?;
+        let call = |number| format.call_alone(request.request, request.fence, number);
+        let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
+        let reply = reply.read(|reply| format.read_alone(reply))?;
         answered(reply.answer, reply.acknowledged)
     }
 
-    /// Sends a call of its own, which may overtake what is queued, and waits for its reply.
+    /// Carries out a step on a lock that several may hold.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it is carried out if it was sent already.
-    pub(crate) async fn carry_out_apart(&self, call: &Cmd, asking: bool) -> Result<Reply<Value>, Fault> {
+    /// As [`carry_out_all`](Self::carry_out_all).
+    pub(crate) async fn carry_out_share(&self, request: &ShareRequest, asking: bool) -> Result<Reply, Fault> {
+        let replicas = self.wire.options.replicas.filter(|_| !matches!(request.step, ShareStep::Withdraw));
+        let call = async |by| {
+            self.carry_out_apart(|number| shares::call(request, by, number), asking, replicas).await
+        };
+        let reply = match call(By::Hash).await {
+            Err(fault) if fault.code() == Some("NOSCRIPT") => call(By::Text).await,
+            result => result,
+        };
+        let reply = reply?.read(|reply| shares::read(reply, &request.step))?;
+        answered(reply.answer, reply.acknowledged)
+    }
+
+    /// Sends a call that takes no lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`carry_out_all`](Self::carry_out_all).
+    pub(crate) async fn ask(
+        &self,
+        call: impl FnOnce(CallNumber) -> Cmd,
+        asking: bool,
+    ) -> Result<Reply<Value>, Fault> {
+        self.carry_out_apart(call, asking, None).await
+    }
+
+    /// Sends calls that change nothing, all at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(crate) async fn ask_all(
+        &self,
+        calls: impl IntoIterator<Item = impl FnOnce(CallNumber) -> Cmd>,
+    ) -> Result<Vec<Result<Value, Fault>>, Fault> {
+        if self.is_ended() {
+            return Err(Fault::Unsent("the connection has ended"));
+        }
+        let result = self.wire.send_all(calls).await;
+        if matches!(result, Err(Fault::Cut(_))) {
+            self.end();
+        }
+        result
+    }
+
+    /// Sends a call of its own, which may overtake what is queued, and waits for what comes of it.
+    async fn carry_out_apart(
+        &self,
+        call: impl FnOnce(CallNumber) -> Cmd,
+        asking: bool,
+        replicas: Option<Replicas>,
+    ) -> Result<Reply<Value>, Fault> {
         if self.is_ended() {
             return Err(Fault::Unsent("the connection has ended"));
         }
         let _beside = self.queue.beside();
-        let result = self.wire.send_apart(call, asking).await;
+        let result = self.wire.send_apart(call, asking, replicas).await;
         if matches!(result, Err(Fault::Cut(_))) {
             self.end();
         }
@@ -229,181 +267,25 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// The connection and how it is written to.
-#[derive(Clone)]
-struct Wire {
-    connection: MultiplexedConnection,
-    options: WireOptions,
-}
-
-impl Wire {
-    async fn exchange(&self, request: &Request) -> Result<Reply, Fault> {
-        let mut by = By::Hash;
-        loop {
-            let fault = match self.send(std::slice::from_ref(request), by, false).await {
-                Ok(mut replies) => match replies.pop() {
-                    Some(Ok(reply)) => return Ok(reply),
-                    Some(Err(fault)) => fault,
-                    None => return Err(senseless()),
-                },
-                Err(fault) => fault,
-            };
-            if by == By::Text || fault.code() != Some("NOSCRIPT") {
-                return Err(fault);
-            }
-            by = By::Text;
-        }
-    }
-
-    async fn asking(&self, request: &Request) -> Result<Reply, Fault> {
-        // By its text at once: the server has hardly seen it yet, and this is rare.
-        let mut replies = self.send(std::slice::from_ref(request), By::Text, true).await?;
-        replies.pop().unwrap_or_else(|| Err(senseless()))
-    }
-
-    /// Sends requests and waits for the replies to all of them.
-    async fn send(
-        &self,
-        requests: &[Request],
-        by: By,
-        asking: bool,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let replicas = self.options.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
-        let together = self.options.together || requests.len() == 1;
-        if !together || replicas.is_some() || asking {
-            return Box::pin(self.send_several(requests, by, (together, asking), replicas)).await;
-        }
-        let call = self.options.format.call(requests, by);
-        let reply = self.connection.clone().send_packed_command(&call).await.map_err(Fault::of)?;
-        self.split(reply, requests, 0)
-    }
-
-    /// The same in several commands.
-    async fn send_several(
-        &self,
-        requests: &[Request],
-        by: By,
-        (together, asking): (bool, bool),
-        replicas: Option<Replicas>,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
-        }
-        if together {
-            pipeline.add_command(self.options.format.call(requests, by));
-        } else {
-            for request in requests {
-                pipeline.add_command(self.options.format.call(std::slice::from_ref(request), by));
-            }
-        }
-        if let Some(replicas) = replicas {
-            add_wait(&mut pipeline, replicas);
-        }
-        let count = pipeline.len();
-        let mut connection = self.connection.clone();
-        let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
-        if replies.len() != count {
-            return Err(senseless());
-        }
-        let acknowledged = acknowledged(replicas.and_then(|_| replies.pop()));
-        let mut replies = replies.into_iter().skip(usize::from(asking));
-        if together {
-            return self.split(replies.next().unwrap_or(Value::Nil), requests, acknowledged);
-        }
-        Ok(replies
-            .zip(requests)
-            .map(|(reply, request)| {
-                self.split(reply, std::slice::from_ref(request), acknowledged)
-                    .and_then(|mut one| one.pop().unwrap_or_else(|| Err(senseless())))
-            })
-            .collect())
-    }
-
-    /// Sends requests that were refused, together or each by itself, and waits for the replies to all of them.
-    async fn send_again(&self, requests: &[Request], by: By, apart: bool) -> Vec<Result<Reply, Fault>> {
-        let calls = requests.chunks(if apart { 1 } else { requests.len() });
-        let calls = calls.map(async |requests| {
-            let failed = |fault| vec![Err(fault); requests.len()];
-            self.send(requests, by, false).await.unwrap_or_else(failed)
-        });
-        join_all(calls).await.into_iter().flatten().collect()
-    }
-
-    fn split(
-        &self,
-        reply: Value,
-        requests: &[Request],
-        acknowledged: u32,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        if let Value::ServerError(error) = reply {
-            return Err(Fault::of(error.into()));
-        }
-        let answers = self.options.format.read(reply, requests).ok_or_else(senseless)?;
-        Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
-    }
-
-    async fn send_apart(&self, call: &Cmd, asking: bool) -> Result<Reply<Value>, Fault> {
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
-        }
-        pipeline.add_command(call.clone());
-        if let Some(replicas) = self.options.replicas {
-            add_wait(&mut pipeline, replicas);
-        }
-        let count = pipeline.len();
-        let mut connection = self.connection.clone();
-        let replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
-        let mut replies = replies.into_iter().skip(usize::from(asking));
-        match replies.next() {
-            Some(Value::ServerError(error)) => Err(Fault::of(error.into())),
-            Some(answer) => Ok(Reply { answer, acknowledged: acknowledged(replies.next()) }),
-            None => Err(senseless()),
-        }
-    }
-}
-
-impl Reply<Value> {
-    fn read<A>(self, read: impl FnOnce(Value) -> Option<A>) -> Result<Reply<A>, Fault> {
-        let answer = read(self.answer).ok_or_else(senseless)?;
-        Ok(Reply { answer, acknowledged: self.acknowledged })
-    }
-}
-
-/// Behind the script and on the same connection: it tells of what was written on this connection only.
-fn add_wait(pipeline: &mut redis::Pipeline, replicas: Replicas) {
-    let limit = u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX);
-    pipeline.cmd("WAIT").arg(replicas.count).arg(limit);
-}
-
-fn acknowledged(reply: Option<Value>) -> u32 {
-    match reply {
-        Some(Value::Int(count)) => count.try_into().unwrap_or(0),
-        _ => 0,
-    }
-}
-
-fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
-    match answer {
-        Answer::Refused(text) => Err(Fault::Refused(text)),
-        answer => Ok(Reply { answer, acknowledged }),
-    }
-}
-
-fn senseless() -> Fault {
-    Fault::Cut("malformed reply".into())
-}
-
 /// Carries out what is queued, until the connection is dropped or its runtime ends.
 async fn pump(wire: Wire, end: EndsWith) {
     let mut calls = FuturesUnordered::new();
     let mut pace = Pace { fast: true, near: false };
     loop {
-        while calls.len() < if pace.fast { 1 } else { MOST_CALLS }
+        let most = if pace.fast { 1 } else { MOST_CALLS };
+        while (calls.len() < most || calls.len() == 1 && end.queue.waiting() >= FULL)
             && let Some(call) = end.queue.pop()
         {
-            calls.push(carry_out(&wire, call));
+            let mut call = Box::pin(carry_out(&wire, call));
+            // It goes out before those whose replies are there get on, so that the server works meanwhile.
+            let sent = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+            match sent {
+                Poll::Ready((count, took)) => pace.answered(count, took),
+                Poll::Pending => calls.push(call),
+            }
+            if calls.len() > 1 {
+                tokio::task::yield_now().await;
+            }
         }
         if calls.is_empty() && end.queue.is_closed() {
             return;
@@ -425,9 +307,10 @@ async fn pump(wire: Wire, end: EndsWith) {
     }
 }
 
-/// While a call is under way on a fast connection, other requests are held back until its reply: they cost both ends
-/// less together, and a server answers what it reads at once only when all of it is done. What was held back goes out
-/// before those who were answered get on, so that client and server work at the same time.
+/// While a call is under way on a fast connection, other requests are held back until its reply, or until they make a
+/// full call: they cost both ends less together, and a server answers what it reads at once only when all of it is
+/// done. What was held back goes out before those who were answered get on, so that client and server work at the same
+/// time.
 struct Pace {
     fast: bool,
     /// The server is not far away: a full call that takes long is long by its work, and not by its way.

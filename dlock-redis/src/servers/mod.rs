@@ -7,25 +7,27 @@ mod open;
 mod queue;
 mod sentinel;
 mod track;
+mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use redis::Value;
+use redis::{Cmd, Value};
 
 use self::cluster::Cluster;
-use self::connection::WireOptions;
-pub(crate) use self::connection::{Connection, Reply};
+pub(crate) use self::connection::Connection;
 use self::node::Address;
 pub(crate) use self::node::{Node, Route};
 pub(crate) use self::open::Opener;
 use self::sentinel::Sentinels;
 pub(crate) use self::track::{Track, Untracked};
+pub(crate) use self::wire::Reply;
+use self::wire::WireOptions;
 use crate::config::Config;
 use crate::error::Fault;
-use crate::format::{Format, draw};
-use crate::request::{Answer, Draw, Request, RequestAll, RequestAlone, Step, TakenAll};
+use crate::format::Format;
+use crate::request::{Answer, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, Step, TakenAll};
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
 
@@ -93,7 +95,12 @@ impl Servers {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
-            if let (Some("TRYAGAIN"), Some(answer)) = (fault.code(), request.apart()) {
+            let answer = match fault.code() {
+                Some("TRYAGAIN") => request.apart(),
+                _ if fault.is_no_lock() => request.no_lock(),
+                _ => None,
+            };
+            if let Some(answer) = answer {
                 return Ok(Reply { answer, acknowledged: 0 });
             }
             match (&fault, self, fault.redirect()) {
@@ -108,55 +115,18 @@ impl Servers {
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
     }
 
-    /// Sends a command that is no lock's to the server of a slot.
+    /// Sends a call that takes no lock to the server of a slot.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it is carried out if it was sent already.
     pub(crate) async fn ask(
         &self,
         slot: u16,
         patience: Duration,
-        command: &redis::Cmd,
+        call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        let mut commands = redis::pipe();
-        commands.add_command(command.clone());
-        let (route, mut replies) = self.ask_along(slot, patience, &commands).await?;
-        let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
-        reply.map_err(|error| self.failed(&route, Fault::of(error)))
-    }
-
-    /// Sends commands that change nothing to the server of a slot, all at once.
-    pub(crate) async fn ask_slot(
-        &self,
-        slot: u16,
-        patience: Duration,
-        commands: &redis::Pipeline,
-    ) -> Result<Vec<Value>, Failure> {
-        Ok(self.ask_along(slot, patience, commands).await?.1)
-    }
-
-    /// Sends commands to the server of a slot, wherever that is; and says how it got there.
-    async fn ask_along(
-        &self,
-        slot: u16,
-        patience: Duration,
-        commands: &redis::Pipeline,
-    ) -> Result<(Route, Vec<Value>), Failure> {
-        let mut node = self.node(slot, patience).await?;
-        let mut asking = false;
-        for _ in 0..MOST_REDIRECTIONS {
-            let route = node.route(patience).await?;
-            let replies = self.ask_over(&route, commands, asking).await?;
-            let redirect = replies.iter().find_map(|reply| match reply {
-                Value::ServerError(error) => Fault::of(error.clone().into()).redirect(),
-                _ => None,
-            });
-            match (self, redirect) {
-                (Self::Cluster(cluster), Some(redirect)) => {
-                    node = cluster.redirected(&redirect, &node.endpoint().await?);
-                    asking = redirect.ask;
-                }
-                _ => return Ok((route, replies)),
-            }
-        }
-        Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
+        Ok(self.carry_out(&Question { slot, call }, patience, &mut Untracked).await?.answer)
     }
 
     /// All servers that grant locks.
@@ -167,38 +137,23 @@ impl Servers {
         }
     }
 
-    /// Sends commands that are no lock's to one server, all at once.
+    /// Sends calls that change nothing to one server, all at once.
     pub(crate) async fn ask_at(
         &self,
         node: &Node,
         patience: Duration,
-        commands: &redis::Pipeline,
-    ) -> Result<Vec<Value>, Failure> {
-        self.ask_over(&node.route(patience).await?, commands, false).await
+        calls: impl IntoIterator<Item = impl FnOnce(CallNumber) -> Cmd>,
+    ) -> Result<Vec<Result<Value, Fault>>, Failure> {
+        let route = node.route(patience).await?;
+        route.connection.ask_all(calls).await.map_err(|fault| self.failed(&route, fault))
     }
 
-    /// Sends commands over one connection; with `asking` to a server that is about to become responsible for their
-    /// slot.
-    async fn ask_over(
-        &self,
-        route: &Route,
-        commands: &redis::Pipeline,
-        asking: bool,
-    ) -> Result<Vec<Value>, Failure> {
-        let mut asked = redis::pipe();
-        for command in commands.cmd_iter() {
-            if asking {
-                asked.cmd("ASKING");
-            }
-            asked.add_command(command.clone());
-        }
-        let mut connection = route.connection.client();
-        match connection.send_packed_commands(&asked, 0, asked.len()).await {
-            Ok(replies) => {
-                Ok(replies.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect())
-            }
-            Err(error) => Err(self.failed(route, Fault::of(error))),
-        }
+    /// Has a server look at some of its names.
+    pub(crate) async fn scan(&self, node: &Node, patience: Duration, scan: &Cmd) -> Result<Value, Failure> {
+        let route = node.route(patience).await?;
+        let reply = route.connection.client().send_packed_command(scan).await;
+        let reply = reply.and_then(Value::extract_error);
+        reply.map_err(|error| self.failed(&route, Fault::of(error)))
     }
 
     /// Follows the sentinels, on dlock's own thread, for as long as this is in use.
@@ -289,6 +244,11 @@ pub(crate) trait Command: Sync {
         None
     }
 
+    /// The answer where the key holds no lock of one holder, if that can be asked about in another way.
+    fn no_lock(&self) -> Option<Self::Answer> {
+        None
+    }
+
     /// Carries it out; `asking` on a server that is about to become responsible for the slot.
     fn over(
         &self,
@@ -306,6 +266,10 @@ impl Command for Request {
 
     fn apart(&self) -> Option<Answer> {
         self.step.acquires().then_some(Answer::Apart)
+    }
+
+    fn no_lock(&self) -> Option<Answer> {
+        self.step.acquires().then_some(Answer::NoLock)
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
@@ -330,6 +294,10 @@ impl Command for RequestAll {
         Some(TakenAll::Apart)
     }
 
+    fn no_lock(&self) -> Option<TakenAll> {
+        Some(TakenAll::Apart)
+    }
+
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<TakenAll>, Fault> {
         connection.carry_out_all(self, asking).await
     }
@@ -347,15 +315,33 @@ impl Command for RequestAlone<'_> {
     }
 }
 
-impl Command for Draw<'_> {
+impl Command for ShareRequest {
+    type Answer = Answer;
+
+    fn slot(&self) -> u16 {
+        self.names.slot
+    }
+
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
+        connection.carry_out_share(self, asking).await
+    }
+}
+
+/// A call that takes no lock.
+struct Question<F> {
+    slot: u16,
+    call: F,
+}
+
+impl<F: Fn(CallNumber) -> Cmd + Sync> Command for Question<F> {
     type Answer = Value;
 
     fn slot(&self) -> u16 {
-        self.0.slot
+        self.slot
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Value>, Fault> {
-        connection.carry_out_apart(&draw(self.0), asking).await
+        connection.ask(&self.call, asking).await
     }
 }
 

@@ -7,9 +7,10 @@ use dlock_core::Failure;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
-use super::connection::{Connection, WireOptions};
+use super::connection::Connection;
 use super::open::Opener;
 use super::sentinel::Sentinels;
+use super::wire::WireOptions;
 use crate::tracking::ConnectionTracking;
 use crate::url::Endpoint;
 

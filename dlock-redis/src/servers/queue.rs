@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use dlock_core::backend::RequestClock;
 use tokio::sync::Notify;
 
-use super::connection::Reply;
+use super::wire::Reply;
 use crate::error::Fault;
 use crate::request::Request;
 

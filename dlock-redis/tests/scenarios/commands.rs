@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dlock_core::Locks;
+use dlock_rig::proxy::{Direction, Flow};
+use tokio::task::JoinSet;
 
 use crate::support::{LONG, Proxied, over, soon, until};
 use dlock_redis::Redis;
@@ -108,7 +110,7 @@ async fn a_handoff_among_two_hundred_waiters_is_at_most_three_requests() {
     let on = Proxied::start();
     let (ours, theirs) = (warm(&on).await, on.locks(LONG).await);
     let first = theirs.lock("room").acquire().await.unwrap();
-    let mut waiters = tokio::task::JoinSet::new();
+    let mut waiters = JoinSet::new();
     for _ in 0..WAITERS {
         let lock = ours.lock("room").with_wait(LONG);
         waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
@@ -133,4 +135,26 @@ async fn a_thousand_locks_dropped_at_once_leave_nothing_and_are_never_renewed() 
     until("the releases", || locks.stats().background == 0 && crate::support::held(&on.server).is_empty())
         .await;
     assert_eq!((locks.stats().renewals, locks.stats().held), (0, 0));
+}
+
+#[tokio::test]
+async fn a_full_call_goes_out_while_another_one_is_under_way() {
+    let on = Proxied::start();
+    let locks = warm(&on).await;
+    let mut wire = Wire::of(&on);
+    on.proxy.set(Direction::ToClient, Flow::Hold);
+    let mut takers = JoinSet::new();
+    // One alone, and two calls of 32.
+    for number in 0..65 {
+        let lock = locks.lock(format!("room_{number}"));
+        takers.spawn(async move { lock.acquire().await.unwrap() });
+    }
+    let mut sent = 0;
+    until("all requests", || {
+        sent += wire.sent().get("EVALSHA").copied().unwrap_or(0);
+        sent == 3
+    })
+    .await;
+    on.proxy.mend();
+    assert_eq!(soon("the locks", takers.join_all()).await.len(), 65);
 }

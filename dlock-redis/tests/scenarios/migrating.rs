@@ -1,10 +1,14 @@
 //! Slots whose move has stalled: lock and counter lie on two servers.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
 use dlock_core::{ErrorKind, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisCluster;
+use tokio::task::JoinSet;
 
-use crate::support::{LONG, error_of, fence, is_counter, over, soon, until};
+use crate::support::{LONG, error_of, fence, is_counter, over, soon, take, until};
 
 async fn shared(cluster: &RedisCluster, prefix: &str) -> Locks {
     over(Redis::builder(&cluster.url()).with_prefix(prefix).connect().await.unwrap(), LONG)
@@ -86,4 +90,60 @@ async fn a_counter_that_is_refused_while_its_slot_is_moving_leaves_no_lock() {
     // It was taken before the counter was asked.
     until("the clean-up", || cluster.keys() == [&*counter]).await;
     cluster.finish_migration(migration);
+}
+
+/// Pairs go on while the slot of their lock moves to and fro, and no two have it at once.
+async fn pairs_while_it_moves(prefix: &'static str) {
+    const TASKS: u64 = 4;
+    const MOVES: usize = 3;
+    let cluster = RedisCluster::start().unwrap();
+    let name = format!("{prefix}room");
+    let clients = [shared(&cluster, prefix).await, shared(&cluster, prefix).await];
+    let highest = Arc::new(Mutex::new(0));
+    let (moved, passed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let (locks, highest) = (clients[task as usize % 2].clone(), Arc::clone(&highest));
+        let (moved, passed) = (Arc::clone(&moved), Arc::clone(&passed));
+        tasks.spawn(async move {
+            while !moved.load(Ordering::SeqCst) {
+                let guard = take(&locks, "room").await;
+                {
+                    let mut highest = highest.try_lock().expect("two have it");
+                    assert!(fence(&guard) > *highest, "{} after {highest}", fence(&guard));
+                    *highest = fence(&guard);
+                }
+                passed.fetch_add(1, Ordering::SeqCst);
+                // What becomes of a release that was cut off is found out in the background.
+                drop(guard.release().await);
+            }
+        });
+    }
+    let more = async || {
+        let before = passed.load(Ordering::SeqCst);
+        until("more pairs", || passed.load(Ordering::SeqCst) > before + TASKS).await;
+    };
+    for _ in 0..MOVES {
+        more().await;
+        let migration = cluster.begin_migration(&name, (cluster.master_of(&name) + 1) % 3);
+        more().await;
+        cluster.migrate_keys(migration);
+        more().await;
+        cluster.finish_migration(migration);
+    }
+    more().await;
+    moved.store(true, Ordering::SeqCst);
+    while let Some(task) = soon("the end", tasks.join_next()).await {
+        task.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn pairs_go_on_while_the_slot_of_their_lock_moves_to_and_fro() {
+    pairs_while_it_moves("dlock:").await;
+}
+
+#[tokio::test]
+async fn pairs_that_are_shared_with_redisson_go_on_while_the_slot_of_their_lock_moves_to_and_fro() {
+    pairs_while_it_moves("").await;
 }

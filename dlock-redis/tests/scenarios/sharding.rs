@@ -43,6 +43,13 @@ fn sharded_listeners(node: &RedisServer) -> usize {
     node.command::<(String, usize)>(&["PUBSUB", "SHARDNUMSUB", CHANNEL]).1
 }
 
+/// The connections that listen to sharded channels.
+fn listening_clients(node: &RedisServer) -> Vec<String> {
+    let clients: String = node.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+    let sharded = clients.lines().filter(|client| !client.contains(" ssub=0 "));
+    sharded.filter_map(|client| client.split(' ').next().map(str::to_owned)).collect()
+}
+
 async fn until_heard(cluster: &RedisCluster, what: &str) {
     let heard = || cluster.nodes().iter().any(|node| sharded_listeners(node) == 1);
     until(what, heard).await;
@@ -142,8 +149,11 @@ async fn a_master_that_dies_does_not_keep_waiters_of_other_slots_from_being_told
     hold(&cluster);
     let waiter = wait_for(&locks);
     until_heard(&cluster, "the waiter to listen").await;
+    until("the other waiter to listen", || listening_clients(&cluster.nodes()[dead]).len() == 1).await;
+    let before = listening_clients(&cluster.nodes()[home]);
     cluster.node_mut(dead).kill();
-    until("the waiter to listen again", || sharded_listeners(&cluster.nodes()[home]) == 1).await;
+    let again = |now: Vec<String>| now.len() == 1 && now != before;
+    until("the waiter to listen again", || again(listening_clients(&cluster.nodes()[home]))).await;
     release(&cluster);
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
     stuck.abort();

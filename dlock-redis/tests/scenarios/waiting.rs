@@ -101,6 +101,45 @@ async fn a_subscription_that_falls_silent_costs_time_and_no_progress() {
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_far_has_its_turn_beside_a_process_that_is_near() {
+    let on = Proxied::start();
+    let (near, far) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let lock = near.lock("room").with_wait(LONG);
+        tasks.spawn(async move {
+            loop {
+                let guard = lock.acquire().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    until("some sections", || near.stats().handoffs > 10).await;
+    for direction in [Direction::ToClient, Direction::ToServer] {
+        on.proxy.set(direction, Flow::Delay(Duration::from_millis(20)));
+    }
+    for _ in 0..2 {
+        let guard = soon("its turn", far.lock("room").with_wait(LONG * 2).acquire()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    tasks.abort_all();
+}
+
+#[tokio::test]
+async fn who_may_not_listen_leaves_a_mark_all_the_same() {
+    let server =
+        RedisServer::options().user("deaf", "pw", &["~*", "+@all", "-subscribe", "&*"]).start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url_as("deaf", "pw"), LONG).await);
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&theirs, "room");
+    let is_marked = || server.command::<String>(&["GET", "dlock:room"]).ends_with(" !");
+    until("the mark", is_marked).await;
+    guard.release().await.unwrap();
+    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn one_connection_listens_for_all_waiters_and_none_when_nobody_waits() {
     let server = RedisServer::start().unwrap();

@@ -5,6 +5,11 @@ use crate::exec::now;
 use crate::world::World;
 
 impl World {
+    /// The lock was passed on so often by the end of a run.
+    pub(crate) fn passed_on(&mut self, handoffs: u64) {
+        self.judge.summary.handoffs += handoffs;
+    }
+
     /// The claim that was granted this fence.
     pub(super) fn claim_of(&self, key: usize, fence: u64) -> u64 {
         let granted = self.judge.keys.get(key).and_then(|state| state.grants.get(&fence));

@@ -4,13 +4,17 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{closed, is_tls};
+use crate::failure::of_driver;
 use crate::server::Fault;
 use crate::table::TableName;
 
 /// What is said of a connection on which nothing would be committed.
 pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the pool, so that no lock would ever be committed; \
                                       switch it on in its `after_connect` or on the server, or connect without the pool";
+
+/// What is said of a table whose rows nothing locks, and which may be gone when the server starts again.
+pub(crate) const UNTRANSACTED: &str = "the table is not kept by InnoDB, so that its rows cannot be locked, and may be lost; \
+                                       ALTER TABLE ... ENGINE = InnoDB";
 
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
@@ -19,36 +23,28 @@ pub(super) fn number(error: &Error) -> Option<u16> {
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
-    let (mut again, mut broken) = (false, false);
+    let mut again = false;
+    let broken;
     let failure = match &error {
-        Error::Database(_) => {
-            let number = number(&error).unwrap_or_default();
+        Error::Database(database) => {
+            let number = match number(&error).unwrap_or_default() {
+                // An option of the server forbids it: to write, or to make this kind of table.
+                1290 if !database.message().contains("read") => 1286,
+                number => number,
+            };
             again = matches!(number, 1205 | 1213 | 1020 | 1062);
             // The session has ended, or is about to; 1290, 1792, 1836: perhaps another server is the primary now.
             broken =
                 matches!(number, 1053 | 1077..=1080 | 1152..=1161 | 1290 | 1792 | 1836 | 1927 | 3169 | 4031);
             of_number(number, table)
         }
-        Error::Configuration(why) if why.to_string() == UNCOMMITTED => {
-            return Fault { failure: Failure::invalid_config(UNCOMMITTED), again: false, broken: false };
+        Error::Configuration(why) if [UNCOMMITTED, UNTRANSACTED].contains(&&*why.to_string()) => {
+            return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
         }
-        Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
-        // A certificate that is not trusted comes as an error of the stream.
-        _ if is_tls(&error) => Failure::invalid_config(
-            "the TLS that the URL requires (ssl-mode) cannot be established; check the certificates, and that the feature \
-             `tls` is on",
-        ),
-        Error::PoolTimedOut => Failure::unavailable("the pool had no free connection; allow more of them"),
-        Error::PoolClosed => closed(),
-        Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            broken = true;
-            Failure::unavailable("no server listens there; start it, or correct the address")
-        }
-        // The request was not sent: a value could not be encoded.
-        Error::Encode(_) => Failure::invalid_config("a value cannot be sent"),
-        _ => {
-            broken = true;
-            Failure::unknown("the connection broke before the answer came")
+        other => {
+            let (failure, is_broken) = of_driver(other, "ssl-mode");
+            broken = is_broken;
+            failure
         }
     };
     Fault { failure: failure.with_source(error), again, broken }
@@ -70,6 +66,9 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         }
         1046 => Failure::invalid_config(
             "the URL names no database; write mysql://user:password@host:port/database",
+        ),
+        1286 => Failure::invalid_config(
+            "the server does not make tables of InnoDB, whose rows can be locked; allow it to",
         ),
         1049 => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
         167 | 1264 | 1690 => crate::failure::fences_used_up(table),

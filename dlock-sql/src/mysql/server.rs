@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
-use sqlx::{Executor, MySql, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
-use super::failure::{UNCOMMITTED, classify, number};
-use super::statements::{MysqlStatements, schema};
+use super::failure::{UNCOMMITTED, UNTRANSACTED, classify, number};
+use super::session::{self, SESSION};
+use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
 use super::values::Value::{self, Bytes, Number};
-use super::values::{TOO_MANY_PREPARED, execute, rows};
+use super::values::{TOO_MANY_PREPARED, execute, literal, rows};
 use crate::connector::Connector;
-use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
-use crate::session::FENCE;
+use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
+use crate::stored;
 use crate::table::TableName;
-use crate::text::micros;
+use crate::text::{hex, micros};
 
 /// The error of a row that is there already.
 const DUPLICATE: u16 = 1062;
@@ -34,10 +36,6 @@ pub struct MysqlServer {
 }
 
 impl MysqlServer {
-    pub(super) const fn fences(&self) -> bool {
-        self.fences
-    }
-
     /// What the row of a key says.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> SqlResult<Standing> {
         let rows = rows(on, &self.statements.look, &[Bytes(token), Bytes(bytes(key))]).await?;
@@ -54,7 +52,8 @@ impl MysqlServer {
     async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
         let token = ask.token.as_bytes().as_slice();
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
-        let values = [Bytes(token), Bytes(token), lease, holder, Bytes(bytes(&ask.key)), Bytes(token)];
+        let (key, token, fences) = (Bytes(bytes(&ask.key)), Bytes(token), Number(i64::from(ask.fences)));
+        let values = [token, fences, fences, token, lease, holder, key, token];
         let done = execute(on, &self.statements.take, &values).await?;
         Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }
@@ -62,7 +61,8 @@ impl MysqlServer {
     /// Takes the lock with a new row. Fails when there is one.
     async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
-        let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), lease, holder];
+        let fences = Number(i64::from(ask.fences));
+        let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), fences, lease, holder];
         let done = execute(on, &self.statements.insert, &values).await?;
         Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }
@@ -77,11 +77,8 @@ enum Standing {
 
 /// The holder by fence, remaining time and description from this column on.
 fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
-    let mut holder = Holder::parse(&String::from_utf8_lossy(row.try_get(from + 2)?));
-    holder.fence = Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()));
-    let left = row.try_get::<i64, _>(from + 1)?;
-    holder.expires_in = Some(Duration::from_micros(left.max(0).unsigned_abs()));
-    Ok(holder)
+    let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
+    Ok(stored::holder(&String::from_utf8_lossy(row.try_get(from + 2)?), row.try_get(from)?, left))
 }
 
 fn bytes(key: &Key) -> &[u8] {
@@ -99,6 +96,7 @@ impl Server for MysqlServer {
     const RENEWED_AT_ONCE: usize = 256;
     // A statement that changes many rows cannot say which.
     const TOGETHER: usize = 1;
+    const DIGEST: usize = 24;
 
     fn own(options: &MySqlConnectOptions) -> MySqlConnectOptions {
         let own = options.clone().pipes_as_concat(false).no_engine_substitution(false);
@@ -127,8 +125,9 @@ impl Server for MysqlServer {
     async fn settle(on: &mut MySqlConnection) -> SqlResult<()> {
         // Without the first nothing would ever be committed; the others change what statements answer, or which are
         // refused.
-        let settle = "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES', SESSION sql_select_limit = DEFAULT, \
-                      SESSION sql_safe_updates = 0, SESSION completion_type = 0";
+        let settle = "SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
+                      SESSION sql_select_limit = DEFAULT, SESSION sql_safe_updates = 0, SESSION sql_big_selects = 1, \
+                      SESSION completion_type = 0";
         sqlx::raw_sql(settle).execute(on).await.map(drop)
     }
 
@@ -163,6 +162,7 @@ impl Server for MysqlServer {
         for statement in &self.statements.rights {
             execute(on, statement, &[]).await?;
         }
+        check_engine(on, &self.quoted()).await?;
         let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
         Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
     }
@@ -211,10 +211,17 @@ impl Server for MysqlServer {
         Ok(Taken::Busy(None))
     }
 
-    async fn release(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> SqlResult<Option<bool>> {
+    async fn release(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+    ) -> SqlResult<Option<Released>> {
         let values = [Bytes(bytes(key)), Bytes(token.as_bytes())];
         let done = execute(on, &self.statements.release, &values).await?;
-        Ok((done.rows_affected() == 1).then(|| done.last_insert_id() == 1))
+        let found = done.last_insert_id();
+        let released = Released { running: found & RUNNING > 0, awaited: found & AWAITED > 0 };
+        Ok((done.rows_affected() == 1).then_some(released))
     }
 
     async fn take_all(&self, on: &mut MySqlConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
@@ -229,7 +236,7 @@ impl Server for MysqlServer {
         &self,
         on: &mut MySqlConnection,
         held: &[(Key, Token)],
-    ) -> SqlResult<Vec<Option<bool>>> {
+    ) -> SqlResult<Vec<Option<Released>>> {
         let mut released = Vec::new();
         for (key, token) in held {
             released.push(self.release(on, key, token).await?);
@@ -312,8 +319,136 @@ impl Server for MysqlServer {
     }
 
     async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
+        if execute(on, &self.statements.note, &[Bytes(bytes(key))]).await?.rows_affected() == 1 {
+            return Ok(true);
+        }
         Ok(self.read(on, key).await?.is_some())
     }
+
+    fn place(&self) -> String {
+        session::place(self.table())
+    }
+
+    fn counts(&self) -> bool {
+        self.fences
+    }
+
+    async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
+        // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log
+        // of statements needs the other one.
+        let isolation =
+            if locks_rows { "; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED" } else { "" };
+        // No statement waits while others need a sign of life.
+        let settings = format!(
+            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1{isolation}",
+            silence.as_secs()
+        );
+        sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
+    }
+
+    async fn ping(&self, on: &mut MySqlConnection) -> SqlResult<i64> {
+        sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn cancel(&self, on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
+        session::kill(on, "QUERY", session).await
+    }
+
+    async fn end(&self, on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
+        session::kill(on, "CONNECTION", session).await
+    }
+
+    async fn queue(on: &mut MySqlConnection, name: &Name, is_row: bool) -> SqlResult<bool> {
+        let (turn, limit) = (session::turn(name, is_row), TURN.as_secs());
+        session::waited(on, format!("SELECT CAST(GET_LOCK('{turn}', {limit}) AS SIGNED)")).await
+    }
+
+    async fn leave(on: &mut MySqlConnection, name: &Name, is_row: bool) -> SqlResult<()> {
+        let release = format!("DO RELEASE_LOCK('{}')", session::turn(name, is_row));
+        sqlx::raw_sql(AssertSqlSafe(release)).execute(on).await.map(drop)
+    }
+
+    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+        let name = &wanted.name;
+        let statements = format!(
+            "START TRANSACTION; SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            self.quoted(),
+            hex(&name.row)
+        );
+        let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
+        if matches!(&locked, Err(error) if number(error) == Some(session::UNLOGGED)) {
+            let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+            sqlx::raw_sql(stricter).execute(&mut *on).await?;
+            locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
+        }
+        let is_there = match locked {
+            Ok(rows) => match rows.last() {
+                Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
+                None => false,
+            },
+            Err(error) if session::LOCKED.contains(&number(&error)) => true,
+            Err(error @ sqlx::Error::Database(_)) => {
+                sqlx::raw_sql("ROLLBACK").execute(on).await?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        let statements = format!(
+            "COMMIT; SELECT held.fence, held.holder, {SESSION}
+            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'",
+            self.quoted(),
+            hex(&name.fence)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let found =
+            if is_there { Found::Locked(Some(Box::new(session::holder(row)?))) } else { Found::Missing };
+        Ok((row.try_get(2)?, found))
+    }
+
+    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
+        // An insert would wait for a row that is there and locked.
+        let there = format!("SELECT 1 FROM {} WHERE `key` = {}", self.quoted(), literal(&name.row));
+        if session::one(on, there).await?.is_some() {
+            return Ok(false);
+        }
+        // Never pruned, since that could take it from under a lock.
+        // One that was made and locked since then is waited for, as briefly as these servers allow.
+        let statements = format!(
+            "SET @dlock_patience = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1;
+            INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (X'{}', 0, 9223372036854775807, X'')",
+            self.quoted(),
+            hex(&name.row)
+        );
+        let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
+        let restored =
+            sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await;
+        let made = match made {
+            Ok(made) => made.rows_affected() == 1,
+            Err(error) if session::LOCKED.contains(&number(&error)) => false,
+            Err(error) => return Err(error),
+        };
+        restored.map(|_| made)
+    }
+
+    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+        let count = session::counting(&self.quoted(), wanted, &session.to_string());
+        let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
+        if counted.rows_affected() == 0 {
+            return self.count_first(on, wanted, session).await;
+        }
+        Ok(Fence::new(counted.last_insert_id()))
+    }
+}
+
+/// Refuses a table whose rows cannot be locked.
+pub(crate) async fn check_engine(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
+    let show = sqlx::raw_sql(AssertSqlSafe(format!("SHOW CREATE TABLE {table}")));
+    let created: Vec<u8> = show.fetch_one(on).await?.try_get_unchecked(1)?;
+    let created = String::from_utf8_lossy(&created);
+    // Some modes leave the engine out.
+    let is_refused = created.contains(" ENGINE=") && !created.contains(" ENGINE=InnoDB");
+    if is_refused { Err(sqlx::Error::Configuration(UNTRANSACTED.into())) } else { Ok(()) }
 }
 
 /// Refuses a connection on which nothing would be committed.

@@ -2,7 +2,6 @@
 
 use std::future::ready;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
 use futures_util::TryStreamExt;
@@ -11,11 +10,12 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
 use super::server::MysqlServer;
+use super::values::literal;
 use crate::rows::Connections;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, FENCE, Found, Name, OwningSession, ROW, RowServer, SessionServer, Sessions, Strategy,
-    TURN, TakeResult, Wanted, settle_names, take_row,
+    ByName, ByRow, FENCE, Name, OwningSession, ROW, Sessions, Strategy, TURN, TakeResult, Wanted,
+    settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -58,12 +58,12 @@ pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
 pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
 
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
-const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
+pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
-const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
+pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
 /// The error of an isolation in which a server that logs statements, and not rows, locks none.
-const UNLOGGED: u16 = 1665;
+pub(super) const UNLOGGED: u16 = 1665;
 
 /// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
 /// only wait for each other.
@@ -77,25 +77,18 @@ fn name_of(name: &Name) -> String {
 }
 
 /// The turn among those who wait for a lock.
-fn turn(name: &Name, of: char) -> String {
+pub(super) fn turn(name: &Name, is_row: bool) -> String {
+    let of = if is_row { 'r' } else { 's' };
     format!("dlock:{of}:{}", hex(&name.digest[..MysqlServer::DIGEST]))
 }
 
-async fn queue(on: &mut MySqlConnection, turn: String) -> SqlResult<bool> {
-    waited(on, format!("SELECT CAST(GET_LOCK('{turn}', {}) AS SIGNED)", TURN.as_secs())).await
-}
-
 /// Runs a statement that may wait for a name, and says first whether it got it.
-async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
+pub(super) async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
     let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
     Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
 }
 
-async fn leave(on: &mut MySqlConnection, turn: String) -> SqlResult<()> {
-    sqlx::raw_sql(AssertSqlSafe(format!("DO RELEASE_LOCK('{turn}')"))).execute(on).await.map(drop)
-}
-
-async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
+pub(super) async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
     match sqlx::raw_sql(AssertSqlSafe(format!("KILL {what} {session}"))).execute(on).await {
         // It has ended already.
         Err(error) if number(&error) == Some(1094) => Ok(()),
@@ -112,13 +105,8 @@ pub(super) fn name_in_sql(place: &str) -> String {
 
 /// The row that a statement answers. Nothing is prepared, for which the server may have no room: a release that failed
 /// would be the end of all locks on the connection.
-async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
+pub(super) async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
     sqlx::raw_sql(AssertSqlSafe(statement)).fetch_optional(on).await
-}
-
-/// Bytes as they stand in a statement.
-fn bytes(of: &[u8]) -> String {
-    format!("X'{}'", hex(of))
 }
 
 /// A session as the token of a row.
@@ -130,7 +118,7 @@ fn token(session: i64) -> Vec<u8> {
 const AT_ONCE: usize = 500;
 
 /// Counts a grant to a session with a row that is there. The fence is the last insert id.
-fn counting(table: &str, wanted: &Wanted, session: &str) -> String {
+pub(super) fn counting(table: &str, wanted: &Wanted, session: &str) -> String {
     format!(
         "UPDATE {table} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
             token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
@@ -160,7 +148,7 @@ fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
 }
 
 /// Somebody has it; who, if the row with the fence says so.
-fn holder(row: &MySqlRow) -> SqlResult<Holder> {
+pub(super) fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
     let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
     holder.fence = row.try_get::<Option<i64>, _>(0)?.map(|fence| Fence::new(fence.unsigned_abs()));
@@ -169,15 +157,20 @@ fn holder(row: &MySqlRow) -> SqlResult<Holder> {
 
 impl MysqlServer {
     /// Counts the first grant of a key.
-    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+    pub(super) async fn count_first(
+        &self,
+        on: &mut MySqlConnection,
+        wanted: &Wanted,
+        session: i64,
+    ) -> SqlResult<Fence> {
         let table = self.quoted();
         let insert = format!(
             "INSERT INTO {table} (`key`, token, fence, expires, holder)
             SELECT {}, {}, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, {}
             FROM {table} AS mark WHERE mark.`key` = X''",
-            bytes(&wanted.name.fence),
-            bytes(&token(session)),
-            bytes(wanted.holder.as_bytes())
+            literal(&wanted.name.fence),
+            literal(&token(session)),
+            literal(wanted.holder.as_bytes())
         );
         let counted = sqlx::raw_sql(AssertSqlSafe(insert)).execute(on).await?;
         Ok(Fence::new(counted.last_insert_id()))
@@ -217,49 +210,13 @@ impl MysqlServer {
 
     /// Whether somebody has locked a row. Nobody else can lock it in that moment.
     async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
-        let lock = format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), bytes(row));
+        let lock =
+            format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), literal(row));
         match one(on, lock).await {
             Ok(_) => Ok(false),
             Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
             Err(error) => Err(error),
         }
-    }
-}
-
-impl SessionServer for MysqlServer {
-    const DIGEST: usize = 24;
-
-    fn place(&self) -> String {
-        place(self.table())
-    }
-
-    fn counts(&self) -> bool {
-        self.fences()
-    }
-
-    async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
-        // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log
-        // of statements needs the other one.
-        let isolation =
-            if locks_rows { "; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED" } else { "" };
-        // No statement waits while others need a sign of life.
-        let settings = format!(
-            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1{isolation}",
-            silence.as_secs()
-        );
-        sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
-    }
-
-    async fn ping(on: &mut MySqlConnection) -> SqlResult<i64> {
-        sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(on).await?.try_get(0)
-    }
-
-    async fn cancel(on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
-        kill(on, "QUERY", session).await
-    }
-
-    async fn end(on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
-        kill(on, "CONNECTION", session).await
     }
 }
 
@@ -337,7 +294,7 @@ impl Strategy for ByName<MysqlServer> {
         session: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
-        let asked = match server.fences() {
+        let asked = match server.counts() {
             true => server.take_names(on, session, wanted).await,
             false => server.take_only(on, wanted).await,
         };
@@ -353,39 +310,27 @@ impl Strategy for ByName<MysqlServer> {
         Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
     }
 
-    async fn queue(on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
-        queue(on, turn(name, 's')).await
-    }
-
     async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         let (name, limit) = (name_of(name), TURN.as_secs());
         waited(on, format!("SELECT CAST(GET_LOCK('{name}', {limit}) AS SIGNED), RELEASE_LOCK('{name}')"))
             .await
     }
 
-    async fn leave(on: &mut MySqlConnection, name: &Name) -> SqlResult<()> {
-        leave(on, turn(name, 's')).await
-    }
-
-    async fn holder(
+    async fn owner(
         server: &MysqlServer,
         on: &mut MySqlConnection,
         name: &Name,
-    ) -> SqlResult<Option<Holder>> {
+    ) -> SqlResult<Option<(OwningSession, Holder)>> {
         let statement = format!(
-            "SELECT held.fence, held.holder FROM (SELECT IS_USED_LOCK('{}') AS id) AS locked LEFT JOIN {} AS held
-            ON held.`key` = {} AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0')) WHERE locked.id IS NOT NULL",
+            "SELECT held.fence, held.holder, CAST(locked.id AS SIGNED) FROM (SELECT IS_USED_LOCK('{}') AS id) AS locked
+            LEFT JOIN {} AS held ON held.`key` = {} AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0'))
+            WHERE locked.id IS NOT NULL",
             name_of(name),
             server.quoted(),
-            bytes(&name.fence)
+            literal(&name.fence)
         );
-        one(on, statement).await?.as_ref().map(holder).transpose()
-    }
-
-    async fn owner(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<OwningSession> {
-        let used = format!("SELECT CAST(IS_USED_LOCK('{}') AS SIGNED)", name_of(name));
-        let session = sqlx::raw_sql(AssertSqlSafe(used)).fetch_one(on).await?.try_get::<Option<i64>, _>(0)?;
-        Ok(session.map_or(OwningSession::Nobody, OwningSession::Session))
+        let row = one(on, statement).await?;
+        row.map(|row| Ok((OwningSession::Known(row.try_get(2)?), holder(&row)?))).transpose()
     }
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
@@ -394,7 +339,7 @@ impl Strategy for ByName<MysqlServer> {
             format!(
                 "SELECT fence, holder, `key`, token FROM {} WHERE `key` > {} ORDER BY `key` LIMIT {AT_ONCE}",
                 server.quoted(),
-                bytes(after)
+                literal(after)
             )
         };
         let (mut all, mut after) = (Vec::new(), vec![FENCE]);
@@ -421,84 +366,6 @@ impl Strategy for ByName<MysqlServer> {
     }
 }
 
-impl RowServer for MysqlServer {
-    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
-        let name = &wanted.name;
-        let statements = format!(
-            "START TRANSACTION; SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
-            self.quoted(),
-            hex(&name.row)
-        );
-        let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
-        if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
-            let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
-            sqlx::raw_sql(stricter).execute(&mut *on).await?;
-            locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
-        }
-        let is_there = match locked {
-            Ok(rows) => match rows.last() {
-                Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
-                None => false,
-            },
-            Err(error) if LOCKED.contains(&number(&error)) => true,
-            Err(error @ sqlx::Error::Database(_)) => {
-                sqlx::raw_sql("ROLLBACK").execute(on).await?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
-        };
-        let statements = format!(
-            "COMMIT; SELECT held.fence, held.holder, {SESSION}
-            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'",
-            self.quoted(),
-            hex(&name.fence)
-        );
-        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
-        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
-        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
-        Ok((row.try_get(2)?, found))
-    }
-
-    async fn free_row(on: &mut MySqlConnection) -> SqlResult<i64> {
-        let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
-        free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
-    }
-
-    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
-        // An insert would wait for a row that is there and locked.
-        let there = format!("SELECT 1 FROM {} WHERE `key` = {}", self.quoted(), bytes(&name.row));
-        if one(on, there).await?.is_some() {
-            return Ok(false);
-        }
-        // Never pruned, since that could take it from under a lock.
-        // One that was made and locked since then is waited for, as briefly as these servers allow.
-        let statements = format!(
-            "SET @dlock_patience = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1;
-            INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (X'{}', 0, 9223372036854775807, X'')",
-            self.quoted(),
-            hex(&name.row)
-        );
-        let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
-        let restored =
-            sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await;
-        let made = match made {
-            Ok(made) => made.rows_affected() == 1,
-            Err(error) if LOCKED.contains(&number(&error)) => false,
-            Err(error) => return Err(error),
-        };
-        restored.map(|_| made)
-    }
-
-    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let count = counting(&self.quoted(), wanted, &session.to_string());
-        let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
-        if counted.rows_affected() == 0 {
-            return self.count_first(on, wanted, session).await;
-        }
-        Ok(Fence::new(counted.last_insert_id()))
-    }
-}
-
 impl Strategy for ByRow<MysqlServer> {
     type Server = MysqlServer;
 
@@ -517,11 +384,8 @@ impl Strategy for ByRow<MysqlServer> {
     }
 
     async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        Ok((MysqlServer::free_row(on).await?, vec![true; names.len()]))
-    }
-
-    async fn queue(on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
-        queue(on, turn(name, 'r')).await
+        let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
+        Ok((free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, vec![true; names.len()]))
     }
 
     async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
@@ -530,39 +394,28 @@ impl Strategy for ByRow<MysqlServer> {
         sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
     }
 
-    async fn leave(on: &mut MySqlConnection, name: &Name) -> SqlResult<()> {
-        leave(on, turn(name, 'r')).await
-    }
-
-    async fn holder(
+    async fn owner(
         server: &MysqlServer,
         on: &mut MySqlConnection,
         name: &Name,
-    ) -> SqlResult<Option<Holder>> {
+    ) -> SqlResult<Option<(OwningSession, Holder)>> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(None);
         }
-        let held =
-            format!("SELECT fence, holder FROM {} WHERE `key` = {}", server.quoted(), bytes(&name.fence));
-        let row = one(on, held).await?;
-        Ok(Some(row.as_ref().map(holder).transpose()?.unwrap_or_default()))
-    }
-
-    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<OwningSession> {
-        if !server.is_locked(on, &name.row).await? {
-            return Ok(OwningSession::Nobody);
-        }
-        let token_of = format!("SELECT token FROM {} WHERE `key` = {}", server.quoted(), bytes(&name.fence));
-        let row = one(on, token_of).await?;
-        let of_grant: Option<Vec<u8>> = row.map_or(Ok(None), |row| row.try_get(0))?;
+        let (table, fence) = (server.quoted(), literal(&name.fence));
+        let held = format!("SELECT fence, holder, token FROM {table} WHERE `key` = {fence}");
+        let Some(row) = one(on, held).await? else {
+            return Ok(Some((OwningSession::Hidden, Holder::default())));
+        };
+        let of_grant: Option<Vec<u8>> = row.try_get(2)?;
         let mut seen = server.sessions_seen(on).await?.into_iter();
         let session = seen.find(|session| of_grant == Some(token(*session)));
-        Ok(session.map_or(OwningSession::Hidden, OwningSession::Session))
+        Ok(Some((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(&row)?)))
     }
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let tokens = server.sessions_seen(on).await?.into_iter();
-        let tokens: Vec<_> = tokens.map(|session| format!("X'{}'", hex(&token(session)))).collect();
+        let tokens: Vec<_> = tokens.map(|session| literal(&token(session))).collect();
         let granted = format!(
             "SELECT fence, holder, `key` FROM {} WHERE `key` > X'{FENCE:x}' AND token IN ({})",
             server.quoted(),

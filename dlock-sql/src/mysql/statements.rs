@@ -8,19 +8,24 @@
 use sqlx::SqlStr;
 
 use crate::rows::{AT_ONCE, MARK};
+use crate::stored;
 use crate::table::TableName;
 use crate::text::sql;
 
 #[derive(Debug)]
 pub(super) struct MysqlStatements {
-    /// token, token, lease, holder, key, token: takes a row that is there; the fence is the last insert id.
+    /// token, fences, twice, token, lease, holder, key, token: takes a row that is there; the last fence is the last
+    /// insert id.
     pub(super) take: SqlStr,
-    /// key, token, lease, holder: makes the row of a key that has none; the fence is the last insert id.
+    /// key, token, fences, lease, holder: makes the row of a key that has none; the last fence is the last insert id.
     pub(super) insert: SqlStr,
     /// token, key: whether somebody else has it (null: no row), fence, remaining us, holder, whether statements commit.
     pub(super) look: SqlStr,
-    /// key, token: the last insert id is whether the lease was still running.
+    /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where somebody
+    /// waits.
     pub(super) release: SqlStr,
+    /// key: notes with the lock that somebody waits.
+    pub(super) note: SqlStr,
     /// after key: key, fence, remaining us, holder of some.
     pub(super) list: SqlStr,
     /// key: frees it.
@@ -39,23 +44,32 @@ pub(super) struct MysqlStatements {
 /// The server's time in microseconds.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
+/// What a release says.
+pub(super) const RUNNING: u64 = 1;
+pub(super) const AWAITED: u64 = 2;
+/// So many bytes of a line are stored.
+const LONGEST_LINE: usize = 2048;
+
 impl MysqlStatements {
     pub(super) fn of(table: &TableName) -> Self {
         let place = super::session::place(table);
         let table = table.quoted('`');
         let is_held = is_held();
         let is_old = is_old();
+        let mark = stored::AWAITED;
+        let is_awaited = format!("RIGHT(holder, {}) = '{mark}'", mark.len());
         Self {
             // Assignments are made from left to right.
             take: sql(format!(
                 "UPDATE {table} SET
-                    fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + 1, {NOW}))),
+                    fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + ?, {NOW} + ? - 1))),
                     token = ?, expires = {NOW} + ?, holder = ?
                 WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW}) AND @@SESSION.autocommit"
             )),
             insert: sql(format!(
                 "INSERT INTO {table} (`key`, token, fence, expires, holder)
-                SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), {NOW} + ?, ?
+                SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1) + ? - 1),
+                    {NOW} + ?, ?
                 FROM {table} AS mark WHERE mark.`key` = X'' HAVING @@SESSION.autocommit"
             )),
             look: sql(format!(
@@ -65,8 +79,14 @@ impl MysqlStatements {
             )),
             // The token becomes null either way.
             release: sql(format!(
-                "UPDATE {table} SET token = IF(LAST_INSERT_ID(expires > {NOW}) > 1, token, NULL)
+                "UPDATE {table} SET token = IF(LAST_INSERT_ID((expires > {NOW}) * {RUNNING} + ({is_awaited}) * {AWAITED}) > 3,
+                    token, NULL)
                 WHERE `key` = ? AND token = ?"
+            )),
+            note: sql(format!(
+                "UPDATE {table} SET holder = CONCAT(holder, '{mark}')
+                WHERE `key` = ? AND {is_held} AND NOT {is_awaited} AND LENGTH(holder) <= {longest}",
+                longest = LONGEST_LINE - mark.len()
             )),
             list: sql(format!(
                 "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM {table}
@@ -143,7 +163,7 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
                 token BINARY(16),
                 fence BIGINT NOT NULL,
                 expires BIGINT NOT NULL,
-                holder VARBINARY(2048) NOT NULL
+                holder VARBINARY({LONGEST_LINE}) NOT NULL
             ) ENGINE = InnoDB"
         )),
         sql(format!(

@@ -26,13 +26,18 @@ fn bound<'q>(statement: &SqlStr, values: &[Value<'q>]) -> Query<'q, MySql, MySql
     })
 }
 
+/// Bytes as they stand in a statement.
+pub(super) fn literal(bytes: &[u8]) -> String {
+    format!("X'{}'", hex(bytes))
+}
+
 /// The statement with its values in the places of `?`. Nothing of a value itself is in it but digits.
 fn written_into(statement: &str, values: &[Value<'_>]) -> String {
     let mut parts = statement.split('?');
     let mut text = parts.next().unwrap_or_default().to_owned();
     for (part, value) in parts.zip(values) {
         text += &match value {
-            Value::Bytes(bytes) => format!("X'{}'", hex(bytes)),
+            Value::Bytes(bytes) => literal(bytes),
             Value::Number(number) => number.to_string(),
         };
         text += part;

@@ -4,12 +4,13 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{closed, is_tls};
+use crate::failure::of_driver;
 use crate::server::Fault;
 use crate::table::TableName;
 
 /// What is said of a connection that can only be read.
-pub(super) const READ_ONLY: &str = "the server can only be read (a standby?); connect to the primary";
+pub(super) const READ_ONLY: &str =
+    "the server can only be read (a standby, or default_transaction_read_only?); connect to the primary";
 
 /// The errors of a prepared statement that is not there, and of one whose table was altered.
 pub(super) const UNPREPARED: &str = "26000";
@@ -17,7 +18,8 @@ pub(super) const OUTDATED: &str = "0A000";
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
-    let (mut again, mut broken) = (false, false);
+    let mut again = false;
+    let broken;
     let failure = match &error {
         Error::Database(database) => {
             let fatal = database
@@ -32,23 +34,10 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
         Error::Configuration(why) if why.to_string() == READ_ONLY => {
             return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
         }
-        Error::Configuration(_) => Failure::invalid_config("the URL or the settings cannot be used"),
-        // A certificate that is not trusted comes as an error of the stream.
-        _ if is_tls(&error) => Failure::invalid_config(
-            "the TLS that the URL requires (sslmode) cannot be established; check the certificates, and that the feature \
-             `tls` is on",
-        ),
-        Error::PoolTimedOut => Failure::unavailable("the pool had no free connection; allow more of them"),
-        Error::PoolClosed => closed(),
-        Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            broken = true;
-            Failure::unavailable("no server listens there; start it, or correct the address")
-        }
-        // The request was not sent: a value could not be encoded.
-        Error::Encode(_) => Failure::invalid_config("a value cannot be sent"),
-        _ => {
-            broken = true;
-            Failure::unknown("the connection broke before the answer came")
+        other => {
+            let (failure, is_broken) = of_driver(other, "sslmode");
+            broken = is_broken;
+            failure
         }
     };
     Fault { failure: failure.with_source(error), again, broken }

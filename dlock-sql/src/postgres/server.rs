@@ -11,13 +11,16 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, Sql
 
 use super::failure::{OUTDATED, READ_ONLY, UNPREPARED, classify, is_made_twice, is_missing};
 use super::listen::Listening;
+use super::session;
 use super::statements::{PostgresStatements, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
-use crate::server::{Ask, Fault, Lease, Pruned, Server, SqlResult, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
+use crate::stored;
 use crate::table::TableName;
-use crate::text::{micros, number, unhex};
+use crate::text::{micros, number, sql, unhex};
 
 /// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]
@@ -34,10 +37,6 @@ pub struct PostgresServer {
 impl PostgresServer {
     pub(super) fn statements(&self) -> &PostgresStatements {
         &self.statements
-    }
-
-    pub(super) const fn fences(&self) -> bool {
-        self.fences
     }
 
     /// The rows of a statement that was run to its end.
@@ -75,11 +74,13 @@ impl PostgresServer {
 
 /// The holder by fence, remaining time and description from this column on.
 fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
-    let mut holder = Holder::parse(row.try_get(from + 2)?);
-    holder.fence = Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()));
-    let left = row.try_get::<i64, _>(from + 1)?;
-    holder.expires_in = Some(Duration::from_micros(left.max(0).unsigned_abs()));
-    Ok(holder)
+    let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
+    Ok(stored::holder(row.try_get(from + 2)?, row.try_get(from)?, left))
+}
+
+/// What a release found, from this column on.
+fn released(row: &PgRow, from: usize) -> SqlResult<Released> {
+    Ok(Released { running: row.try_get(from)?, awaited: row.try_get(from + 1)? })
 }
 
 /// What the rows say of each of so many requests, whose place in their list is the first column.
@@ -126,6 +127,7 @@ impl Server for PostgresServer {
     const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
     const RENEWED_AT_ONCE: usize = 1_000;
     const TOGETHER: usize = 64;
+    const DIGEST: usize = 8;
 
     fn own(options: &PgConnectOptions) -> PgConnectOptions {
         // A proxy that pools connections refuses parameters it does not know.
@@ -224,6 +226,7 @@ impl Server for PostgresServer {
             Value::Bytes(token),
             Value::Number(micros(ask.lease)),
             Value::Text(&ask.holder),
+            Value::Number(i64::from(ask.fences)),
         ];
         let rows = self.all(on, &self.statements.take, &values).await?;
         let Some(row) = rows.first() else { return Ok(Taken::Busy(None)) };
@@ -233,10 +236,11 @@ impl Server for PostgresServer {
         Ok(Taken::Busy(Some(Box::new(holder(row, 0)?))))
     }
 
-    async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<Option<bool>> {
+    async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<Option<Released>> {
         let channel = self.channel(key);
         let values = [Value::Bytes(bytes(key)), Value::Bytes(token.as_bytes()), Value::Text(&channel)];
-        self.all(on, &self.statements.release, &values).await?.first().map(|row| row.try_get(0)).transpose()
+        let rows = self.all(on, &self.statements.release, &values).await?;
+        rows.first().map(|row| released(row, 0)).transpose()
     }
 
     async fn take_all(&self, on: &mut PgConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
@@ -248,6 +252,7 @@ impl Server for PostgresServer {
             Value::ManyBytes(asks.iter().map(|ask| ask.token.as_bytes().as_slice()).collect()),
             Value::Numbers(asks.iter().map(|ask| micros(ask.lease)).collect()),
             Value::Texts(asks.iter().map(|ask| &*ask.holder).collect()),
+            Value::Numbers(asks.iter().map(|ask| i64::from(ask.fences)).collect()),
         ];
         let rows = self.all(on, &self.statements.take_all, &values).await?;
         placed(&rows, asks.len(), |row| {
@@ -262,7 +267,7 @@ impl Server for PostgresServer {
         &self,
         on: &mut PgConnection,
         held: &[(Key, Token)],
-    ) -> SqlResult<Vec<Option<bool>>> {
+    ) -> SqlResult<Vec<Option<Released>>> {
         if let [(key, token)] = held {
             return Ok(vec![self.release(on, key, token).await?]);
         }
@@ -273,7 +278,7 @@ impl Server for PostgresServer {
             Value::Texts(channels.iter().map(|channel| &**channel).collect()),
         ];
         let rows = self.all(on, &self.statements.release_all, &values).await?;
-        placed(&rows, held.len(), |row| row.try_get(1))
+        placed(&rows, held.len(), |row| released(row, 1))
     }
 
     async fn renew(&self, on: &mut PgConnection, leases: &[Lease]) -> SqlResult<Option<HashSet<usize>>> {
@@ -314,6 +319,103 @@ impl Server for PostgresServer {
             count: row.try_get::<i64, _>(0)?.unsigned_abs(),
             last: row.try_get::<Option<&str>, _>(1)?.map(unhex),
         })
+    }
+
+    fn place(&self) -> String {
+        session::place(self.table())
+    }
+
+    fn counts(&self) -> bool {
+        self.fences
+    }
+
+    async fn keep_alive(on: &mut PgConnection, silence: Duration, _: bool) -> SqlResult<()> {
+        let settle = session::SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
+        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
+    }
+
+    async fn ping(&self, on: &mut PgConnection) -> SqlResult<i64> {
+        sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn cancel(&self, on: &mut PgConnection, session: i64) -> SqlResult<()> {
+        let cancel = sqlx::query("SELECT pg_cancel_backend($1::bigint::integer)").bind(session);
+        cancel.execute(on).await.map(drop)
+    }
+
+    async fn end(&self, on: &mut PgConnection, session: i64) -> SqlResult<()> {
+        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
+        end.execute(on).await.map(drop)
+    }
+
+    async fn queue(on: &mut PgConnection, name: &Name, is_row: bool) -> SqlResult<bool> {
+        session::waited(on, format!("SELECT pg_advisory_lock({})", session::turn(name, is_row))).await
+    }
+
+    async fn leave(on: &mut PgConnection, _: &Name, _: bool) -> SqlResult<()> {
+        sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
+    }
+
+    // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
+    // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
+    // if it is still the last one when the row is locked again: nobody else counts from then on.
+    async fn lock_row(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+        let Name { row, fence: counted, .. } = &wanted.name;
+        let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
+        let count = if self.fences { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
+        let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
+        let statements = sql(values::written_into(&statements, &values));
+        let mut prepares = true;
+        let rows = loop {
+            let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {
+                Err(sqlx::Error::Database(error)) => error,
+                rows => break rows?,
+            };
+            sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
+            match error.code().as_deref() {
+                Some(UNPREPARED) if std::mem::take(&mut prepares) => {
+                    sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
+                }
+                // Only a new connection prepares them for a table that was altered.
+                Some(OUTDATED) => return Err(sqlx::Error::Protocol("the table was altered".into())),
+                _ => return Err(sqlx::Error::Database(error)),
+            }
+        };
+        let step = |name| rows.iter().find(|row| row.try_get("step").is_ok_and(|step: &str| step == name));
+        let seen = step("seen").ok_or(sqlx::Error::RowNotFound)?;
+        let session = seen.try_get(2)?;
+        if step("locked").is_none() {
+            let is_there = seen.try_get::<bool, _>(3)?;
+            let found =
+                if is_there { Found::Locked(Some(Box::new(session::holder(seen)?))) } else { Found::Missing };
+            sqlx::raw_sql("ROLLBACK").execute(on).await?;
+            return Ok((session, found));
+        }
+        let counted = step("counted").map_or(Ok(None), |row| session::fence(row, 0))?;
+        let is_last =
+            seen.try_get::<Option<bool>, _>(4)? == Some(true) && counted == session::fence(seen, 0)?;
+        Ok((session, Found::Free(counted.filter(|_| is_last))))
+    }
+
+    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
+            self.quoted()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
+        let row = sqlx::query(AssertSqlSafe(session::counting(&self.quoted(), ours)))
+            .bind(&wanted.name.fence)
+            .bind(session)
+            .bind(&wanted.holder)
+            .fetch_all(on)
+            .await?;
+        session::fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
     }
 
     fn tells(&self) -> bool {

@@ -2,21 +2,17 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
 
-use super::failure::{OUTDATED, UNPREPARED};
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
-use super::values::{self, Value};
 use crate::rows::Connections;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, Found, Name, OwningSession, RowServer, SessionServer, Sessions, Strategy, TURN,
-    TakeResult, Wanted, settle_names, take_row,
+    ByName, ByRow, Name, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::{hex, sql};
@@ -60,7 +56,7 @@ pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 
 /// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
 /// statement wait while others need a sign of life.
-const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
+pub(super) const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
     ('transaction_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
@@ -103,7 +99,7 @@ pub(super) fn lock_row(table: &str) -> SqlStr {
 }
 
 /// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
-fn counting(table: &str, from: &str) -> String {
+pub(super) fn counting(table: &str, from: &str) -> String {
     format!(
         r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
         SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
@@ -115,19 +111,14 @@ fn counting(table: &str, from: &str) -> String {
 }
 
 /// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
-fn turn(name: &Name, from: usize) -> String {
-    let number = |from: usize| {
-        let digits = [0, 1, 2, 3].map(|place| name.digest[from + place]);
-        i32::from_be_bytes(digits)
-    };
+pub(super) fn turn(name: &Name, is_row: bool) -> String {
+    let from = if is_row { 16 } else { 8 };
+    let number = |from: usize| i32::from_be_bytes([0, 1, 2, 3].map(|place| name.digest[from + place]));
     format!("{}, {}", number(from), number(from + 4))
 }
 
-/// Where the numbers of a turn begin in the digest: for names, and for rows.
-const TURNS: (usize, usize) = (8, 16);
-
 /// Runs a statement that may wait.
-async fn waited(on: &mut PgConnection, statement: String) -> SqlResult<bool> {
+pub(super) async fn waited(on: &mut PgConnection, statement: String) -> SqlResult<bool> {
     // In one message, not prepared: the settings are of this transaction.
     let statements = format!(
         "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true); {statement}",
@@ -136,11 +127,7 @@ async fn waited(on: &mut PgConnection, statement: String) -> SqlResult<bool> {
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(on).await.map(|_| true)
 }
 
-async fn leave(on: &mut PgConnection) -> SqlResult<()> {
-    sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
-}
-
-fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
+pub(super) fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
 }
 
@@ -153,47 +140,17 @@ fn taken(row: &PgRow) -> SqlResult<Taken> {
 }
 
 /// Somebody has it; who, if the row with the fence says so.
-fn holder(row: &PgRow) -> SqlResult<Holder> {
+pub(super) fn holder(row: &PgRow) -> SqlResult<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
 }
 
-/// A transaction that was prepared for a commit in two phases is no session's any more.
-fn owner(row: Option<&PgRow>) -> SqlResult<OwningSession> {
-    let Some(row) = row else { return Ok(OwningSession::Nobody) };
-    Ok(row.try_get::<Option<i64>, _>(0)?.map_or(OwningSession::Hidden, OwningSession::Session))
-}
-
-impl SessionServer for PostgresServer {
-    const DIGEST: usize = 8;
-
-    fn place(&self) -> String {
-        place(self.table())
-    }
-
-    fn counts(&self) -> bool {
-        self.fences()
-    }
-
-    async fn keep_alive(on: &mut PgConnection, silence: Duration, _: bool) -> SqlResult<()> {
-        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
-        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
-    }
-
-    async fn ping(on: &mut PgConnection) -> SqlResult<i64> {
-        sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
-    }
-
-    async fn cancel(on: &mut PgConnection, session: i64) -> SqlResult<()> {
-        let cancel = sqlx::query("SELECT pg_cancel_backend($1::bigint::integer)").bind(session);
-        cancel.execute(on).await.map(drop)
-    }
-
-    async fn end(on: &mut PgConnection, session: i64) -> SqlResult<()> {
-        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
-        end.execute(on).await.map(drop)
-    }
+/// Which session has it, and who that is. A transaction that was prepared for a commit in two phases is no session's
+/// any more.
+fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
+    let session = row.try_get::<Option<i64>, _>(2)?;
+    Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(row)?))
 }
 
 /// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session.
@@ -292,7 +249,7 @@ impl Strategy for ByName<PostgresServer> {
         wanted: &[Wanted],
     ) -> TakeResult {
         let asked = match wanted {
-            _ if !server.fences() => PostgresServer::take_only(on, wanted).await,
+            _ if !server.counts() => PostgresServer::take_only(on, wanted).await,
             [one] => server.take_one(on, one).await,
             many => server.take_many(on, many).await,
         };
@@ -313,10 +270,6 @@ impl Strategy for ByName<PostgresServer> {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
-    async fn queue(on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.0))).await
-    }
-
     async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         // Shared, so that nobody takes this moment for a lock.
         let number = number(name);
@@ -324,28 +277,18 @@ impl Strategy for ByName<PostgresServer> {
             .await
     }
 
-    async fn leave(on: &mut PgConnection, _: &Name) -> SqlResult<()> {
-        leave(on).await
-    }
-
-    async fn holder(
+    async fn owner(
         server: &PostgresServer,
         on: &mut PgConnection,
         name: &Name,
-    ) -> SqlResult<Option<Holder>> {
+    ) -> SqlResult<Option<(OwningSession, Holder)>> {
         let statement = format!(
-            r#"SELECT held.fence, held.holder FROM ({ADVISORY}) AS locked
+            r#"SELECT held.fence, held.holder, session FROM ({ADVISORY}) AS locked
             LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
             server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
-        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
-    }
-
-    async fn owner(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<OwningSession> {
-        let statement = format!("SELECT session FROM ({ADVISORY}) AS locked WHERE number = $1");
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(number(name));
-        owner(query.fetch_optional(on).await?.as_ref())
+        query.fetch_optional(on).await?.as_ref().map(owner).transpose()
     }
 
     async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {
@@ -375,73 +318,6 @@ impl Strategy for ByName<PostgresServer> {
     }
 }
 
-impl RowServer for PostgresServer {
-    // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
-    // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
-    // if it is still the last one when the row is locked again: nobody else counts from then on.
-    async fn lock_row(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
-        let Name { row, fence: counted, .. } = &wanted.name;
-        let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
-        let count = if self.fences() { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
-        let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
-        let statements = sql(values::written_into(&statements, &values));
-        let mut prepares = true;
-        let rows = loop {
-            let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {
-                Err(sqlx::Error::Database(error)) => error,
-                rows => break rows?,
-            };
-            sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
-            match error.code().as_deref() {
-                Some(UNPREPARED) if std::mem::take(&mut prepares) => {
-                    sqlx::raw_sql(self.statements().lock_row.clone()).execute(&mut *on).await?;
-                }
-                // Only a new connection prepares them for a table that was altered.
-                Some(OUTDATED) => return Err(sqlx::Error::Protocol("the table was altered".into())),
-                _ => return Err(sqlx::Error::Database(error)),
-            }
-        };
-        let step = |name| rows.iter().find(|row| row.try_get("step").is_ok_and(|step: &str| step == name));
-        let seen = step("seen").ok_or(sqlx::Error::RowNotFound)?;
-        let session = seen.try_get(2)?;
-        if step("locked").is_none() {
-            let is_there = seen.try_get::<bool, _>(3)?;
-            let found = if is_there { Found::Locked(Some(Box::new(holder(seen)?))) } else { Found::Missing };
-            sqlx::raw_sql("ROLLBACK").execute(on).await?;
-            return Ok((session, found));
-        }
-        let counted = step("counted").map_or(Ok(None), |row| fence(row, 0))?;
-        let is_last = seen.try_get::<Option<bool>, _>(4)? == Some(true) && counted == fence(seen, 0)?;
-        Ok((session, Found::Free(counted.filter(|_| is_last))))
-    }
-
-    async fn free_row(on: &mut PgConnection) -> SqlResult<i64> {
-        let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
-        freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
-    }
-
-    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        // Never pruned, since that could take it from under a lock.
-        let statement = format!(
-            r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
-            self.quoted()
-        );
-        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
-        Ok(made.rows_affected() == 1)
-    }
-
-    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
-        let row = sqlx::query(AssertSqlSafe(counting(&self.quoted(), ours)))
-            .bind(&wanted.name.fence)
-            .bind(session)
-            .bind(&wanted.holder)
-            .fetch_all(on)
-            .await?;
-        fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
-    }
-}
-
 impl Strategy for ByRow<PostgresServer> {
     type Server = PostgresServer;
 
@@ -460,11 +336,8 @@ impl Strategy for ByRow<PostgresServer> {
     }
 
     async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        Ok((PostgresServer::free_row(on).await?, vec![true; names.len()]))
-    }
-
-    async fn queue(on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        waited(on, format!("SELECT pg_advisory_lock({})", turn(name, TURNS.1))).await
+        let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
+        Ok((freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, vec![true; names.len()]))
     }
 
     async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
@@ -472,31 +345,18 @@ impl Strategy for ByRow<PostgresServer> {
         waited(on, format!("SELECT 1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
     }
 
-    async fn leave(on: &mut PgConnection, _: &Name) -> SqlResult<()> {
-        leave(on).await
-    }
-
-    async fn holder(
+    async fn owner(
         server: &PostgresServer,
         on: &mut PgConnection,
         name: &Name,
-    ) -> SqlResult<Option<Holder>> {
+    ) -> SqlResult<Option<(OwningSession, Holder)>> {
         let statement = format!(
-            r#"SELECT held.fence, held.holder FROM {table} AS locked JOIN {TRANSACTION}
+            r#"SELECT held.fence, held.holder, pid::bigint FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
             table = server.quoted()
         );
         let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
-        query.fetch_optional(on).await?.as_ref().map(holder).transpose()
-    }
-
-    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<OwningSession> {
-        let statement = format!(
-            r#"SELECT pid::bigint FROM {} AS locked JOIN {TRANSACTION} WHERE locked.key = $1"#,
-            server.quoted()
-        );
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row);
-        owner(query.fetch_optional(on).await?.as_ref())
+        query.fetch_optional(on).await?.as_ref().map(owner).transpose()
     }
 
     async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {

@@ -12,15 +12,14 @@ use crate::text::{hex, sql};
 
 #[derive(Debug)]
 pub(super) struct PostgresStatements {
-    /// key, token, lease in us, holder: the fence; or fence, remaining us and holder of somebody else.
+    /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us and holder of somebody else.
     pub(super) take: SqlStr,
-    /// key, token, channel: whether the lease was still running.
+    /// key, token, channel: whether the lease was still running, and somebody waits.
     pub(super) release: SqlStr,
-    /// keys, tokens, leases in us, holders: the place in the lists with what `take` says, for those of which that is
-    /// known.
+    /// keys, tokens, leases in us, holders, fences: the place in the lists with what `take` says, for those of which
+    /// that is known.
     pub(super) take_all: SqlStr,
-    /// keys, tokens, channels: the place in the lists and whether the lease was still running, for those that it has
-    /// released.
+    /// keys, tokens, channels: the place in the lists with what `release` says, for those that it has released.
     pub(super) release_all: SqlStr,
     /// keys, tokens, leases in us: the places in the lists of what is ours.
     pub(super) renew: SqlStr,
@@ -69,12 +68,12 @@ impl PostgresStatements {
                     SELECT token, fence, expires, holder FROM {table} WHERE key = $1::bytea
                 ), taken AS (
                     INSERT INTO {table} AS held (key, token, fence, expires, holder)
-                    SELECT $1, $2::bytea, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')),
+                    SELECT $1, $2::bytea, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) + $5::bigint - 1,
                         clock_timestamp() + $3::bigint * interval '1 microsecond', $4::text
                     WHERE NOT EXISTS (SELECT FROM seen WHERE {IS_HELD} AND token <> $2)
                     ON CONFLICT (key) DO UPDATE SET
                         fence = CASE WHEN held.token = excluded.token AND held.expires > clock_timestamp()
-                            THEN held.fence ELSE greatest(held.fence + 1, excluded.fence) END,
+                            THEN held.fence ELSE greatest(held.fence + $5, excluded.fence) END,
                         token = excluded.token, expires = excluded.expires, holder = excluded.holder,
                         awaited = held.awaited AND held.token IS NOT NULL
                     WHERE held.token IS NULL OR held.token = excluded.token OR held.expires <= clock_timestamp()
@@ -89,13 +88,13 @@ impl PostgresStatements {
                     UPDATE {table} SET token = NULL WHERE key = $1::bytea AND token = $2::bytea
                     RETURNING expires > clock_timestamp() AS running, awaited
                 )
-                SELECT running, {tell}($3::text, '') END FROM freed"#
+                SELECT running, awaited, {tell}($3::text, '') END FROM freed"#
             )),
             // No row that somebody else has locked is waited for: all others would wait with it.
             take_all: sql(format!(
                 r#"WITH asked AS MATERIALIZED (
-                    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::text[]) WITH ORDINALITY
-                        AS asked (key, token, lease, holder, place)
+                    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::text[], $5::bigint[])
+                        WITH ORDINALITY AS asked (key, token, lease, holder, fences, place)
                 ), free AS MATERIALIZED (
                     SELECT asked.* FROM asked JOIN {table} AS held USING (key)
                     WHERE held.token IS NULL OR held.token = asked.token OR held.expires <= clock_timestamp()
@@ -103,7 +102,7 @@ impl PostgresStatements {
                 ), updated AS (
                     UPDATE {table} AS held SET
                         fence = CASE WHEN held.token = free.token AND held.expires > clock_timestamp() THEN held.fence
-                            ELSE greatest(held.fence + 1, {NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) END,
+                            ELSE greatest(held.fence + 1, {NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) + free.fences - 1 END,
                         token = free.token, expires = clock_timestamp() + free.lease * interval '1 microsecond',
                         holder = free.holder, awaited = held.awaited AND held.token IS NOT NULL
                     FROM free WHERE held.key = free.key
@@ -111,7 +110,7 @@ impl PostgresStatements {
                     RETURNING free.place, held.fence
                 ), inserted AS (
                     INSERT INTO {table} (key, token, fence, expires, holder)
-                    SELECT key, token, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')),
+                    SELECT key, token, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) + fences - 1,
                         clock_timestamp() + lease * interval '1 microsecond', holder
                     FROM asked WHERE NOT EXISTS (SELECT FROM {table} AS held WHERE held.key = asked.key)
                     ORDER BY key ON CONFLICT DO NOTHING
@@ -133,7 +132,7 @@ impl PostgresStatements {
                     UPDATE {table} AS held SET token = NULL FROM ours WHERE held.key = ours.key AND held.token = ours.token
                     RETURNING place, expires > clock_timestamp() AS running, awaited, channel
                 )
-                SELECT place, running, {tell}(channel, '') END FROM freed"#
+                SELECT place, running, awaited, {tell}(channel, '') END FROM freed"#
             )),
             renew: sql(format!(
                 r#"WITH listed AS (

@@ -11,10 +11,11 @@ use dlock_core::backend::{
 use dlock_core::{Clock, Failure, Fence};
 
 use super::Rows;
-use super::connections::{Kind, Limits};
+use super::connections::{Holding, Kind, Limits};
 use super::progress::Progress;
 use super::steps::{AwaitRelease, Release, Take};
-use crate::server::{Ask, Server, Taken};
+use crate::server::{Ask, Released, Server, Taken};
+use crate::stored;
 
 /// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
 const OUTCOME: Duration = Duration::from_millis(200);
@@ -24,11 +25,13 @@ pub struct RowClaim<S: Server> {
     rows: Arc<Rows<S>>,
     request: ClaimRequest,
     clock: RequestClock,
+    /// How many fences the next attempt reserves.
+    reserves: u32,
     /// Attempts that were made and, as far as is known, not answered yet.
     unanswered: Vec<Arc<Progress>>,
     /// The outcome of an earlier attempt is not known: it may have taken the lock.
     unknown: bool,
-    held: bool,
+    held: Option<Holding>,
     /// Somebody had the lock at the last attempt.
     contended: bool,
     listener: Option<Listener>,
@@ -43,9 +46,10 @@ impl<S: Server> RowClaim<S> {
             rows,
             request,
             clock: RequestClock::new(Clock::system()),
+            reserves: 1,
             unanswered: Vec::new(),
             unknown: false,
-            held: false,
+            held: None,
             contended: false,
             listener: None,
             seen: None,
@@ -72,11 +76,17 @@ impl<S: Server> RowClaim<S> {
             None => connections.within(Kind::Release, Release(key.clone(), *token), *limit).await?,
             released => released,
         };
-        Ok(if released == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+        let Some(Released { running, awaited }) = released else { return Ok(Withdrawal::ABSENT) };
+        let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
+        Ok(withdrawal.with_others_waiting(awaited))
     }
 }
 
 impl<S: Server> Claim for RowClaim<S> {
+    fn reserve(&mut self, fences: u32) {
+        self.reserves = fences.max(1);
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.rows.check()?;
         let server = Arc::clone(self.rows.connections.server());
@@ -88,13 +98,15 @@ impl<S: Server> Claim for RowClaim<S> {
             _ => {}
         }
         let ClaimRequest { key, token, lease, .. } = &self.request;
-        let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder: self.request.describe() };
+        let (fences, holder) = (self.reserves, stored::line(&self.request, self.reserves));
+        let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
         let contended = self.contended && self.unanswered.is_empty();
         let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
         // What others of this process learn does not say whether it is this token that holds the lock.
-        let together = match std::mem::replace(&mut self.unknown, true) {
-            true => Ok(None),
-            false => connections.take_together(&ask, limits, &self.sent()).await,
+        let fresh = !std::mem::replace(&mut self.unknown, true);
+        let together = match fresh {
+            false => Ok(None),
+            true => connections.take_together(&ask, limits, &self.sent()).await,
         };
         let answer = match together.transpose() {
             Some(answer) => answer,
@@ -104,9 +116,10 @@ impl<S: Server> Claim for RowClaim<S> {
         self.unknown = answer.is_err();
         match answer? {
             Taken::Granted(fence) => {
-                (self.held, self.listener) = (true, None);
+                (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
                 let grant = Grant::new(Term::Lease(self.request.lease));
-                Ok(Attempt::Granted(fence.into_iter().fold(grant, Grant::with_fence)))
+                let with_fences = |grant, last| stored::with_fences(grant, last, fences, fresh);
+                Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }
             Taken::Busy(holder) => {
                 self.contended = true;
@@ -120,15 +133,13 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        let listener = match &mut self.listener {
-            Some(listener) => listener,
-            none => match self.rows.connections.server().listen(&self.request.key)? {
-                Some(listener) => none.insert(listener),
-                None => return std::future::pending().await,
-            },
-        };
-        // Releases are published where somebody is known to wait; that is noted once for each grant.
-        if listener.is_quiet() && (self.seen.is_none() || self.seen != self.noted) {
+        if self.listener.is_none() {
+            self.listener = self.rows.connections.server().listen(&self.request.key)?;
+        }
+        // Releases are published, and left to others, where somebody is known to wait; that is noted once for each
+        // grant.
+        let is_quiet = self.listener.as_ref().is_none_or(Listener::is_quiet);
+        if is_quiet && (self.seen.is_none() || self.seen != self.noted) {
             let step = AwaitRelease(self.request.key.clone());
             let limit = self.request.request_timeout;
             if !self.rows.connections.within(Kind::Ordinary, step, limit).await? {
@@ -136,7 +147,10 @@ impl<S: Server> Claim for RowClaim<S> {
             }
             self.noted = self.seen;
         }
-        listener.changed().await
+        match &mut self.listener {
+            Some(listener) => listener.changed().await,
+            None => std::future::pending().await,
+        }
     }
 
     fn granted(&mut self, _signal: Signal) {
@@ -165,7 +179,7 @@ impl<S: Server> Claim for RowClaim<S> {
         let withdrawn = self.release().await?;
         let mut open = open.into_iter();
         self.unanswered.retain(|_| open.next().unwrap_or(false));
-        self.held = false;
+        self.held = None;
         Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
     }
 
@@ -174,7 +188,7 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     fn is_clean(&self) -> bool {
-        !self.held && self.unanswered.iter().all(|attempt| attempt.try_cancel())
+        self.held.is_none() && self.unanswered.iter().all(|attempt| attempt.try_cancel())
     }
 }
 
@@ -182,7 +196,7 @@ impl<S: Server> fmt::Debug for RowClaim<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RowClaim")
             .field("key", &self.request.key)
-            .field("held", &self.held)
+            .field("held", &self.held.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -8,31 +8,25 @@
 //! releases) over our own.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::Backoff;
-use dlock_core::{ErrorKind, Failure, Key, Token, keeper};
-use sqlx::Connection;
+use dlock_core::{Failure, Key, Token, keeper};
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::driven::{Caller, Driven, gone, sleep_until, unless_late, until};
-use super::lane::{FRESH, Idle, Lane};
+use super::driven::{gone, until};
+use super::lane::{FRESH, IDLE, Lane};
 use super::progress::Progress;
 use super::steps::{Mark, Step};
 use crate::connector::{Connector, end};
 use crate::failure::{closed, unchanged};
-use crate::server::{Ask, Conn, Fault, Server, Taken};
+use crate::server::{Ask, Conn, Released, Server, Taken};
 use crate::settings::Settings;
-
-/// A connection that was idle for this long is closed.
-const IDLE: Duration = Duration::from_secs(60);
-/// The pauses before a statement is tried again that got into the way of another.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +69,7 @@ pub struct Connections<S: Server> {
     /// Of the user, for attempts and questions.
     pool: Option<Pool<S::Database>>,
     /// Those of dlock's own thread.
-    own: Arc<Lane<S>>,
+    pub(super) own: Arc<Lane<S>>,
     /// Those of the runtime that locks here, if it is to have any.
     home: Mutex<Option<Arc<Lane<S>>>>,
     has_home: bool,
@@ -86,8 +80,13 @@ pub struct Connections<S: Server> {
     renewal: Arc<Semaphore>,
     /// How often a connection was found broken: those that were idle at that time are not trusted.
     breaks: AtomicU64,
+    /// Each lock that is held has one more.
+    held: Arc<()>,
     closed: AtomicBool,
 }
+
+/// Something is held as long as this is there: the last connection is not closed.
+pub(super) struct Holding(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 /// A connection, and whose it is.
 pub(super) enum Lent<S: Server> {
@@ -103,7 +102,7 @@ pub(super) fn busy(patience: Duration) -> Failure {
 }
 
 /// Where a request gets its connection from.
-enum Origin<S: Server> {
+pub(super) enum Origin<S: Server> {
     Lane(Arc<Lane<S>>),
     /// From there already.
     Taken(Arc<Lane<S>>, Conn<S>, OwnedSemaphorePermit),
@@ -131,6 +130,7 @@ impl<S: Server> Connections<S> {
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
             breaks: AtomicU64::new(0),
+            held: Arc::default(),
             closed: AtomicBool::new(false),
         });
         runtime.spawn(close_idle(Arc::downgrade(&connections)));
@@ -144,6 +144,10 @@ impl<S: Server> Connections<S> {
     /// The server, the database and the table, without a password.
     pub(crate) fn address(&self) -> String {
         format!("{}/{}", S::address(&self.connector.driver), self.server.table())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     fn home(&self) -> MutexGuard<'_, Option<Arc<Lane<S>>>> {
@@ -169,7 +173,7 @@ impl<S: Server> Connections<S> {
     }
 
     /// Where a request gets its connection from, and whether its caller drives it.
-    fn origin(&self, kind: Kind) -> (Origin<S>, bool) {
+    pub(super) fn origin(&self, kind: Kind) -> (Origin<S>, bool) {
         let own = || Origin::Lane(Arc::clone(&self.own));
         let current = Handle::try_current().ok();
         match (kind, &self.pool, current) {
@@ -211,7 +215,7 @@ impl<S: Server> Connections<S> {
         key: &Key,
         token: &Token,
         limit: Duration,
-    ) -> Result<Option<bool>, Failure> {
+    ) -> Result<Option<Released>, Failure> {
         let lane = &self.own;
         if S::TOGETHER == 1 || self.pool.is_some() || self.is_ready_here() {
             return Ok(None);
@@ -226,29 +230,13 @@ impl<S: Server> Connections<S> {
         home.is_some_and(|home| home.is_ready(self.breaks()))
     }
 
-    fn breaks(&self) -> u64 {
-        self.breaks.load(Ordering::Acquire)
+    /// A lock is held from now on.
+    pub(super) fn hold(&self) -> Holding {
+        Holding(Arc::clone(&self.held))
     }
 
-    /// Has a step done, whatever becomes of the caller.
-    pub(crate) fn begin<P: Step<S>>(
-        self: &Arc<Self>,
-        kind: Kind,
-        step: P,
-        limits: Limits,
-        progress: Arc<Progress>,
-    ) -> Driven<P::Reply> {
-        let (origin, drives) = self.origin(kind);
-        let caller = Caller::new(drives);
-        // The pool's connections may belong to the caller's runtime.
-        let runtime = match &origin {
-            Origin::Pool(_) => Handle::current(),
-            Origin::Lane(_) | Origin::Taken(..) => self.own.runtime.clone(),
-        };
-        let connections = Arc::clone(self);
-        let request =
-            Request { connections, kind, step, limits, progress: Pending(progress), caller: caller.clone() };
-        Driven::new(request.carry_out(origin), runtime, limits.patience + limits.last, caller)
+    fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Acquire)
     }
 
     /// The answer to a step within `limit`.
@@ -369,13 +357,13 @@ impl<S: Server> Connections<S> {
     }
 
     fn keep(&self, lane: &Lane<S>, connection: Conn<S>) {
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.is_closed() {
             lane.put(connection, self.breaks());
         }
     }
 
     /// A connection, and the right to use it, which others may have once it is dropped.
-    async fn lend(
+    pub(super) async fn lend(
         self: &Arc<Self>,
         kind: Kind,
         origin: Origin<S>,
@@ -414,10 +402,39 @@ impl<S: Server> Connections<S> {
         lane: Arc<Lane<S>>,
         patience: Duration,
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
-        let end = Instant::now() + patience;
-        let permit = self.permit(kind, &lane, end).await?;
-        let (connection, permit) = self.connection_of(&lane, permit, end).await?;
-        Ok((Lent::Own(connection, lane), Some(permit)))
+        let begun = Instant::now();
+        let end = begun + patience;
+        let mut lending = pin!(async {
+            let permit = self.permit(kind, &lane, end).await?;
+            let (connection, permit) = self.connection_of(&lane, permit, end).await?;
+            Ok((Lent::Own(connection, Arc::clone(&lane)), Some(permit)))
+        });
+        if kind == Kind::Ordinary {
+            return lending.await;
+        }
+        match until(begun + patience / 2, &mut lending).await {
+            Some(Ok(lent)) => Ok(lent),
+            Some(Err(failure)) => self.spare(end).await.ok_or(failure),
+            // What is being opened is kept for the next who needs it.
+            None => match self.spare(end).await {
+                Some(spare) => Ok(spare),
+                None => lending.await,
+            },
+        }
+    }
+
+    /// A connection that attempts have left, for what must go on when the server gives no other one.
+    async fn spare(&self, end: Instant) -> Option<(Lent<S>, Option<OwnedSemaphorePermit>)> {
+        if let Some(pool) = &self.pool {
+            return Some((Lent::Pooled(Box::new(pool.try_acquire()?)), None));
+        }
+        let home = self.home().clone()?;
+        let permit = until(end, Arc::clone(&home.permits).acquire_owned()).await?.ok()?;
+        let mut idle = home.pop()?;
+        match until(end, S::is_fit(&mut idle.connection)).await {
+            Some(Ok(true)) => Some((Lent::Own(idle.connection, home), Some(permit))),
+            _ => None,
+        }
     }
 
     pub(super) fn done_with(&self, lent: Lent<S>, broken: bool) {
@@ -449,9 +466,10 @@ impl<S: Server> Connections<S> {
 }
 
 impl<S: Server> Connections<S> {
+    /// First the one that renewals are made on.
     fn lanes(&self) -> impl Iterator<Item = Arc<Lane<S>>> + use<S> {
         let home = self.home().clone();
-        home.into_iter().chain([Arc::clone(&self.own)])
+        std::iter::once(Arc::clone(&self.own)).chain(home)
     }
 }
 
@@ -460,111 +478,12 @@ async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
     loop {
         tokio::time::sleep(IDLE / 4).await;
         let Some(connections) = connections.upgrade() else { return };
+        // The server may have no other one for what is held.
+        let mut keeps_one = Arc::strong_count(&connections.held) > 1;
         for lane in connections.lanes() {
-            let old: Vec<Idle<S>> = lane.idle().extract_if(.., |idle| idle.since.elapsed() >= IDLE).collect();
-            for idle in old {
+            for idle in lane.too_old(&mut keeps_one) {
                 end(idle.connection).await;
             }
-        }
-    }
-}
-
-/// A request that is lost when it is dropped.
-struct Pending(Arc<Progress>);
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.0.lose();
-    }
-}
-
-struct Request<S: Server, P: Step<S>> {
-    connections: Arc<Connections<S>>,
-    kind: Kind,
-    step: P,
-    limits: Limits,
-    progress: Pending,
-    caller: Caller,
-}
-
-impl<S: Server, P: Step<S>> Request<S, P> {
-    async fn carry_out(self, origin: Origin<S>) -> Result<P::Reply, Failure> {
-        let Self { connections, kind, step, limits, progress, caller } = self;
-        let result = async {
-            if connections.closed.load(Ordering::Acquire) {
-                return Err(closed());
-            }
-            let (mut lent, permit) = connections.lend(kind, origin, limits.patience).await?;
-            if !progress.0.send() {
-                connections.done_with(lent, false);
-                return Err(Failure::unavailable("nobody wants it any more"));
-            }
-            let done = connections.perform(&step, &mut lent, limits, permit, &caller).await;
-            let broken = matches!(&done, Err(fault) if fault.broken);
-            connections.done_with(lent, broken);
-            done.map_err(|fault| fault.failure)
-        }
-        .await;
-        match &result {
-            Err(failure) if failure.kind() == ErrorKind::Unknown => progress.0.lose(),
-            _ => progress.0.settle(),
-        }
-        result
-    }
-}
-
-impl<S: Server> Connections<S> {
-    /// Performs the step, again if it got into the way of another.
-    pub(super) async fn perform<P: Step<S>>(
-        &self,
-        step: &P,
-        lent: &mut Lent<S>,
-        limits: Limits,
-        mut permit: Option<OwnedSemaphorePermit>,
-        caller: &Caller,
-    ) -> Result<P::Reply, Fault> {
-        let begun = Instant::now();
-        let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
-        let mut prepares_again = true;
-        loop {
-            let (on, is_pooled): (&mut Conn<S>, bool) = match lent {
-                Lent::Own(connection, _) => (connection, false),
-                Lent::Pooled(connection) => (connection, true),
-            };
-            let answer = {
-                let performing = async {
-                    if is_pooled && !P::CHECKS {
-                        S::check_pooled(&mut *on).await?;
-                    }
-                    step.perform(&self.server, &mut *on).await
-                };
-                tokio::pin!(performing);
-                match unless_late(performing.as_mut(), begun + limits.answer, caller).await {
-                    Some(answer) => Some(answer),
-                    None => {
-                        // Others may need the turn; this one stays for what comes of it.
-                        drop(permit.take());
-                        until(begun + limits.last, performing).await
-                    }
-                }
-            };
-            let fault = match answer {
-                Some(Ok(reply)) => return Ok(reply),
-                Some(Err(error)) if S::is_outdated(&error) && std::mem::take(&mut prepares_again) => {
-                    // Where this fails, so does the statement.
-                    let _ = until(begun + limits.answer, on.clear_cached_statements()).await;
-                    continue;
-                }
-                Some(Err(error)) => self.server.fault(error),
-                None => {
-                    let failure = Failure::unknown(format!("no answer within {:?}", limits.last));
-                    return Err(Fault { failure, again: false, broken: true });
-                }
-            };
-            if !fault.again || !caller.waits() || begun.elapsed() >= limits.answer / 2 {
-                return Err(fault);
-            }
-            sleep_until(Instant::now() + backoff.next_pause()).await;
         }
     }
 }

@@ -9,11 +9,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::together::Line;
-use crate::server::{Ask, Conn, Server, Taken};
+use crate::server::{Ask, Conn, Released, Server, Taken};
 
 /// A connection that was idle for this long is tested before it is used.
 pub(super) const FRESH: Duration = Duration::from_secs(5);
 
+/// A connection that was idle for this long is closed.
+pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// The connections that one runtime drives, and the right to use them.
 ///
 /// An answer wakes the runtime on which its connection was opened. Where that is the caller's own, it costs no detour
@@ -26,7 +28,7 @@ pub(super) struct Lane<S: Server> {
     idle: Mutex<Vec<Idle<S>>>,
     /// What waits for a connection.
     pub(super) takes: Line<Ask, Taken>,
-    pub(super) releases: Line<(Key, Token), bool>,
+    pub(super) releases: Line<(Key, Token), Released>,
 }
 
 /// A connection that nobody uses at the moment.
@@ -67,6 +69,11 @@ impl<S: Server> Lane<S> {
         self.idle().push(Idle { connection, since: Instant::now(), breaks });
     }
 
+    /// Takes out those that are too old, but for the last one where one is kept.
+    pub(super) fn too_old(&self, keeps_one: &mut bool) -> Vec<Idle<S>> {
+        old(&mut self.idle(), keeps_one, |idle| idle.since.elapsed())
+    }
+
     /// Whether the runtime has asked for nothing for a while. It may be gone, which it does not tell.
     pub(super) fn is_at_rest(&self) -> bool {
         self.permits.available_permits() == self.limit
@@ -82,5 +89,35 @@ impl<S: Server> Lane<S> {
     /// Whether there is one at this moment.
     pub(super) fn is_ready(&self, breaks: u64) -> bool {
         self.permits.available_permits() > 0 && self.idle().last().is_some_and(|idle| idle.is_ready(breaks))
+    }
+}
+
+fn old<T>(idle: &mut Vec<T>, keeps_one: &mut bool, age: impl Fn(&T) -> Duration) -> Vec<T> {
+    let kept = if *keeps_one { idle.pop() } else { None };
+    *keeps_one &= kept.is_none();
+    let old = idle.extract_if(.., |idle| age(idle) >= IDLE).collect();
+    idle.extend(kept);
+    old
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_connection_is_kept_while_something_is_held() {
+        let (young, old_one) = (Duration::ZERO, IDLE);
+        let left = |mut keeps_one: bool, lanes: [&[Duration]; 2]| {
+            lanes.map(|idle| {
+                let mut idle = idle.to_vec();
+                let closed = old(&mut idle, &mut keeps_one, |age| *age);
+                assert!(closed.iter().all(|age| *age >= IDLE));
+                idle.len()
+            })
+        };
+        assert_eq!(left(false, [&[old_one, old_one], &[old_one]]), [0, 0]);
+        assert_eq!(left(true, [&[old_one, old_one], &[old_one]]), [1, 0]);
+        assert_eq!(left(true, [&[], &[old_one, old_one]]), [0, 1]);
+        assert_eq!(left(true, [&[old_one, young], &[young, old_one]]), [1, 1]);
     }
 }

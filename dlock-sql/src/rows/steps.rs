@@ -3,27 +3,34 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dlock_core::{Holder, Key, Token};
+use dlock_core::{Fence, Holder, Key, Token};
 
-use crate::server::{Ask, Conn, Lease, Pruned, Server, SqlResult, Taken};
+use crate::server::{Ask, Conn, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::session::{Name, Wanted};
 
 /// One thing to do on a connection. May be done again after an error that changed nothing.
 pub(crate) trait Step<S: Server>: Send + Sync + 'static {
     type Reply: Send + 'static;
     /// Whether it refuses by itself a connection on which it would not be a transaction by itself.
     const CHECKS: bool = false;
+    /// Whether it changes nothing, and is asked again when its connection broke.
+    const ASKS: bool = false;
 
     fn perform(&self, server: &S, on: &mut Conn<S>) -> impl Future<Output = SqlResult<Self::Reply>> + Send;
 }
 
 macro_rules! steps {
-    ($($name:ident($($field:ident: $type:ty),*) -> $reply:ty = $method:ident($($argument:expr),*), $checks:literal;)*) => {$(
+    ($(
+        $name:ident($($field:ident: $type:ty),*) -> $reply:ty = $method:ident($($argument:expr),*),
+        $checks:literal, $asks:literal;
+    )*) => {$(
         #[derive(Debug)]
         pub(crate) struct $name($(pub(crate) $type),*);
 
         impl<S: Server> Step<S> for $name {
             type Reply = $reply;
             const CHECKS: bool = $checks;
+            const ASKS: bool = $asks;
 
             async fn perform(&self, server: &S, on: &mut Conn<S>) -> SqlResult<Self::Reply> {
                 let Self($($field),*) = self;
@@ -34,15 +41,20 @@ macro_rules! steps {
 }
 
 steps! {
-    Mark() -> Option<String> = mark(), false;
-    Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true;
-    Release(key: Key, token: Token) -> Option<bool> = release(key, token), false;
-    TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true;
-    ReleaseAll(held: Vec<(Key, Token)>) -> Vec<Option<bool>> = release_all(held), false;
-    Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases), false;
-    Read(key: Key) -> Option<Holder> = read(key), false;
-    List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false;
-    Force(key: Key) -> bool = force(key), false;
-    Prune(unused: Duration, after: Vec<u8>) -> Pruned = prune(*unused, after), false;
-    AwaitRelease(key: Key) -> bool = await_release(key), false;
+    Mark() -> Option<String> = mark(), false, true;
+    Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true, false;
+    Release(key: Key, token: Token) -> Option<Released> = release(key, token), false, false;
+    TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true, false;
+    ReleaseAll(held: Vec<(Key, Token)>) -> Vec<Option<Released>> = release_all(held), false, false;
+    Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases), false, false;
+    Read(key: Key) -> Option<Holder> = read(key), false, true;
+    List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false, true;
+    Force(key: Key) -> bool = force(key), false, false;
+    Prune(unused: Duration, after: Vec<u8>) -> Pruned = prune(*unused, after), false, false;
+    AwaitRelease(key: Key) -> bool = await_release(key), false, false;
+    Ping() -> i64 = ping(), false, true;
+    Cancel(session: i64) -> () = cancel(*session), false, false;
+    End(session: i64) -> () = end(*session), false, false;
+    MakeRow(name: Name) -> bool = make_row(name), false, false;
+    Count(wanted: Wanted, session: i64) -> Fence = count(wanted, *session), false, false;
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::{ErrorKind, Failure, Holder, Key, Token};
+use dlock_core::{ErrorKind, Failure, Key, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -17,7 +17,8 @@ use super::lane::Lane;
 use super::progress::Progress;
 use super::steps::{ReleaseAll, Step, TakeAll};
 use crate::failure::copy;
-use crate::server::{Ask, Server, Taken};
+use crate::server::{Ask, Released, Server, Taken};
+use crate::stored;
 
 /// How far into the line one who sends looks for requests that fit together.
 const LOOK: usize = 1_000;
@@ -129,9 +130,8 @@ impl<S: Server> Joint<S> for Ask {
         Some(match reply {
             Taken::Granted(fence) if self.token == first.token => Taken::Granted(*fence),
             Taken::Granted(fence) => {
-                let mut holder = Holder::parse(&first.holder);
-                (holder.fence, holder.expires_in) = (*fence, Some(first.lease));
-                Taken::Busy(Some(Box::new(holder)))
+                let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or_default();
+                Taken::Busy(Some(Box::new(stored::holder(&first.holder, fence, first.lease))))
             }
             Taken::Busy(holder) => Taken::Busy(holder.clone()),
         })
@@ -140,10 +140,10 @@ impl<S: Server> Joint<S> for Ask {
 
 impl<S: Server> Joint<S> for (Key, Token) {
     const KIND: Kind = Kind::Release;
-    type Reply = bool;
+    type Reply = Released;
     type All = ReleaseAll;
 
-    fn line(lane: &Lane<S>) -> &Line<Self, bool> {
+    fn line(lane: &Lane<S>) -> &Line<Self, Released> {
         &lane.releases
     }
 
@@ -155,7 +155,7 @@ impl<S: Server> Joint<S> for (Key, Token) {
         ReleaseAll(requests.iter().copied().cloned().collect())
     }
 
-    fn after(&self, _: &Self, _: &bool) -> Option<bool> {
+    fn after(&self, _: &Self, _: &Released) -> Option<Released> {
         None
     }
 }

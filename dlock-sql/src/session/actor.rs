@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
 use super::strategy::{Strategy, TakeError};
-use super::{Name, SESSION_IDLE_TIMEOUT, SessionServer, Wanted};
+use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
 use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
 use crate::rows::{Connections, gone, sleep_on_own_thread};
@@ -236,7 +236,7 @@ impl<M: Strategy> ConnectionActor<M> {
             let mut connection = connector.open().await?;
             let settled = async {
                 M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT, !M::SHARED).await?;
-                M::Server::ping(&mut connection).await
+                server.ping(&mut connection).await
             };
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
             Ok(Session { connection, id })
@@ -257,7 +257,7 @@ impl<M: Strategy> ConnectionActor<M> {
     fn name(&self, key: &Key) -> (Id, Name) {
         let name = Name::of(&self.place, key);
         let mut id = Id::default();
-        let length = <M::Server as SessionServer>::DIGEST;
+        let length = M::Server::DIGEST;
         id[..length].copy_from_slice(&name.digest[..length]);
         (id, name)
     }
@@ -526,7 +526,7 @@ async fn answer<M: Strategy>(
     let Session { connection: on, id } = session;
     match statement {
         Statement::Ping => {
-            let session = M::Server::ping(on).await.map_err(TakeError::Unknown)?;
+            let session = context.server.ping(on).await.map_err(TakeError::Unknown)?;
             Ok((session, Outcome::Alive))
         }
         Statement::Take(wanted) => {

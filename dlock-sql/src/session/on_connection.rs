@@ -9,7 +9,7 @@ use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use tokio::time::Instant;
 
 use super::strategy::TakeError;
-use super::{ByName, Name, POLLING, SessionServer, Sessions, Strategy, Wanted};
+use super::{ByName, Name, POLLING, Sessions, Strategy, Wanted};
 use crate::failure::unchanged;
 use crate::rows::QUESTION;
 use crate::server::{Conn, Server, Taken};
@@ -27,7 +27,7 @@ pub struct ConnectionLock<'c, S: Server> {
     session: i64,
 }
 
-impl<S: SessionServer> Sessions<ByName<S>>
+impl<S: Server> Sessions<ByName<S>>
 where
     ByName<S>: Strategy<Server = S>,
 {
@@ -79,7 +79,7 @@ where
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
         };
-        let asked = S::ping(connection).await;
+        let asked = server.ping(connection).await;
         let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {
@@ -114,7 +114,7 @@ fn failure_of<S: Server>(server: &S, error: TakeError) -> Failure {
     }
 }
 
-impl<S: SessionServer> ConnectionLock<'_, S>
+impl<S: Server> ConnectionLock<'_, S>
 where
     ByName<S>: Strategy<Server = S>,
 {

@@ -13,10 +13,9 @@ use dlock_core::backend::Backoff;
 use dlock_core::{Failure, Key, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::administration::{Cancel, End};
-use super::{Name, POLLING, SessionServer, Strategy};
+use super::{Name, POLLING, Strategy};
 use crate::connector::end;
-use crate::rows::{Connections, QUESTION};
+use crate::rows::{Cancel, Connections, End, QUESTION};
 use crate::server::{Conn, Server, SqlResult};
 
 /// How many connections of a backend wait at the most.
@@ -189,12 +188,16 @@ impl<M: Strategy> Visit<M> {
     /// Waits until the claim has gone. After an error the connection is of no use any more.
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> SqlResult<()> {
         let Self { queue, name, tell, asked, .. } = self;
-        let session = M::Server::ping(on).await?;
+        let session = queue.server.ping(on).await?;
         let mut queued = false;
         loop {
             let waited = {
                 let waiting = async {
-                    if queued { M::wait(&queue.server, on, name).await } else { M::queue(on, name).await }
+                    if queued {
+                        M::wait(&queue.server, on, name).await
+                    } else {
+                        M::Server::queue(on, name, !M::SHARED).await
+                    }
                 };
                 tokio::pin!(waiting);
                 tokio::select! {
@@ -219,12 +222,12 @@ impl<M: Strategy> Visit<M> {
                     }
                 }
             };
-            let Some(waited) = waited else { return M::leave(on, name).await };
+            let Some(waited) = waited else { return M::Server::leave(on, name, !M::SHARED).await };
             match waited {
                 Ok(Ok(true)) if queued => {
                     tell.send_modify(|seen| *seen += 1);
                     if asked.recv().await.is_none() {
-                        return M::leave(on, name).await;
+                        return M::Server::leave(on, name, !M::SHARED).await;
                     }
                 }
                 Ok(Ok(true)) => queued = true,

@@ -1,14 +1,14 @@
 //! The two ways in which a connection keeps locks, on each server.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use dlock_core::{Failure, Fence, Holder, Key};
 
-use super::steps::{Count, MakeRow};
-use super::{Name, OwningSession, SessionServer, Wanted};
+use super::{Name, OwningSession, Wanted};
 use crate::failure::unchanged;
-use crate::rows::Connections;
-use crate::server::{Conn, SqlResult, Taken};
+use crate::rows::{Connections, Count, MakeRow};
+use crate::server::{Conn, Server, SqlResult, Taken};
 
 /// Why a lock could not be asked for.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 /// How a connection keeps locks.
 pub trait Strategy: Send + Sync + Sized + 'static {
     /// Where.
-    type Server: SessionServer;
+    type Server: Server;
     /// The backend's name.
     const NAME: &'static str;
     /// Whether one connection keeps many.
@@ -38,58 +38,39 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others`
     /// is for what must stay when the connection breaks. `session` is the one of this connection.
     #[doc(hidden)]
-    fn take<'c>(
-        server: &'c Self::Server,
-        others: &'c std::sync::Arc<Connections<Self::Server>>,
-        on: &'c mut Conn<Self::Server>,
+    fn take(
+        server: &Self::Server,
+        others: &Arc<Connections<Self::Server>>,
+        on: &mut Conn<Self::Server>,
         session: i64,
-        wanted: &'c [Wanted],
-    ) -> impl Future<Output = TakeResult> + Send + 'c;
+        wanted: &[Wanted],
+    ) -> impl Future<Output = TakeResult> + Send;
     /// Gives them back: the session, and whether it had each.
     #[doc(hidden)]
-    fn release<'c>(
-        on: &'c mut Conn<Self::Server>,
-        names: &'c [Name],
-    ) -> impl Future<Output = SqlResult<(i64, Vec<bool>)>> + Send + 'c;
-    /// Waits for the turn among all who wait for this lock; whether it came. The session has it until it leaves.
-    #[doc(hidden)]
-    fn queue<'c>(
-        on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
+    fn release(
+        on: &mut Conn<Self::Server>,
+        names: &[Name],
+    ) -> impl Future<Output = SqlResult<(i64, Vec<bool>)>> + Send;
     /// Waits until nobody has the lock, and leaves it alone; whether that was so.
     #[doc(hidden)]
-    fn wait<'c>(
-        server: &'c Self::Server,
-        on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
-    /// Gives the turn to the next one.
+    fn wait(
+        server: &Self::Server,
+        on: &mut Conn<Self::Server>,
+        name: &Name,
+    ) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Which session has it, and what is known of who that is.
     #[doc(hidden)]
-    fn leave<'c>(
-        on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<()>> + Send + 'c;
-    /// Who has it.
-    #[doc(hidden)]
-    fn holder<'c>(
-        server: &'c Self::Server,
-        on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<Option<Holder>>> + Send + 'c;
-    /// Which session has it.
-    #[doc(hidden)]
-    fn owner<'c>(
-        server: &'c Self::Server,
-        on: &'c mut Conn<Self::Server>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<OwningSession>> + Send + 'c;
+    fn owner(
+        server: &Self::Server,
+        on: &mut Conn<Self::Server>,
+        name: &Name,
+    ) -> impl Future<Output = SqlResult<Option<(OwningSession, Holder)>>> + Send;
     /// What is held in the table.
     #[doc(hidden)]
-    fn held<'c>(
-        server: &'c Self::Server,
-        on: &'c mut Conn<Self::Server>,
-    ) -> impl Future<Output = SqlResult<Vec<(Key, Holder)>>> + Send + 'c;
+    fn held(
+        server: &Self::Server,
+        on: &mut Conn<Self::Server>,
+    ) -> impl Future<Output = SqlResult<Vec<(Key, Holder)>>> + Send;
 }
 
 /// Named locks of a session, all of a process on one connection.
@@ -102,7 +83,7 @@ pub struct ByRow<S>(PhantomData<S>);
 
 /// How a row was found.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub enum Found {
     /// It is locked now, in a transaction that has begun; with its fence, where that was counted at the same time.
     Free(Option<Fence>),
     /// Somebody else has it, if it is known who.
@@ -111,41 +92,18 @@ pub(crate) enum Found {
     Missing,
 }
 
-/// A server whose transactions lock rows. The first number of an answer is the session that gave it.
-pub(crate) trait RowServer: SessionServer {
-    /// Begins a transaction, and locks the row in it if nobody has it. Ends it when somebody has it, and when the
-    /// server refuses.
-    fn lock_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        wanted: &'c Wanted,
-    ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send + 'c;
-    /// Ends the transaction.
-    fn free_row(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
-    /// Makes the row that is to be locked; whether it was missing.
-    fn make_row<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        name: &'c Name,
-    ) -> impl Future<Output = SqlResult<bool>> + Send + 'c;
-    /// Counts a grant to this session.
-    fn count<'c>(
-        &'c self,
-        on: &'c mut Conn<Self>,
-        wanted: &'c Wanted,
-        session: i64,
-    ) -> impl Future<Output = SqlResult<Fence>> + Send + 'c;
-}
-
 const ONE: &str = "a connection locks one row at a time";
 
 /// Takes a locked row. Its fence is counted on another connection, where it stays when this transaction is rolled back.
-pub(crate) async fn take_row<S: RowServer>(
+pub(crate) async fn take_row<S: Server>(
     server: &S,
-    others: &std::sync::Arc<Connections<S>>,
+    others: &Arc<Connections<S>>,
     on: &mut Conn<S>,
     wanted: &[Wanted],
-) -> TakeResult {
+) -> TakeResult
+where
+    ByRow<S>: Strategy<Server = S>,
+{
     let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
     let limit = wanted.limit;
     let failed = |error| match error {
@@ -170,7 +128,7 @@ pub(crate) async fn take_row<S: RowServer>(
     match others.ask(Count(wanted.clone(), session), limit).await {
         Ok(fence) => Ok((session, vec![Taken::Granted(Some(fence))])),
         Err(failure) => {
-            S::free_row(on).await.map_err(TakeError::Unknown)?;
+            ByRow::<S>::release(on, &[]).await.map_err(TakeError::Unknown)?;
             Err(TakeError::Elsewhere(unchanged(failure)))
         }
     }

@@ -17,6 +17,7 @@ use super::database::{Database, FileState};
 use super::failure::classify;
 use super::time;
 use crate::failure::unchanged;
+use crate::stored;
 
 /// A claim on a lock of [`Sqlite`](crate::Sqlite).
 pub struct SqliteClaim {
@@ -27,8 +28,13 @@ pub struct SqliteClaim {
     /// An attempt was sent on this connection, and its outcome was never learnt.
     unsettled: Option<usize>,
     held: bool,
+    /// How many fences the next attempt reserves.
+    reserves: u32,
     /// Somebody had the lock at the last attempt: look before the next one writes.
     contended: bool,
+    /// The grant that somebody else had at the last attempt, and the one with which it is noted that we wait.
+    seen: Option<Fence>,
+    noted: Option<Fence>,
 }
 
 /// What a row says of its lock.
@@ -39,7 +45,17 @@ pub(super) enum Standing {
 
 impl SqliteClaim {
     pub(super) fn new(shared: Arc<Shared>, request: ClaimRequest) -> Self {
-        Self { shared, request, database: None, unsettled: None, held: false, contended: false }
+        Self {
+            shared,
+            request,
+            database: None,
+            unsettled: None,
+            held: false,
+            reserves: 1,
+            contended: false,
+            seen: None,
+            noted: None,
+        }
     }
 
     /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for
@@ -61,7 +77,8 @@ impl SqliteClaim {
         Ok((database, self.unsettled.map_or(Writer::Any, Writer::Same)))
     }
 
-    /// The lock's row is taken if it is free or ours; the fence, or `None` when it is somebody else's.
+    /// The lock's row is taken if it is free or ours; the last of the fences that were reserved with it, or `None` when
+    /// it is somebody else's.
     async fn take(
         &mut self,
         database: &Database,
@@ -70,7 +87,7 @@ impl SqliteClaim {
     ) -> Result<Option<Fence>, Failure> {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let request = &self.request;
-        let holder = request.describe();
+        let holder = stored::line(request, self.reserves);
         let before = self.unsettled.replace(lane);
         let answer = turn
             .run(until, |now| {
@@ -82,6 +99,7 @@ impl SqliteClaim {
                     .bind(now.saturating_add(time::nanos(request.lease)))
                     .bind(holder.clone())
                     .bind(now)
+                    .bind(self.reserves)
             })
             .await;
         drop(turn);
@@ -112,6 +130,10 @@ impl SqliteClaim {
 }
 
 impl Claim for SqliteClaim {
+    fn reserve(&mut self, fences: u32) {
+        self.reserves = fences.max(1);
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let until = self.until();
         let (database, writer) = self.database().await?;
@@ -124,6 +146,7 @@ impl Claim for SqliteClaim {
                 match read(&database, &self.request.key, until).await {
                     Ok(Standing::Free) => {}
                     Ok(Standing::Held(holder)) => {
+                        self.seen = holder.fence;
                         let mut busy = Busy::default();
                         busy.retry_after = holder.expires_in;
                         busy.holder = Some(holder);
@@ -133,13 +156,26 @@ impl Claim for SqliteClaim {
                     Err(failure) => return Err(failure),
                 }
             }
-            if let Some(fence) = self.take(&database, writer, until).await? {
+            let fresh = self.unsettled.is_none();
+            if let Some(last) = self.take(&database, writer, until).await? {
                 self.held = true;
-                return Ok(Attempt::Granted(Grant::new(Term::Lease(self.request.lease)).with_fence(fence)));
+                let grant = Grant::new(Term::Lease(self.request.lease));
+                return Ok(Attempt::Granted(stored::with_fences(grant, last, self.reserves, fresh)));
             }
             (refused, self.contended) = (true, true);
         }
         Ok(Attempt::Busy(Busy::default()))
+    }
+
+    async fn changed(&mut self) -> Result<(), Failure> {
+        if (self.seen.is_none() || self.seen != self.noted)
+            && let Some(database) = self.database.clone()
+        {
+            note(&database, &self.request.key, self.until()).await?;
+            self.noted = self.seen;
+        }
+        // Nobody tells of a release.
+        std::future::pending().await
     }
 
     fn granted(&mut self, signal: Signal) {
@@ -174,11 +210,14 @@ impl Claim for SqliteClaim {
             })
             .await;
         drop(turn);
-        let had = answer
-            .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
+        let released = |row: &SqliteRow| Ok((row.try_get::<bool, _>(0)?, row.try_get::<bool, _>(1)?));
+        let released = answer
+            .and_then(|answer| answer.rows.first().map(released).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
         self.forget();
-        Ok(if had == Some(true) { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+        let Some((running, awaited)) = released else { return Ok(Withdrawal::ABSENT) };
+        let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
+        Ok(withdrawal.with_others_waiting(awaited))
     }
 
     fn is_clean(&self) -> bool {
@@ -196,6 +235,16 @@ impl fmt::Debug for SqliteClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteClaim").field("key", &self.request.key).finish_non_exhaustive()
     }
+}
+
+/// Notes with a lock that somebody has that it is waited for.
+async fn note(database: &Database, key: &Key, until: Until) -> Result<(), Failure> {
+    let (mut turn, _) = database.connections.writer(Writer::Any, until).await?;
+    let noted = turn.run(until, |now| {
+        let note = sqlx::query(database.statements.note.clone());
+        note.bind(key.as_str().as_bytes().to_vec()).bind(database.boot.clone()).bind(now)
+    });
+    noted.await.map(drop).map_err(|error| classify(error, database.connections.path()))
 }
 
 /// What the row of `key` says. Changes nothing, however it fails.
@@ -219,8 +268,6 @@ pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<
     if token.is_none() || boot != this_boot || expires <= now {
         return Ok(Standing::Free);
     }
-    let mut holder = Holder::parse(row.try_get(4)?);
-    holder.fence = Some(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()));
-    holder.expires_in = Some(Duration::from_nanos(expires.abs_diff(now)));
-    Ok(Standing::Held(Box::new(holder)))
+    let left = Duration::from_nanos(expires.abs_diff(now));
+    Ok(Standing::Held(Box::new(stored::holder(row.try_get(4)?, row.try_get(1)?, left))))
 }

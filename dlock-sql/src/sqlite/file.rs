@@ -71,7 +71,9 @@ fn refuse_network(path: &Path) -> Result<(), Failure> {
         .filesystem_type();
     // The type of the number is another on each target.
     #[allow(clippy::unnecessary_cast)]
-    match network_name(kind.0 as i64 & 0xFFFF_FFFF) {
+    let kind = kind.0 as i64 & 0xFFFF_FFFF;
+    let name = if kind == FUSE { shared_by_fuse(path) } else { network_name(kind) };
+    match name {
         None => Ok(()),
         Some(name) => Err(Failure::invalid_config(format!(
             "{} lies on {name}, where SQLite cannot lock; use a local disk, or another backend between hosts",
@@ -89,8 +91,60 @@ fn network_name(kind: i64) -> Option<&'static str> {
         0x00C3_6400 => Some("Ceph"),
         0x5346_414F | 0x6B41_4653 => Some("AFS"),
         0x0BD0_0BD0 => Some("Lustre"),
+        0x0102_1997 => Some("9P"),
+        0x0116_1970 => Some("GFS2"),
+        0x7461_636F => Some("OCFS2"),
+        0x4750_4653 => Some("GPFS"),
+        0x1983_0326 => Some("BeeGFS"),
+        0xAAD7_AAEA => Some("PanFS"),
+        0x7375_7245 => Some("Coda"),
+        0x786F_4256 => Some("a folder shared by VirtualBox"),
+        0xBACB_ACBC => Some("a folder shared by VMware"),
         _ => None,
     }
+}
+
+/// The number of file systems that a program provides: some are local, others are shared by hosts.
+#[cfg(target_os = "linux")]
+const FUSE: i64 = 0x6573_5546;
+
+/// Those of them that hosts share, as they are named where they are mounted.
+#[cfg(target_os = "linux")]
+const SHARED: &[(&str, &str)] = &[
+    ("fuse.sshfs", "SSHFS"),
+    ("fuse.glusterfs", "GlusterFS"),
+    ("fuse.ceph", "Ceph"),
+    ("fuse.ceph-fuse", "Ceph"),
+    ("fuse.s3fs", "s3fs"),
+    ("fuse.gcsfuse", "gcsfuse"),
+    ("fuse.rclone", "rclone"),
+    ("fuse.juicefs", "JuiceFS"),
+    ("fuse.seaweedfs", "SeaweedFS"),
+    ("fuse.moosefs", "MooseFS"),
+    ("fuse.mfsmount", "MooseFS"),
+    ("fuse.lizardfs", "LizardFS"),
+    ("fuse.vmhgfs-fuse", "a folder shared by VMware"),
+    ("virtiofs", "a folder shared with a host"),
+];
+
+#[cfg(target_os = "linux")]
+fn shared_by_fuse(path: &Path) -> Option<&'static str> {
+    let device = path.metadata().ok()?.dev();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let device = format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    mounted_as(&mounts, &device).and_then(shared_name)
+}
+
+#[cfg(target_os = "linux")]
+fn shared_name(kind: &str) -> Option<&'static str> {
+    SHARED.iter().find(|(of, _)| *of == kind).map(|(_, name)| *name)
+}
+
+/// The kind of file system of a device, `major:minor`, by the lines of proc_pid_mountinfo(5).
+#[cfg(target_os = "linux")]
+fn mounted_as<'m>(mounts: &'m str, device: &str) -> Option<&'m str> {
+    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(device))?;
+    line.split_once(" - ")?.1.split(' ').next()
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -196,5 +250,18 @@ mod tests {
         for local in [0xEF53, 0x0102_1994, 0x794C_7630, 0x9123_683E, 0x5846_5342] {
             assert_eq!(network_name(local), None, "{local:x}");
         }
+        assert_eq!(network_name(0x0102_1997), Some("9P"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn file_systems_of_programs_are_known_by_their_mounts() {
+        let mounts = "24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+                      90 24 0:52 / /srv/a\\040b rw,nosuid shared:40 master:2 - fuse.sshfs app@host:/srv rw,user_id=0\n\
+                      91 24 0:53 / /merged rw - fuse.fuse-overlayfs fuse-overlayfs rw\n";
+        assert_eq!(mounted_as(mounts, "0:52").and_then(shared_name), Some("SSHFS"));
+        assert_eq!(mounted_as(mounts, "0:53").and_then(shared_name), None);
+        assert_eq!(mounted_as(mounts, "254:0"), Some("ext4"));
+        assert_eq!(mounted_as(mounts, "0:5"), None);
     }
 }

@@ -31,23 +31,23 @@ impl From<sqlx::Error> for Wrong {
     }
 }
 
-/// Makes the table where it is missing. Does nothing to one that is there.
+/// Makes the table where it is missing, in a database with a write-ahead log. Does nothing to one that is there.
 pub(super) async fn migrate(
     connection: &mut SqliteConnection,
     table: &TableName,
     path: &Path,
 ) -> Result<(), Wrong> {
-    if !columns(connection, table).await?.is_empty() {
-        return Ok(());
-    }
-    // Readers and writers do not block each other with a write-ahead log. The database keeps the setting.
-    let mode: String =
-        sqlx::query("PRAGMA journal_mode = WAL").fetch_one(&mut *connection).await?.try_get(0)?;
-    if !mode.eq_ignore_ascii_case("wal") {
+    // Readers and writers do not block each other with a write-ahead log. The database keeps the setting, but a copy
+    // of its contents, or somebody else's program, may not.
+    let mode = journal_mode(connection, "PRAGMA journal_mode = WAL").await?;
+    if mode != WAL {
         return Err(Wrong::Table(Failure::invalid_config(format!(
             "{} cannot have a write-ahead log (its journal mode is {mode}); use a local disk",
             path.display()
         ))));
+    }
+    if !columns(connection, table).await?.is_empty() {
+        return Ok(());
     }
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
     for statement in schema(table) {
@@ -79,6 +79,13 @@ pub(super) async fn verify(
             names.join(", ")
         ));
     }
+    let mode = journal_mode(connection, "PRAGMA journal_mode").await?;
+    if mode != WAL {
+        return refuse(format!(
+            "{path} has lost its write-ahead log (its journal mode is {mode}), so that whoever reads it for long would end locks; migrate \
+             it again"
+        ));
+    }
     let triggers: i64 =
         sqlx::query("SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND name IN (?1, ?2)")
             .bind(format!("{table}_keeps_fences"))
@@ -98,6 +105,13 @@ pub(super) async fn verify(
         )),
         None => refuse(format!("table {table} in {path} has no mark row; drop the table and migrate again")),
     }
+}
+
+const WAL: &str = "wal";
+
+async fn journal_mode(connection: &mut SqliteConnection, ask: &'static str) -> Result<String, sqlx::Error> {
+    let mode: String = sqlx::query(ask).fetch_one(connection).await?.try_get(0)?;
+    Ok(mode.to_ascii_lowercase())
 }
 
 async fn columns(

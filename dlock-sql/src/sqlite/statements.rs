@@ -9,6 +9,7 @@
 use sqlx::SqlStr;
 
 use super::claim::batch;
+use crate::stored::AWAITED;
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -27,7 +28,7 @@ pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
 
 #[derive(Debug)]
 pub(super) struct SqliteStatements {
-    /// key, token, least fence, boot, expiry, holder, now: the fence, or no row when somebody else has it.
+    /// key, token, least fence, boot, expiry, holder, now, fences: the last fence, or no row when somebody else has it.
     pub(super) take: SqlStr,
     /// key: the row.
     pub(super) read: SqlStr,
@@ -35,8 +36,10 @@ pub(super) struct SqliteStatements {
     pub(super) list: SqlStr,
     /// key, boot, now: frees it whoever has it.
     pub(super) force: SqlStr,
-    /// key, token, boot, now: whether the lease was still running, or no row when it is not ours.
+    /// key, token, boot, now: whether the lease was still running, and somebody waits; or no row when it is not ours.
     pub(super) release: SqlStr,
+    /// key, boot, now: notes with the lock that somebody waits.
+    pub(super) note: SqlStr,
     /// now, list, boot: extends what is ours.
     pub(super) renew: SqlStr,
     /// now, list, boot: the places in the list of what is ours.
@@ -61,13 +64,14 @@ impl SqliteStatements {
                       value ->> 2 AS lease FROM json_each(?2)) AS listed";
         let is_ours =
             "held.key = listed.key AND held.token = listed.token AND held.boot = ?3 AND held.expires > ?1";
+        let is_awaited = format!("substr(holder, -{}) = '{AWAITED}'", AWAITED.len());
         Self {
             take: sql(format!(
                 r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
-                VALUES (?1, ?2, max(?3, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')), ?4, ?5, ?6)
+                VALUES (?1, ?2, max(?3, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')) + ?8 - 1, ?4, ?5, ?6)
                 ON CONFLICT (key) DO UPDATE SET
                     fence = CASE WHEN held.token = ?2 AND held.boot = ?4 AND held.expires > ?7 THEN held.fence
-                            ELSE max(held.fence + 1, excluded.fence) END,
+                            ELSE max(held.fence + ?8, excluded.fence) END,
                     token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
                 WHERE held.token IS NULL OR held.token = ?2 OR held.boot <> ?4 OR held.expires <= ?7
                 RETURNING fence"#
@@ -83,7 +87,11 @@ impl SqliteStatements {
             )),
             release: sql(format!(
                 r#"UPDATE "{table}" SET token = NULL WHERE key = ?1 AND token = ?2
-                RETURNING boot = ?3 AND expires > ?4"#
+                RETURNING boot = ?3 AND expires > ?4, {is_awaited}"#
+            )),
+            note: sql(format!(
+                r#"UPDATE "{table}" SET holder = holder || '{AWAITED}'
+                WHERE key = ?1 AND token IS NOT NULL AND boot = ?2 AND expires > ?3 AND NOT {is_awaited}"#
             )),
             renew: sql(format!(
                 r#"UPDATE "{table}" AS held SET expires = ?1 + listed.lease FROM {listed} WHERE {is_ours}"#

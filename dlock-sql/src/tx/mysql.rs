@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row};
 
 use super::{LockStatement, Locking, Patience};
 use crate::dialect::{Dialect, Meaning, meaning_of};
+use crate::mysql::check_engine;
 use crate::text::hex;
 
 /// Whole seconds, rounded up.
@@ -89,6 +90,7 @@ impl Locking for MySql {
     async fn prepare(on: &mut MySqlConnection, set: &str) -> Result<(), sqlx::Error> {
         let mut query =
             QueryBuilder::new(format!("CREATE TABLE IF NOT EXISTS {set} {}", Self::NAMED_NUMBERS));
-        Self::execute(on, &mut query).await.map(drop)
+        Self::execute(&mut *on, &mut query).await?;
+        check_engine(on, set).await
     }
 }

@@ -1,15 +1,21 @@
 //! Lease rows on real database servers.
 
+mod attacks;
+#[path = "../by_hand/mod.rs"]
+mod by_hand;
 mod clocks;
 mod connections;
 mod failover;
 mod faults;
+mod full;
+mod handoff;
 mod keys;
 mod lost_replies;
 mod opening;
 mod poolers;
 mod pools;
 mod rows;
+mod settings;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -1,6 +1,8 @@
 //! What is found out when a backend connects.
 
 use dlock_core::{ErrorKind, Locks};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_sql::{Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, TransactionLocks, sqlx};
 
 use crate::support::{Db, is_error, on_both, take};
 
@@ -85,4 +87,33 @@ on_both! {
         db.read_only(false);
         take(&locks, "a").await.release().await.unwrap();
     }
+}
+
+/// With another engine `SELECT ... FOR UPDATE` locks nothing, and two hold a row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_of_mysql_whose_rows_cannot_be_locked_is_refused() {
+    let server = <MysqlServer as Db>::start();
+    let (url, all) = (server.url(), ["InnoDB", "ALTER TABLE"]);
+    MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    let pool = server.pool(1);
+    let mut connection = pool.acquire().await.unwrap();
+    let names = TransactionLocks::<sqlx::MySql>::new("names").unwrap();
+    names.migrate(&mut connection).await.unwrap();
+    for engine in ["MyISAM", "MEMORY"] {
+        server.query(&format!("ALTER TABLE dlock ENGINE = {engine}; ALTER TABLE names ENGINE = {engine}"));
+        is_error(Mysql::connect(&url).await, ErrorKind::InvalidConfig, &all);
+        is_error(MysqlSessions::connect(&url).await, ErrorKind::InvalidConfig, &all);
+        is_error(MysqlRowLocks::connect(&url).await, ErrorKind::InvalidConfig, &all);
+        is_error(names.migrate(&mut connection).await, ErrorKind::InvalidConfig, &all);
+    }
+    server.query("ALTER TABLE dlock ENGINE = InnoDB");
+    MysqlRowLocks::connect(&url).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_mariadb_that_makes_tables_of_another_kind_is_refused() {
+    let server = <MysqlServer as Db>::start();
+    server.query("SET GLOBAL enforce_storage_engine = MyISAM, GLOBAL sql_mode = ''");
+    let options = MysqlOptions::from_url(&server.url()).unwrap();
+    is_error(options.migrate().await, ErrorKind::InvalidConfig, &["InnoDB"]);
 }

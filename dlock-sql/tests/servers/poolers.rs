@@ -12,6 +12,8 @@ use crate::support::{Db, is_error, once, take, until};
 /// A PgBouncer in front of a server, which gives each transaction any of two connections.
 struct PgBouncer {
     child: Child,
+    command: Command,
+    port: u16,
     url: String,
     _directory: tempfile::TempDir,
 }
@@ -39,12 +41,25 @@ impl PgBouncer {
         } else {
             Command::new("pgbouncer")
         };
-        let child =
-            command.arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let child = child.expect("pgbouncer is installed");
-        until("PgBouncer listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
+        command.arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().expect("pgbouncer is installed");
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
-        Self { child, url, _directory: directory }
+        let this = Self { child, command, port, url, _directory: directory };
+        this.listens().await;
+        this
+    }
+
+    async fn listens(&self) {
+        let port = self.port;
+        until("PgBouncer listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
+    }
+
+    /// Kills it, and starts it again where it was.
+    async fn restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = self.command.spawn().unwrap();
+        self.listens().await;
     }
 }
 
@@ -93,6 +108,26 @@ async fn lease_rows_work_behind_a_pooler_without_prepared_statements() {
     assert_eq!(locks.holders().await.unwrap(), []);
     server.age("a");
     assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(server.held(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_is_restarted_costs_no_lock() {
+    let server = <PostgresServer as Db>::start();
+    let mut pooler = PgBouncer::start(&server).await;
+    let backend = Postgres::connect(&format!("{}&statements=simple&migrate=true", pooler.url)).await.unwrap();
+    let locks = Locks::builder(backend).with_lease(Duration::from_secs(6)).with_wait(Duration::from_secs(20));
+    let locks = locks.build().unwrap();
+    let guard = take(&locks, "a").await;
+    for _ in 0..2 {
+        pooler.restart().await;
+        assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence, guard.fence());
+        take(&locks, "b").await.release().await.unwrap();
+        let renewals = locks.stats().renewals;
+        until("a renewal through the new one", || locks.stats().renewals > renewals).await;
+    }
+    guard.check().unwrap();
+    guard.release().await.unwrap();
     assert_eq!(server.held(), 0);
 }
 

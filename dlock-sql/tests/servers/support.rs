@@ -34,6 +34,8 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     fn url_as(&self, user: &str, password: &str) -> String;
     fn query(&self, statements: &str) -> String;
     fn make_user(&self, user: &str, rights: &str);
+    /// How many connections a user may have from now on.
+    fn limit_connections(&self, user: &str, most: u32);
     fn read_only(&self, on: bool);
     /// Ends sessions that are idle for longer than a second.
     fn end_idle(&self);
@@ -50,6 +52,9 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     }
     /// A pool that takes this long to make a connection ready.
     fn pool_that_takes(&self, long: Duration, connections: u32) -> Self::Pool;
+    fn pool_of(url: &str, connections: u32) -> Self::Pool;
+    /// A backend on the table, which is there.
+    fn backend_of(pool: &Self::Pool) -> impl Future<Output = Result<Self::Backend>> + Send;
     fn on_pool(pool: &Self::Pool) -> impl Future<Output = Result<Self::Backend>> + Send;
     /// Takes all connections of the pool until the result is dropped.
     fn exhaust(pool: &Self::Pool) -> impl Future<Output = Box<dyn Send>> + Send;
@@ -92,7 +97,7 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
 }
 
 macro_rules! db {
-    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $read_only:expr, $protocol:expr, $end_idle:literal, $state:literal) => {
+    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $limit:expr, $read_only:expr, $protocol:expr, $end_idle:literal, $state:literal) => {
         impl Db for $server {
             type Backend = $backend;
             type Pool = $pool;
@@ -134,6 +139,9 @@ macro_rules! db {
             }
             fn make_user(&self, user: &str, rights: &str) {
                 self.query(&$user(user, rights));
+            }
+            fn limit_connections(&self, user: &str, most: u32) {
+                self.query(&$limit(user, most));
             }
             fn read_only(&self, on: bool) {
                 for statement in $read_only(on) {
@@ -179,6 +187,12 @@ macro_rules! db {
                 });
                 options.connect_lazy(&self.url()).unwrap()
             }
+            fn pool_of(url: &str, connections: u32) -> $pool {
+                <$pools>::new().max_connections(connections).connect_lazy(url).unwrap()
+            }
+            async fn backend_of(pool: &$pool) -> Result<$backend> {
+                $backend::from_pool(pool).await
+            }
             async fn on_pool(pool: &$pool) -> Result<$backend> {
                 $options::from_pool(pool).migrate().await?;
                 $backend::from_pool(pool).await
@@ -216,6 +230,7 @@ db!(
     "key",
     "&migrate=true",
     |user, rights| format!("CREATE USER {user} PASSWORD 'right'; GRANT {rights} ON dlock TO {user}"),
+    |user, most| format!("ALTER ROLE {user} CONNECTION LIMIT {most}"),
     |on| [
         format!("ALTER SYSTEM SET default_transaction_read_only = {on}"),
         // Sessions learn of it a moment after the reload.
@@ -239,6 +254,7 @@ db!(
     |user, rights| format!(
         "CREATE USER {user}@'%' IDENTIFIED BY 'right'; GRANT {rights} ON dlock TO {user}@'%'"
     ),
+    |user, most| format!("ALTER USER {user}@'%' WITH MAX_USER_CONNECTIONS {most}"),
     |on| [format!("SET GLOBAL read_only = {on}")],
     proxy::Mysql,
     "SET GLOBAL wait_timeout = 1; SET GLOBAL interactive_timeout = 1",

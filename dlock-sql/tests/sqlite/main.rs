@@ -1,8 +1,11 @@
 //! Locks in a SQLite database, on real files and with real processes.
 
 mod administrators;
+#[path = "../by_hand/mod.rs"]
+mod by_hand;
 mod cancelling;
 mod fences;
+mod handoff;
 mod keys;
 mod locking;
 mod opening;

@@ -62,6 +62,26 @@ async fn opening_makes_nothing_and_says_what_is_missing() {
     works(options.open().await.unwrap()).await;
 }
 
+/// As after a dump that was read into a new file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_has_lost_its_write_ahead_log_gets_it_again_by_migrating() {
+    let site = Site::new();
+    let options = SqliteOptions::new(&site.path);
+    options.migrate().await.unwrap();
+    let mode = async |ask: &'static str| -> String {
+        let how = sqlx::sqlite::SqliteConnectOptions::new().filename(&site.path);
+        let mut connection = sqlx::ConnectOptions::connect(&how).await.unwrap();
+        let mode = sqlx::query_scalar(ask).fetch_one(&mut connection).await.unwrap();
+        sqlx::Connection::close(connection).await.unwrap();
+        mode
+    };
+    assert_eq!(mode("PRAGMA journal_mode = DELETE").await, "delete");
+    is(&options.clone().open().await.unwrap_err(), ErrorKind::InvalidConfig, "write-ahead log");
+    options.migrate().await.unwrap();
+    assert_eq!(mode("PRAGMA journal_mode").await, "wal");
+    works(options.open().await.unwrap()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_may_make_the_same_database_at_the_same_time() {
     for _ in 0..5 {

@@ -3,15 +3,17 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, LockId, Renewed, Withdrawal};
-use dlock_core::{Backend, Capabilities, Claim, Failure, Fence, Holder, Key, Locks, Wait};
+use dlock_core::backend::Grant;
+use dlock_core::{Backend, Fence, Locks};
 use dlock_sql::{Sqlite, SqliteClaim, SqliteOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
 use tempfile::TempDir;
+
+use crate::by_hand::request;
+pub(crate) use crate::by_hand::{busy, granted};
 
 /// A directory with a database that is about to be made.
 pub(crate) struct Site {
@@ -58,80 +60,9 @@ pub(crate) async fn raw(path: &Path) -> SqliteConnection {
     SqliteConnectOptions::new().filename(path).disable_statement_logging().connect().await.unwrap()
 }
 
-/// Makes requests for claims, which only the engine can, by catching those it makes.
-#[derive(Clone, Debug, Default)]
-struct Catcher(Arc<Mutex<Option<ClaimRequest>>>);
-
-struct Nothing;
-
-impl Backend for Catcher {
-    type Claim = Nothing;
-
-    fn name(&self) -> &'static str {
-        "catcher"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::basic()
-    }
-
-    fn lock_id(&self, key: &Key) -> LockId {
-        LockId::new("catcher", key.as_str())
-    }
-
-    fn claim(&self, request: ClaimRequest) -> Nothing {
-        *self.0.lock().unwrap() = Some(request);
-        Nothing
-    }
-
-    async fn inspect(&self, _: &Key) -> Result<Option<Holder>, Failure> {
-        Ok(None)
-    }
-}
-
-impl Claim for Nothing {
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        Ok(Attempt::Busy(Busy::default()))
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Failure> {
-        Ok(Renewed::Gone)
-    }
-
-    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        Ok(Withdrawal::ABSENT)
-    }
-
-    fn is_clean(&self) -> bool {
-        true
-    }
-}
-
-/// A request as the engine makes it, with a token of its own.
-pub(crate) async fn request(key: &str, lease: Duration) -> ClaimRequest {
-    let catcher = Catcher::default();
-    let locks = Locks::builder(catcher.clone()).with_label("tests").build().unwrap();
-    locks.lock(key).with_lease(lease).with_wait(Wait::No).acquire().await.unwrap_err();
-    catcher.0.lock().unwrap().take().unwrap()
-}
-
 /// A claim by hand.
 pub(crate) async fn claim(backend: &Sqlite, key: &str, lease: Duration) -> SqliteClaim {
     backend.claim(request(key, lease).await)
-}
-
-pub(crate) fn granted(attempt: Attempt) -> Grant {
-    match attempt {
-        Attempt::Granted(grant) => grant,
-        Attempt::Busy(busy) => panic!("somebody else has it: {busy:?}"),
-    }
-}
-
-pub(crate) fn busy(attempt: Attempt) -> Busy {
-    match attempt {
-        Attempt::Granted(grant) => panic!("it was granted: {grant:?}"),
-        Attempt::Busy(busy) => busy,
-    }
 }
 
 pub(crate) fn fence(grant: Grant) -> Fence {

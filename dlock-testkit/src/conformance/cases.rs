@@ -6,15 +6,18 @@ mod batches;
 mod cancelling;
 mod dropping;
 mod fences;
+mod handing_over;
 mod inspecting;
 mod keys;
 mod losing;
 mod options;
 mod outages;
 mod panicking;
+mod permits;
 mod reentering;
 mod releasing;
 mod renewing;
+mod sharing;
 mod shutting_down;
 mod unknown;
 mod waiting;
@@ -33,6 +36,7 @@ pub(super) const ALL: &[&[Case]] = &[
     losing::CASES,
     renewing::CASES,
     fences::CASES,
+    handing_over::CASES,
     unknown::CASES,
     outages::CASES,
     panicking::CASES,
@@ -41,6 +45,8 @@ pub(super) const ALL: &[&[Case]] = &[
     inspecting::CASES,
     administering::CASES,
     shutting_down::CASES,
+    sharing::CASES,
+    permits::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the

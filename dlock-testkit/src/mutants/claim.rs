@@ -49,6 +49,7 @@ impl<B: Backend + Clone> MutantClaim<B> {
             (Mutation::FenceFalls, term) => {
                 Grant::new(term).with_fence(Fence::new(u64::MAX / 2 - self.mutant.store.next()))
             }
+            (Mutation::ReservesNothing, _) => grant.with_reserved(1_000),
             (Mutation::AdoptionMovesTheFence, term) if adopted => {
                 Grant::new(term).with_fence(Fence::new(fence + 1))
             }
@@ -70,6 +71,14 @@ impl<B: Backend + Clone> MutantClaim<B> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend + Clone> Claim for MutantClaim<B> {
+    fn reserve(&mut self, fences: u32) {
+        if let Some(claim) = &mut self.claim
+            && self.mutant.mutation != Mutation::ReservesNothing
+        {
+            claim.reserve(fences);
+        }
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let again = std::mem::replace(&mut self.unsettled, true);
         self.clock.queued();

@@ -80,6 +80,12 @@ pub(super) async fn attempt_all<B: Backend>(
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Claim for WiredClaim<B> {
+    fn reserve(&mut self, fences: u32) {
+        if let Ok(mut claim) = self.claim.try_lock() {
+            claim.reserve(fences);
+        }
+    }
+
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let answer = self
             .send(WireRequest::Attempt, |mut claim| Box::pin(async move { claim.attempt().await }))

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
 use dlock_core::keeper;
-use zookeeper::WatchedEvent;
+use zookeeper::EventType;
 
 use super::lock;
-use crate::session::{Answer, Session, WatchPass};
+use crate::session::{Answer, Session, WatchPass, event};
 
 /// So many nodes of this process in a row, and nobody else's in between, are a reason to watch the directory.
 const ROW: u32 = 3;
@@ -39,7 +39,7 @@ struct Watch {
     /// How often the connection had been lost when it was set.
     losses: u64,
     /// `None` until the servers have confirmed it.
-    event: Option<Answer<WatchedEvent>>,
+    event: Option<Answer<EventType>>,
     _pass: WatchPass,
 }
 
@@ -116,7 +116,7 @@ impl Numbers {
             let mut state = lock(&numbers.0);
             let asked = state.watch.take_if(|asked| asked.number == watch);
             if let (Some(asked), Ok((Some(_), watcher))) = (asked, answer) {
-                state.watch = Some(Watch { event: Some(Box::pin(watcher.changed())), ..asked });
+                state.watch = Some(Watch { event: Some(event(watcher)), ..asked });
             }
         };
         if let Ok(runtime) = keeper::runtime() {
@@ -127,7 +127,7 @@ impl Numbers {
 
 impl State {
     fn begin_watch(&mut self, session: &Session, directory: &str) -> Option<u64> {
-        let (losses, pass) = (session.losses()?, session.watch_other(directory)?);
+        let (losses, pass) = (session.losses()?, session.watch_directory(directory)?);
         self.watches += 1;
         self.gone = None;
         self.watch =

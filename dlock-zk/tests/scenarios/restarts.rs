@@ -1,5 +1,6 @@
 //! Servers that die and come back.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, error_of, fence, locks, locks_at, places, soon, until, until_in_line, wait_for,
+    LONG, Proxied, SHORT, error_of, fence, locks, locks_at, places, soon, until, until_in_line, wait_for,
 };
 
 #[tokio::test]
@@ -95,4 +96,71 @@ async fn restarts_in_the_middle_of_everything_leave_nothing() {
         until("the places to be left", || places(server.admin(), &key).is_empty()).await;
         soon("the lock", locks.lock(&key).acquire()).await.unwrap().release().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn fences_grow_when_the_transactions_of_an_epoch_run_out() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    // The server begins with a snapshot of the log before, and continues with the number in its name.
+    server.restart().unwrap();
+    server.kill();
+    let data = server.data();
+    let mut newest = None;
+    for file in std::fs::read_dir(&data).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        match name.strip_prefix("snapshot.") {
+            Some(zxid) => newest = newest.max(Some(u64::from_str_radix(zxid, 16).unwrap())),
+            None => std::fs::remove_file(data.join(name)).unwrap(),
+        }
+    }
+    let newest = data.join(format!("snapshot.{:x}", newest.unwrap()));
+    std::fs::rename(newest, data.join("snapshot.1ffffffe8")).unwrap();
+    server.restart().unwrap();
+    let locks = locks(&server, LONG).await;
+    let mut fences = Vec::new();
+    for _ in 0..20 {
+        let guard = locks.lock("room").acquire().await.unwrap();
+        fences.push(fence(&guard));
+        guard.release().await.unwrap();
+    }
+    assert!(fences.is_sorted_by(|a, b| a < b), "{fences:x?}");
+    let epochs = [fences[0] >> 32, fences[19] >> 32];
+    assert_eq!(epochs, [1, 2], "{fences:x?}");
+}
+
+#[tokio::test]
+async fn a_backup_that_is_restored_ends_the_locks_and_lets_waiters_go_on() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, SHORT).await;
+    // In the backup somebody holds it whose session ends.
+    let earlier = locks.lock("room").acquire().await.unwrap();
+    let copy = |from: &Path, to: &Path| {
+        std::fs::create_dir_all(to).unwrap();
+        for file in std::fs::read_dir(from).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    };
+    let data = server.data();
+    let backup = data.with_file_name("backup");
+    server.kill();
+    copy(&data, &backup);
+    server.restart().unwrap();
+    drop(earlier.release().await);
+    for _ in 0..30 {
+        soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+    }
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let waiter = wait_for(&locks, "room");
+    until_in_line(server.admin(), "room", 2).await;
+    server.kill();
+    std::fs::remove_dir_all(&data).unwrap();
+    copy(&backup, &data);
+    server.restart().unwrap();
+    // Its session has seen what these servers have not, so that they refuse it.
+    soon("the loss", guard.lost()).await;
+    error_of(guard.check(), ErrorKind::Lost);
+    let next = soon("the lock", waiter).await.unwrap().unwrap();
+    next.check().unwrap();
+    next.release().await.unwrap();
 }

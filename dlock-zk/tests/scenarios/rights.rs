@@ -136,3 +136,26 @@ async fn a_thousand_locks_and_as_many_waiters_outlast_the_loss_of_their_connecti
     }
     until("the clean-up", || lock_nodes(on.server.admin()) == 0).await;
 }
+
+#[cfg(feature = "sasl")]
+#[tokio::test]
+async fn who_logs_in_by_sasl_keeps_others_out_and_a_wrong_password_is_denied() {
+    let jaas = std::env::temp_dir().join(format!("dlock-zk-{}.jaas", std::process::id()));
+    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+    std::fs::write(&jaas, format!("Server {{ {module} required user_shop=\"secret\"; }};")).unwrap();
+    let provider = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider";
+    let options = ZooKeeperServer::options()
+        .property("java.security.auth.login.config", jaas.to_str().unwrap())
+        .property("zookeeper.authProvider.1", provider);
+    let server = options.start().unwrap();
+    let login = |user: &str| builder(&format!("zk://{user}@{}/?sasl=digest-md5", server.address()), LONG);
+    let ours = over(login("shop:secret").connect().await.unwrap());
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let acl = server.admin().access("/dlock/room");
+    assert_eq!(acl, [(31, "sasl:shop".to_owned())]);
+    let theirs = locks(&server, LONG).await;
+    error_of(theirs.lock("room").acquire().await, ErrorKind::Denied);
+    error_of(login("shop:wrong").connect().await.map(drop), ErrorKind::Denied);
+    guard.release().await.unwrap();
+    std::fs::remove_file(jaas).unwrap();
+}

@@ -110,6 +110,15 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     soon(what, wait).await;
 }
 
+/// Polls once.
+pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::Pin::new(future).poll(&mut context) {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
 /// Waits until the locks have nothing left to do, and no place in line for any of `keys` is left.
 pub(crate) async fn until_clean(locks: &Locks, admin: Administrator, keys: &[&str]) {
     until("the clean-up", || {

@@ -89,6 +89,14 @@ impl Tour {
         let gone = tokio::time::timeout(SHORT, self.lock("wanted").acquire()).await;
         say("went away", gone.is_err());
         guard.release().await?;
+        let guard = self.held("passed").await?;
+        let section = || async { self.lock("passed").run(async {}).await };
+        // The first of two who wait has fences reserved, and passes the lock on to the second.
+        let (first, second, released) = tokio::join!(section(), section(), async {
+            tokio::task::yield_now().await;
+            guard.release().await
+        });
+        say("passed on", (kind(first), kind(second), kind(released)));
         let nested = self.lock("nested");
         say("nested", kind(nested.run(async { nested.run(async {}).await }).await));
         Ok(())

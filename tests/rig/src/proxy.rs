@@ -278,7 +278,7 @@ impl Proxy {
     }
 
     /// Ends [`set`](Self::set), [`set_arrivals`](Self::set_arrivals), [`black_hole`](Self::black_hole) and
-    /// [`lose_reply`](Self::lose_reply). A connection that has become silent stays so.
+    /// what was planned for single requests. A connection that has become silent stays so.
     pub fn mend(&self) {
         self.controls.fates().forget();
         self.set_arrivals(Arrivals::Accept);
@@ -331,6 +331,17 @@ impl Proxy {
     pub fn lose_request(&self, nth: u64, name: &str) {
         assert!(nth > 0, "1 is the next request");
         self.controls.fates().lose_request(nth, name);
+    }
+
+    /// Passes on the reply of the `nth` request from now on twice, so that all later replies of the connection are one
+    /// behind, as a broken proxy may do it.
+    ///
+    /// # Panics
+    ///
+    /// When `nth` is 0.
+    pub fn repeat_reply(&self, nth: u64, name: &str) {
+        assert!(nth > 0, "1 is the next request");
+        self.controls.fates().repeat_reply(nth, name);
     }
 
     /// How many replies and requests were lost by [`lose_reply`](Self::lose_reply) and

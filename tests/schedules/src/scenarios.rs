@@ -47,6 +47,10 @@ pub const ALL: &[Scenario] = &[
     ("keeper: its death loses what is held and refuses what is asked", the_keeper_dies),
     ("locks: one holder at a time, and everybody gets its turn", one_at_a_time),
     ("locks: an acquire that is dropped leaves nothing", a_dropped_acquire_leaves_nothing),
+    (
+        "locks: a lock is passed on with the next fence, and reaches the next one whoever gives up",
+        passed_on_while_others_give_up,
+    ),
 ];
 
 /// Runs the keeper's tasks as tasks of the scheduler.
@@ -442,6 +446,43 @@ fn a_dropped_acquire_leaves_nothing() {
     };
     drop(held);
     join([dropped, waits]);
+    world.settle();
+    assert_eq!(world.memory.held(), 0);
+}
+
+fn passed_on_while_others_give_up() {
+    let world = World::new();
+    let held = block_on(world.locks.lock("k").acquire()).expect("it is free");
+    let last = Arc::new(Mutex::new(held.fence()));
+    let sections = [0, 1, 2].map(|_| {
+        let (locks, last) = (world.locks.clone(), Arc::clone(&last));
+        thread::spawn(move || {
+            let guard = block_on(locks.lock("k").acquire()).expect("it comes to its turn");
+            let before = std::mem::replace(&mut *last.lock().expect("no panic"), guard.fence());
+            assert!(before < guard.fence(), "{before:?} is followed by {:?}", guard.fence());
+            drop(guard);
+        })
+    });
+    let gives_up = {
+        let locks = world.locks.clone();
+        thread::spawn(move || {
+            let lock = locks.lock("k");
+            let mut acquire = Box::pin(lock.acquire());
+            for _ in 0..2 {
+                let once = std::future::poll_fn(|context| {
+                    std::task::Poll::Ready(acquire.as_mut().poll(context).is_ready())
+                });
+                if block_on(once) {
+                    return;
+                }
+                thread::yield_now();
+            }
+            drop(acquire);
+        })
+    };
+    drop(held);
+    join(sections);
+    join([gives_up]);
     world.settle();
     assert_eq!(world.memory.held(), 0);
 }

@@ -50,7 +50,7 @@ impl<T: Display + Send + Sync> S<T> {
     }
 }
 #[distributed_lock(key = "a_<a>_<b>_<c>_<d>_<e>", segments = 3)]
-async fn patterns(
+async fn patterns_in_segments(
     (a, (b, _)): (u8, (u8, u8)),
     [c, .., d]: [u8; 5],
     P { x: e, .. }: P,
@@ -64,7 +64,7 @@ async fn patterns(
     Ok(a + b + c + d + e + f + *g + h)
 }
 #[distributed_lock(key = "a_<a>_<b>_<c>_<d>_<e>")]
-async fn patterns2(
+async fn patterns(
     (a, (b, _)): (u8, (u8, u8)),
     [c, .., d]: [u8; 5],
     P { x: e, .. }: P,

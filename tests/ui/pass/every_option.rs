@@ -17,6 +17,7 @@ async fn plain() -> Result<(), Error> {
     on_unavailable = "error",
     guard = held,
     recheck = true,
+    handoff = true,
     crate = ::dlock,
 )]
 async fn all(id: u64) -> Result<u64, Error> {
@@ -47,7 +48,7 @@ async fn in_segments(sku: &str) -> Result<u32, Error> {
     Ok(segment.number())
 }
 
-#[distributed_lock(lease = "24h", wait = "no", on_lost = "continue", recheck = false, key = { id }, locks = locks)]
+#[distributed_lock(lease = "24h", wait = "no", on_lost = "continue", recheck = false, handoff = false, key = { id }, locks = locks)]
 async fn others(id: u64, locks: &Locks) -> Result<u64, Error> {
     Ok(id)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Attempt, Backend, ClaimRequest, Entropy, Host};
+use crate::backend::{Attempt, Backend, ClaimRequest, Entropy, Host, Mode};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Identity;
 use crate::key::Key;
@@ -244,6 +244,7 @@ impl Member {
     async fn mark(&self, mark: usize, lease: Duration) -> Result<(), Failure> {
         let Some(key) = MARKS[mark].clone() else { return Ok(()) };
         let request = ClaimRequest {
+            mode: Mode::Exclusive,
             key,
             token: Token::random()?,
             lease,

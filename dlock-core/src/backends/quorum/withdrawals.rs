@@ -72,7 +72,10 @@ impl Withdrawals {
         }
         let serving = Arc::clone(self).serve(request.entropy.clone());
         request.host.spawn(serving).inspect_err(|_| {
-            self.queue().is_served = false;
+            let mut queue = self.queue();
+            queue.is_served = false;
+            queue.left.retain(|left| !Arc::ptr_eq(&left.vote, vote));
+            drop(queue);
             vote.unqueue();
         })
     }

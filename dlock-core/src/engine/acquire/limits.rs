@@ -8,6 +8,7 @@ use super::attempt::AttemptOutcome;
 use crate::backend::request_clock::{RequestStage, UNSENT};
 use crate::backend::{Backoff, RequestClock};
 use crate::engine::timer::bounded;
+use crate::engine::wait_queue::Ticket;
 use crate::engine::{Engine, scope};
 use crate::error::{ErrorKind, Failure};
 
@@ -133,4 +134,23 @@ pub(super) async fn within<T>(
             Err(_) => Err(timed_out()),
         },
     }
+}
+
+/// Pauses until `at`, or until the lock is handed to this waiter. Returns whether it was.
+pub(super) async fn pause_until(
+    engine: &Engine,
+    at: Instant,
+    until: Option<Instant>,
+    ticket: Option<&Ticket<'_>>,
+) -> Result<bool, Failure> {
+    let pause = async {
+        match ticket {
+            Some(ticket) => tokio::time::timeout_at(at, ticket.handed_over()).await.is_ok(),
+            None => {
+                tokio::time::sleep_until(at).await;
+                false
+            }
+        }
+    };
+    within(engine, until, pause).await
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::{Mode, Occupancy};
 use crate::error::{Failure, Operation, Result};
 use crate::holder::Holder;
 use crate::key::Key;
@@ -71,6 +72,55 @@ impl Locks {
         let (asked, of) = (Arc::clone(engine), key.clone());
         let answer = engine.ask(limit, unanswered, async move { asked.backend.waiters(&of).await }).await;
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+    }
+
+    /// Lists all who hold `key` now: its readers, or those who have permits of it; of any other lock the one holder.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn occupancy(&self, key: impl AsRef<str> + Send) -> Result<Occupancy> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
+        let answer = engine.occupancy(&key, self.defaults.request_timeout()).await;
+        answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
+    }
+
+    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where
+    /// the backend knows of no such semaphore.
+    ///
+    /// For an operator, before or while programs that say the new number replace those that say the old one, which get
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) from then on. Permits that are taken stay so: of fewer than
+    /// that, none is granted until enough have been released.
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend has no semaphores
+    ///   ([`Capabilities::permits`](crate::Capabilities::permits)).
+    /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): not 1 to 1 000 000 permits.
+    /// * [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): the key is a lock.
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came; the same may be asked again.
+    /// * [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    ///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the number may be changed or not.
+    pub async fn resize_semaphore(&self, key: impl AsRef<str> + Send, permits: u32) -> Result<Option<u32>> {
+        let engine = &self.engine;
+        let refuse = |failure| engine.error(Operation::Configure, failure);
+        let key = Key::new(key).map_err(refuse)?;
+        Mode::Permits { of: permits, take: 1 }.check().map_err(|failure| refuse(failure).of(&key))?;
+        let limit = self.defaults.request_timeout();
+        let unanswered = Failure::unknown(format!("no answer within {limit:?}; resize it again"));
+        let (asked, of) = (Arc::clone(engine), key.clone());
+        let resize = async move { asked.backend.resize(&of, permits).await };
+        engine.ask(limit, unanswered, resize).await.map_err(|failure| refuse(failure).of(&key))
     }
 
     /// Takes the lock of `key` away from whoever holds it, also from another library, and says whether anybody did.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
-use dlock_core::{ErrorKind, Failure, Fence, Holder};
+use dlock_core::{ErrorKind, Failure, Fence};
 use sqlx::{Row, SqlStr};
 
 use super::SqliteClaim;
@@ -15,6 +15,7 @@ use crate::sqlite::connections::{Until, Writer};
 use crate::sqlite::database::Database;
 use crate::sqlite::failure::classify;
 use crate::sqlite::time;
+use crate::stored;
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -157,9 +158,9 @@ async fn busy(database: &Database, list: &str, until: Until) -> Result<(usize, B
     };
     let place: i64 = row.try_get(0).map_err(failed)?;
     let expires: i64 = row.try_get(2).map_err(failed)?;
-    let mut holder = Holder::parse(row.try_get(3).map_err(failed)?);
-    holder.fence = Some(Fence::new(row.try_get::<i64, _>(1).map_err(failed)?.unsigned_abs()));
-    holder.expires_in = Some(Duration::from_nanos(expires.saturating_sub(time::now()).max(0).unsigned_abs()));
+    let left = Duration::from_nanos(expires.saturating_sub(time::now()).max(0).unsigned_abs());
+    let (line, last) = (row.try_get(3).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    let holder = stored::holder(line, last, left);
     busy.retry_after = holder.expires_in;
     busy.holder = Some(Box::new(holder));
     Ok((usize::try_from(place).unwrap_or(0), busy))

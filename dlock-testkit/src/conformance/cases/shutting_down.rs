@@ -1,11 +1,9 @@
 //! The graceful end of a process.
 
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
+use pollster::block_on;
 
 use super::cases;
 use crate::conformance::Stage;
@@ -140,25 +138,5 @@ async fn inspecting_releasing_and_shutting_down_work_outside_of_a_runtime(stage:
     shut_down.expect("nothing is left");
     for key in &keys {
         give_back(theirs.take(key).await).await;
-    }
-}
-
-/// What a program does that has no runtime.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
     }
 }

@@ -13,6 +13,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("dlock.lock.held", "{lock}", "up-down counter"),
     ("dlock.lock.waiting", "{waiter}", "up-down counter"),
     ("dlock.rechecks", "{recheck}", "counter"),
+    ("dlock.lock.handoffs", "{handoff}", "counter"),
     ("dlock.renew.duration", "s", "histogram"),
     ("dlock.lock.lost", "{lock}", "counter"),
     ("dlock.background_release.failures", "{failure}", "counter"),
@@ -91,6 +92,8 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
     assert_eq!(acquires("down_<id>", &[outcome("failed"), ("error.type", "unavailable")]), 1);
     assert_eq!(acquires("nested_<id>", &[outcome("acquired")]), 1, "a re-entry is no acquire");
     assert_eq!(end.count("dlock.reentries", &of("nested_<id>", &[])), 1);
+    assert_eq!(end.count("dlock.lock.handoffs", &of("passed_<id>", &[])), 1);
+    assert_eq!(acquires("passed_<id>", &[outcome("acquired")]), 3, "one that is passed on is an acquire");
 
     let bounds = |name, labels: &[_]| end.histogram(name, labels).explicit_bounds.clone();
     let acquired = of("doubted_<id>", &[outcome("acquired")]);

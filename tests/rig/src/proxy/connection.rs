@@ -283,7 +283,11 @@ impl<P: Protocol> Cutter for Replies<'_, P> {
                 continue;
             }
             let rest = bytes.split_off(length);
-            send(out, std::mem::replace(bytes, rest));
+            let message = std::mem::replace(bytes, rest);
+            if fate == Fate::RepeatReply {
+                send(out, message.clone());
+            }
+            send(out, message);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which requests and replies are to be lost.
+//! Which requests and replies are to be lost or repeated.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +13,8 @@ pub(super) enum Fate {
     LoseReply(Loss),
     /// It is lost itself, with its connection.
     LoseRequest,
+    /// Its reply arrives twice.
+    RepeatReply,
 }
 
 #[derive(Debug)]
@@ -36,6 +38,10 @@ impl Fates {
 
     pub(super) fn lose_request(&mut self, nth: u64, name: &str) {
         self.plan(nth, name, Fate::LoseRequest);
+    }
+
+    pub(super) fn repeat_reply(&mut self, nth: u64, name: &str) {
+        self.plan(nth, name, Fate::RepeatReply);
     }
 
     fn plan(&mut self, nth: u64, name: &str, fate: Fate) {

@@ -15,7 +15,7 @@ mod ensemble;
 mod options;
 mod session;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Certificates;
@@ -120,6 +120,12 @@ impl ZooKeeperServer {
     #[must_use]
     pub fn tls_url(&self) -> String {
         format!("zk+tls://localhost:{}", self.tls_port.expect("started with `tls`"))
+    }
+
+    /// Returns the directory of its snapshots and logs.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.running.directory().join("data").join("version-2")
     }
 
     /// Its administrator.

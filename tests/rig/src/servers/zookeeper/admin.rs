@@ -186,6 +186,25 @@ impl Administrator {
         drop(self.done(path, ZooKeeperRequest::Delete, &ReplyBody::default().text(path).int(-1)));
     }
 
+    /// Changes who is a member of the ensemble: `joining` as in `server.4=127.0.0.1:2888:3888:observer;2181`, `leaving`
+    /// by number; several are separated by commas. The servers have to be started with `reconfigEnabled`.
+    ///
+    /// # Errors
+    ///
+    /// When the servers refuse it, or do not answer.
+    pub fn reconfigure(&self, joining: &str, leaving: &str) -> io::Result<()> {
+        const ANY_VERSION: i64 = -1;
+        const NONE: i32 = -1;
+        let body =
+            [joining, leaving, ""].into_iter().fold(ReplyBody::default(), |body, servers| match servers {
+                "" => body.int(NONE),
+                servers => body.text(servers),
+            });
+        let body = body.long(ANY_VERSION);
+        let answer = self.ask(ZooKeeperRequest::Reconfigure, "/zookeeper/config", &body)?;
+        answer.map(drop).map_err(refused)
+    }
+
     #[track_caller]
     fn done(&self, path: &str, request: ZooKeeperRequest, body: &ReplyBody) -> ReplyBody {
         let answer = self.must(path, self.ask(request, path, body));

@@ -64,7 +64,16 @@ impl ZooKeeperEnsemble {
     ///
     /// When ZooKeeper is missing or does not start.
     pub fn start_with(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
-        Self::start_over(options, false)
+        Self::start_over(options, false, 0)
+    }
+
+    /// With these settings, and with a fourth server that observes: it serves, and has no vote.
+    ///
+    /// # Errors
+    ///
+    /// When ZooKeeper is missing or does not start.
+    pub fn start_observed(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
+        Self::start_over(options, false, 1)
     }
 
     /// With proxies between the members, so that [`strand_leader`](Self::strand_leader) works.
@@ -73,13 +82,14 @@ impl ZooKeeperEnsemble {
     ///
     /// When ZooKeeper is missing or does not start.
     pub fn start_over_proxies(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
-        Self::start_over(options, true)
+        Self::start_over(options, true, 0)
     }
 
-    fn start_over(options: &ZooKeeperOptions, proxies: bool) -> Result<Self, ServerError> {
-        let ports: Vec<[u16; 2]> = (1..=MEMBERS).map(|_| [Ports::free(), Ports::free()]).collect();
+    fn start_over(options: &ZooKeeperOptions, proxies: bool, observers: u8) -> Result<Self, ServerError> {
+        let all = MEMBERS + observers;
+        let ports: Vec<[u16; 2]> = (1..=all).map(|_| [Ports::free(), Ports::free()]).collect();
         let mut links = Vec::new();
-        let members = 0..usize::from(MEMBERS);
+        let members = 0..usize::from(all);
         for (from, to) in members.clone().flat_map(|from| members.clone().map(move |to| (from, to))) {
             if proxies && from != to {
                 links.push(Link::start(from, to, ports[to])?);
@@ -89,14 +99,18 @@ impl ZooKeeperEnsemble {
         let patience = (START.as_millis() / 3).div_ceil(options.tick.as_millis()).to_string();
         let options = options.clone().setting("initLimit", &patience).setting("syncLimit", "50");
         let mut servers = Vec::new();
-        for (id, from) in (1..=MEMBERS).zip(members) {
+        for (id, from) in (1..=all).zip(members) {
             let mut options = options.clone().member(id);
+            if id > MEMBERS {
+                options = options.setting("peerType", "observer");
+            }
             for (to, own) in ports.iter().enumerate() {
                 let link = links.iter().find(|link| (link.from, link.to) == (from, to));
                 let [lead, elect] =
                     link.map_or(*own, |link| [link.lead.address().port(), link.elect.address().port()]);
-                options =
-                    options.setting(&format!("server.{}", to + 1), &format!("127.0.0.1:{lead}:{elect}"));
+                let role = if to < usize::from(MEMBERS) { "" } else { ":observer" };
+                options = options
+                    .setting(&format!("server.{}", to + 1), &format!("127.0.0.1:{lead}:{elect}{role}"));
             }
             servers.push(ZooKeeperServer::start_at_once(options)?);
         }

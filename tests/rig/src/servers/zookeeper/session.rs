@@ -23,6 +23,7 @@ pub(super) enum ZooKeeperRequest {
     GetAcl = 6,
     GetChildren = 8,
     Sync = 9,
+    Reconfigure = 16,
     CreateContainer = 19,
 }
 

@@ -1,0 +1,173 @@
+//! How a lock is held: alone, or by several at a time.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{ErrorKind, Failure};
+
+/// How a lock is held. A key is used in one way: as a lock, which is [exclusive](Self::Exclusive) or
+/// [shared](Self::Shared) from hold to hold, or as a [semaphore](Self::Permits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// By one alone: a lock, or the write lock of a lock that has readers too.
+    #[default]
+    Exclusive,
+    /// By any number of readers, while nobody holds it alone. [`Capabilities::shared`](super::Capabilities::shared).
+    Shared,
+    /// By as many as there are permits for. [`Capabilities::permits`](super::Capabilities::permits).
+    Permits {
+        /// How many permits the semaphore has.
+        of: u32,
+        /// How many of them this hold has.
+        take: u32,
+    },
+}
+
+/// The most permits that a semaphore may have.
+pub const MOST_PERMITS: u32 = 1_000_000;
+
+/// For how long one that waits for all that others share, or for several permits, keeps newcomers out, and for how
+/// long it lets them pass after that, while it goes on to wait: so that neither of them starves.
+pub const PREFERENCE: Duration = Duration::from_secs(10);
+
+/// A claim that waits keeps newcomers out no longer than this after its last attempt: one that waits asks more often,
+/// and one that died asks no more.
+pub const PREFERENCE_ALIVE: Duration = Duration::from_secs(2);
+
+/// For how long a semaphore of which nobody has a permit remembers its number of permits, at the least.
+pub const PERMITS_REMEMBERED: Duration = Duration::from_secs(24 * 3_600);
+
+impl Mode {
+    /// Returns the mode in one word, as the label `dlock.mode` of spans and metrics.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Exclusive => "write",
+            Self::Shared => "read",
+            Self::Permits { .. } => "permits",
+        }
+    }
+
+    /// Returns how many permits a semaphore has; `None` where this is no semaphore's.
+    #[must_use]
+    pub const fn permits(&self) -> Option<u32> {
+        match self {
+            Self::Permits { of, .. } => Some(*of),
+            Self::Exclusive | Self::Shared => None,
+        }
+    }
+
+    /// Returns how much of the lock one hold has: its permits, and 1 of any other lock.
+    #[must_use]
+    pub const fn taken(&self) -> u32 {
+        match self {
+            Self::Permits { take, .. } => *take,
+            Self::Exclusive | Self::Shared => 1,
+        }
+    }
+
+    /// Whether no two hold the lock at a time.
+    pub(crate) const fn is_exclusive(&self) -> bool {
+        matches!(self, Self::Exclusive)
+    }
+
+    /// Returns whether a claim of this mode that waits keeps newcomers out for a while, since what it wants may never
+    /// be free at one moment: the whole lock, or several permits.
+    #[must_use]
+    pub const fn has_preference(&self) -> bool {
+        match self {
+            Self::Exclusive => true,
+            Self::Shared => false,
+            Self::Permits { take, .. } => *take > 1,
+        }
+    }
+
+    /// The label of spans and metrics; `None` for the common mode.
+    pub(crate) const fn label(&self) -> Option<&'static str> {
+        if self.is_exclusive() { None } else { Some(self.as_str()) }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let Self::Permits { of, take } = *self else { return Ok(()) };
+        if !(1..=MOST_PERMITS).contains(&of) {
+            let what = format!("a semaphore of {of} permits; use 1 to {MOST_PERMITS}");
+            return Err(Failure::invalid_config(what));
+        }
+        if !(1..=of).contains(&take) {
+            let what = format!("{take} permits at once of a semaphore of {of}; take 1 to {of}");
+            return Err(Failure::invalid_config(what));
+        }
+        Ok(())
+    }
+
+    /// Returns the failure of a claim of this mode on a key that others use as `other`, or `None` where the two go
+    /// together. Permits that are taken do not matter, only how many there are.
+    #[must_use]
+    pub fn conflict(&self, other: &Self) -> Option<Failure> {
+        let what = match (self.permits(), other.permits()) {
+            (ours, theirs) if ours == theirs => return None,
+            (Some(ours), Some(theirs)) => format!(
+                "the semaphore has {theirs} permits, and this asks for one of {ours}; give all processes the same \
+                 number, or have it changed by `Locks::resize_semaphore`"
+            ),
+            (Some(_), None) => {
+                "others use the key as a lock, and this asks for permits; use another key".to_owned()
+            }
+            (None, _) => {
+                "others use the key as a semaphore, and this asks for a lock; use another key".to_owned()
+            }
+        };
+        Some(Failure::new(ErrorKind::Conflict, what))
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive => f.write_str("write"),
+            Self::Shared => f.write_str("read"),
+            Self::Permits { of, take } => write!(f, "{take} of {of} permits"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absurd_numbers_of_permits_are_refused_with_the_bounds() {
+        for (of, take, text) in [
+            (0, 1, "use 1 to 1000000"),
+            (u32::MAX, 1, "use 1 to 1000000"),
+            (MOST_PERMITS + 1, 1, "use 1 to 1000000"),
+            (4, 0, "take 1 to 4"),
+            (4, 5, "take 1 to 4"),
+            (4, u32::MAX, "take 1 to 4"),
+        ] {
+            let failure = Mode::Permits { of, take }.check().unwrap_err();
+            assert_eq!(failure.kind(), ErrorKind::InvalidConfig);
+            assert!(failure.message().contains(text), "{failure}");
+        }
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { of: MOST_PERMITS, take: MOST_PERMITS }] {
+            mode.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_key_is_used_in_one_way_and_whoever_differs_learns_how() {
+        let (four, five) = (Mode::Permits { of: 4, take: 1 }, Mode::Permits { of: 5, take: 1 });
+        assert!(four.conflict(&Mode::Permits { of: 4, take: 3 }).is_none());
+        assert!(Mode::Shared.conflict(&Mode::Exclusive).is_none());
+        for (ours, theirs, text) in [
+            (five, four, "has 4 permits"),
+            (four, Mode::Shared, "as a lock"),
+            (Mode::Shared, four, "as a semaphore"),
+        ] {
+            let failure = ours.conflict(&theirs).unwrap();
+            assert_eq!(failure.kind(), ErrorKind::Conflict);
+            assert!(failure.message().contains(text), "{failure}");
+        }
+    }
+}

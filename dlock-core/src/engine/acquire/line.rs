@@ -1,0 +1,70 @@
+//! An acquire in the line of its process: what it reserves for those behind it, and what it takes over from the section
+//! before.
+
+use std::sync::Arc;
+
+use super::Acquire;
+use crate::engine::handoff::Handoff;
+use crate::engine::hold::Condition;
+use crate::engine::scope;
+use crate::engine::share::Share;
+use crate::engine::tenure::MOST_FOLLOWERS;
+use crate::engine::wait_queue::Ticket;
+use crate::error::Failure;
+
+impl<'a> Acquire<'a> {
+    /// Makes a share of a lock that was handed to us; `None` when nobody can rely on it any more.
+    pub(super) fn take_over(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
+        let before = Arc::clone(handoff.before());
+        let Some((hold, activity)) = handoff.take(&self.specs[self.place]) else { return Ok(None) };
+        self.engine.registry.list(&hold);
+        drop(activity);
+        // Dropping the share releases the lock.
+        let share = Share::first(hold);
+        scope::may_acquire(self.engine)?;
+        if share.hold().condition_when_granted() != Condition::Held {
+            return Ok(None);
+        }
+        self.span.handed_over(&before.trace);
+        Ok(Some(share))
+    }
+
+    /// Joins the line of this lock.
+    pub(super) fn join(&self, place: usize, seen: Option<u32>) -> Ticket<'a> {
+        let spec = &self.specs[place];
+        let ticket = self.engine.wait_queue.join(&spec.key, seen);
+        if let Some(until) = self.engine.tenures.stands_back(&spec.key) {
+            ticket.stand_back(until);
+        }
+        if self.takes_over() {
+            ticket.accept(spec.options.lease);
+        }
+        ticket
+    }
+
+    /// Leaves the line with the lock. What others may hold at the same time, the next one asks for at once.
+    pub(super) fn leave_line(&mut self, place: usize, ticket: Ticket<'_>) {
+        if self.specs[place].options.mode.is_exclusive() {
+            ticket.win(self.next_poll(None));
+        } else {
+            ticket.tell();
+        }
+    }
+
+    /// Whether a lock may be handed to us: one that is held alone, and not while something of ours may be on the
+    /// server.
+    pub(super) fn takes_over(&self) -> bool {
+        matches!(self.specs, [only] if only.options.handoff && only.options.mode.is_exclusive())
+            && self.first_sent.is_none()
+    }
+
+    /// Has the next attempt reserve fences for those who wait behind.
+    pub(super) fn reserve(&mut self, line: Option<&(usize, Ticket<'_>)>) {
+        let Some((_, ticket)) = line else { return };
+        let [spec] = self.specs else { return };
+        let Some(claim) = self.pendings[0].claim.as_mut() else { return };
+        let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();
+        let followers = if passes_on { ticket.followers(MOST_FOLLOWERS) } else { 0 };
+        claim.reserve(self.engine.tenures.block(&spec.key, followers, self.tries > 0));
+    }
+}

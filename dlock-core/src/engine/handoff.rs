@@ -1,0 +1,127 @@
+//! Passing a lock on inside this process: from a section that ends to the first in line here, without a request.
+//!
+//! The claim goes from hand to hand, with its token and its deadline. Each section has a hold of its own, with the next
+//! of the fences that were reserved when the lock was granted; when these are used up, or the time of the tenure is
+//! over, the lock is released. What was passed on and not taken, whatever the reason, goes to the next in line, or is
+//! released by the keeper.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::dynamic::DynClaim;
+use crate::engine::activity::ActivityToken;
+use crate::engine::cleanup::{Cleanup, release_later};
+use crate::engine::hold::{Condition, Hold};
+use crate::engine::{Engine, Spec};
+use crate::sync::atomic::Ordering;
+
+/// A lock on its way from one section to the next.
+pub(super) struct Handoff {
+    /// The hold of the section before, which is closed.
+    before: Arc<Hold>,
+    claim: Option<Box<dyn DynClaim>>,
+    activity: Option<ActivityToken>,
+}
+
+impl Handoff {
+    /// What was handed to a waiter of this process.
+    pub(super) fn of(parcel: Box<dyn Any + Send>) -> Option<Self> {
+        parcel.downcast().ok().map(|handoff| *handoff)
+    }
+
+    /// The section before.
+    pub(super) const fn before(&self) -> &Arc<Hold> {
+        &self.before
+    }
+
+    /// Makes a hold of it, for `spec`; not yet listed with the keeper. What is returned beside it ends when it is.
+    pub(super) fn take(mut self, spec: &Spec) -> Option<(Arc<Hold>, Option<ActivityToken>)> {
+        let claim = self.claim.take()?;
+        Some((Hold::after(&self.before, spec, claim), self.activity.take()))
+    }
+}
+
+impl Drop for Handoff {
+    fn drop(&mut self) {
+        if let (Some(claim), Some(activity)) = (self.claim.take(), self.activity.take()) {
+            Cleanup::of_hold(&self.before, claim, activity).later();
+        }
+    }
+}
+
+/// A closed hold that was not passed on: to be released.
+pub(crate) struct Unpassed {
+    /// Where the hold has it no more.
+    pub(crate) claim: Option<Box<dyn DynClaim>>,
+    pub(crate) activity: ActivityToken,
+}
+
+/// Passes a hold that was closed, and `was` worth this until then, to the first in line here, if that can be.
+pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken) -> Result<(), Unpassed> {
+    let engine = &hold.engine;
+    if !hold.has_next_fence() || was != Condition::Held || !engine.wait_queue.has(&hold.key) {
+        return Err(Unpassed { claim: None, activity });
+    }
+    let registry = &engine.registry;
+    let now = engine.clock.now();
+    if registry.is_closed() || registry.is_draining() || !hold.may_be_passed_on(now) {
+        return Err(Unpassed { claim: None, activity });
+    }
+    let Some(Some(claim)) = hold.try_take_claim() else { return Err(Unpassed { claim: None, activity }) };
+    let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
+    match engine.wait_queue.hand_over(&hold.key, hold.lease, Box::new(handoff)) {
+        Ok(()) => {
+            watch(engine);
+            Ok(())
+        }
+        Err(parcel) => match Handoff::of(parcel) {
+            Some(mut handoff) => match (handoff.claim.take(), handoff.activity.take()) {
+                (claim, Some(activity)) => Err(Unpassed { claim, activity }),
+                _ => Ok(()),
+            },
+            None => Ok(()),
+        },
+    }
+}
+
+/// How often somebody looks for waiters that were handed the lock and do not take it.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Has the keeper take the lock back from a waiter that nobody polls, such as a future that a `select!` left aside: it
+/// would keep the lock from other processes for as long as the lease.
+fn watch(engine: &Arc<Engine>) {
+    let watched = &engine.wait_queue.watched;
+    if watched.load(Ordering::SeqCst) || watched.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let watching = Arc::downgrade(engine);
+    engine.later(async move {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let Some(engine) = watching.upgrade() else { return };
+            // Dropping them releases the locks.
+            let (_not_taken, on_its_way) = engine.wait_queue.not_taken();
+            if on_its_way {
+                continue;
+            }
+            engine.wait_queue.watched.store(false, Ordering::SeqCst);
+            // One that was handed over meanwhile counted on this.
+            let (_, on_its_way) = engine.wait_queue.not_taken();
+            if !on_its_way || engine.wait_queue.watched.swap(true, Ordering::SeqCst) {
+                return;
+            }
+        }
+    });
+}
+
+/// Ends the hold of a guard that was dropped: passes it on, or has the keeper release it.
+pub(super) fn drop_last(hold: &Arc<Hold>) {
+    let activity = hold.engine.registry.activity.begin();
+    let was = hold.close();
+    match pass_on(hold, was, activity) {
+        Ok(()) => {}
+        Err(Unpassed { claim: Some(claim), activity }) => Cleanup::of_hold(hold, claim, activity).later(),
+        Err(Unpassed { claim: None, activity }) => release_later(Arc::clone(hold), activity),
+    }
+}

@@ -1,0 +1,105 @@
+//! What goes from one hold to the next when a lock is passed on.
+
+use std::sync::Arc;
+
+use super::Hold;
+use crate::backend::Term;
+use crate::backend::dynamic::DynClaim;
+use crate::clock::Timestamp;
+use crate::engine::Spec;
+use crate::fence::Fence;
+use crate::sync::atomic::Ordering;
+
+impl Hold {
+    /// The hold that follows `before`, which gave its claim: the same lease, and the next fence. What the backend told
+    /// `before` since it was closed counts for this one, which is notified from here on.
+    pub(in crate::engine) fn after(before: &Self, spec: &Spec, claim: Box<dyn DynClaim>) -> Arc<Self> {
+        let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.last_fence);
+        let sent = Timestamp::from_nanos(before.confirmed_at.load(Ordering::Acquire));
+        let now = spec.engine.clock.now();
+        let hold = Self::make(spec, claim, fences, before.term, (now, sent), before.tenure.next());
+        if let Some(cause) = before.loss.get() {
+            hold.lose(cause.clone());
+        } else if before.is_at_risk() {
+            hold.suspect();
+        }
+        hold.wanted_at.fetch_min(before.wanted_at.load(Ordering::Acquire), Ordering::AcqRel);
+        hold
+    }
+
+    /// Whether a fence is left for one who follows.
+    pub(crate) fn has_next_fence(&self) -> bool {
+        self.fence.is_some_and(|fence| fence.get() < self.last_fence)
+    }
+
+    /// Whether a hold that was closed, and sound until `now`, may go to the next one here.
+    pub(crate) fn may_be_passed_on(&self, now: Timestamp) -> bool {
+        let Term::Lease(length) = self.term else { return false };
+        let confirmed_at = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
+        let is_out_of_time = self.tenure.is_out_of_time(self.engine.tenures.limits(), now);
+        // Perhaps the backend had reason to ask for the renewal, and its answer is lost with the hold.
+        let renews = self.renew_at.load(Ordering::Acquire) == Timestamp::NEVER.as_nanos()
+            || self.wanted_at.load(Ordering::Acquire) <= now.as_nanos();
+        !is_out_of_time
+            && !renews
+            && now < confirmed_at + length / 2
+            && !self.is_at_risk()
+            && !self.is_release_requested()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::backend::{Grant, SignalSink};
+    use crate::engine::hold::Condition;
+    use crate::handles::options::Options;
+    use crate::key::Key;
+    use crate::telemetry::Site;
+    use crate::{Locks, ManualClock, Memory};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    /// A hold, and the one that follows it, with what happens in between.
+    fn passed(between: impl FnOnce(&Hold)) -> (ManualClock, Arc<Hold>) {
+        let clock = ManualClock::stopped();
+        let locks = Locks::new(Memory::with_clock(clock.clock()));
+        let (key, options) = (Key::new("k").unwrap(), Options { lease: LEASE, ..Options::default() });
+        let spec = Spec { engine: Arc::clone(locks.engine()), key, site: Site::default(), options };
+        let grant = Grant::new(Term::Lease(LEASE)).with_fence(Fence::new(1)).with_reserved(2);
+        let before = Hold::new(&spec, spec.claim().unwrap(), grant, clock.clock().now());
+        assert!(before.has_next_fence() && before.may_be_passed_on(clock.clock().now()));
+        assert_eq!(before.close(), Condition::Held);
+        let claim = before.try_take_claim().flatten().unwrap();
+        between(&before);
+        (clock, Hold::after(&before, &spec, claim))
+    }
+
+    #[test]
+    fn what_the_backend_tells_while_a_lock_is_on_its_way_counts_for_the_hold_that_follows() {
+        let (clock, sound) = passed(|_| {});
+        assert_eq!(sound.condition(), Condition::Held);
+        assert!(sound.due_at() > clock.clock().now());
+        let (_, lost) = passed(|before| SignalSink::lost(before, "gone".into()));
+        assert_eq!((lost.condition(), &*lost.cause()), (Condition::Lost, "gone"));
+        let (_, suspect) = passed(Hold::suspect);
+        assert_eq!(suspect.condition(), Condition::Suspect);
+        let (clock, changed) = passed(|before| before.renew_within(Duration::ZERO));
+        assert!(changed.due_at() <= clock.clock().now());
+    }
+
+    #[test]
+    fn a_hold_whose_renewal_is_due_or_has_no_answer_yet_is_not_passed_on() {
+        let (clock, hold) = passed(|_| {});
+        let now = clock.clock().now();
+        assert!(hold.may_be_passed_on(now));
+        hold.renew_within(Duration::ZERO);
+        assert!(!hold.may_be_passed_on(now));
+        assert!(hold.take_renewal(now, Duration::ZERO));
+        assert!(!hold.may_be_passed_on(now));
+        hold.confirm(now);
+        assert!(hold.may_be_passed_on(now));
+    }
+}

@@ -1,0 +1,206 @@
+//! Tests of the lines.
+
+use std::pin::pin;
+
+use super::*;
+
+/// Whether this resolves now.
+fn is_ready(future: impl Future) -> bool {
+    let mut context = Context::from_waker(Waker::noop());
+    pin!(future).poll(&mut context).is_ready()
+}
+
+#[tokio::test]
+async fn a_release_that_was_not_answered_is_known_to_the_next_one() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
+    assert_eq!(a.turn().await, Turn::Released);
+    a.ask();
+    a.poll_after(Duration::from_secs(60));
+    assert!(!is_ready(a.turn()));
+    line.released(&key);
+    assert_eq!(a.turn().await, Turn::Released);
+    a.ask();
+    // Cancelled, or refused by the backend, with the request under way.
+    drop(a);
+    assert_eq!(b.turn().await, Turn::Released);
+    b.ask();
+    b.poll_after(Duration::from_secs(60));
+    // This one has learned that somebody has it.
+    drop(b);
+    assert!(!is_ready(c.turn()));
+}
+
+#[tokio::test]
+async fn places_come_first_in_their_order_and_nothing_is_left() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
+    a.first().await;
+    assert!(!is_ready(b.first()));
+    drop(b);
+    drop(a);
+    c.first().await;
+    assert!(line.has(&key));
+    drop(c);
+    assert!(!line.has(&key) && line.shards.iter().all(|shard| shard.lock().unwrap().waiters.is_empty()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_follows_a_holder_waits_for_its_release() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    for early in [true, false] {
+        let (a, b) = (line.join(&key, None), line.join(&key, None));
+        assert_eq!(a.turn().await, Turn::Released, "never asked for");
+        a.ask();
+        a.win(Duration::from_secs(60));
+        assert!(!is_ready(b.turn()));
+        if early {
+            line.released(&key);
+            assert_eq!(b.turn().await, Turn::Released);
+        } else {
+            assert_eq!(b.turn().await, Turn::Due);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_told_to_the_first_only() {
+    let line = WaitQueue::default();
+    let (key, other) = (Key::new("k").unwrap(), Key::new("o").unwrap());
+    let seen = (line.releases(&key), line.releases(&other));
+    let (a, b) = (line.join(&key, Some(seen.0)), line.join(&key, Some(seen.0)));
+    let o = line.join(&other, Some(seen.1));
+    for ticket in [&a, &o] {
+        ticket.poll_after(Duration::from_secs(60));
+    }
+    line.released(&key);
+    assert!(is_ready(a.turn()) && !is_ready(b.turn()) && !is_ready(o.turn()));
+}
+
+#[tokio::test]
+async fn a_release_before_the_place_in_line_is_known_there() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let seen = line.releases(&key);
+    line.released(&key);
+    let late = line.join(&key, Some(seen));
+    late.poll_after(Duration::from_secs(60));
+    assert!(is_ready(late.turn()));
+}
+
+/// Has one waiter after the other give up, each millisecond, and returns how often they were to ask in two seconds.
+async fn asked_by_those_who_give_up(line: &WaitQueue) -> u32 {
+    let key = Key::new("k").unwrap();
+    let seen = Some(line.releases(&key));
+    let mut tickets: std::collections::VecDeque<_> = (0..2_000).map(|_| line.join(&key, seen)).collect();
+    tickets[0].ask();
+    tickets[0].poll_after(Duration::from_millis(100));
+    let mut asked = 0;
+    while let Some(first) = tickets.front() {
+        let turn = tokio::time::timeout(Duration::from_millis(1), first.turn()).await;
+        if turn.is_ok() {
+            asked += 1;
+            first.ask();
+            let pause = first.next_pause(0.5).unwrap();
+            // Every other one is gone before it has an answer.
+            if asked % 2 == 0 {
+                first.poll_after(pause);
+            }
+        }
+        drop(tickets.pop_front());
+    }
+    asked
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_becomes_the_first_asks_when_the_one_before_would_have() {
+    let polls = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
+    let asked = asked_by_those_who_give_up(&WaitQueue::new(polls.clone(), false)).await;
+    assert!((8..20).contains(&asked), "{asked}");
+    // Nobody listened for a moment each time.
+    let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, true)).await;
+    assert!((8..20).contains(&asked), "{asked}");
+}
+
+#[tokio::test]
+async fn who_gives_up_changes_nothing_for_the_others() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let seen = Some(line.releases(&key));
+    let (a, b, c, d) =
+        (line.join(&key, seen), line.join(&key, seen), line.join(&key, seen), line.join(&key, seen));
+    a.ask();
+    a.poll_after(Duration::from_secs(60));
+    // Neither one from the middle, nor the first, who had nothing to say.
+    drop(c);
+    assert!(!is_ready(a.turn()) && !is_ready(b.turn()));
+    drop(a);
+    assert!(is_ready(b.first()) && !is_ready(b.turn()));
+    // A notification that the first did not use goes on to the next.
+    line.released(&key);
+    drop(b);
+    assert!(is_ready(d.turn()));
+}
+
+/// What was handed over, and how often it was dropped without being taken.
+struct Marked(std::sync::Arc<AtomicUsize>);
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn what_is_handed_over_is_taken_by_the_first_who_accepts_it_or_dropped() {
+    const LEASE: Duration = Duration::from_secs(30);
+    let (line, dropped) = (WaitQueue::default(), std::sync::Arc::default());
+    let parcel = || -> Parcel { Box::new(Marked(std::sync::Arc::clone(&dropped))) };
+    let count = || dropped.load(Ordering::SeqCst);
+    let key = Key::new("k").unwrap();
+    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "nobody waits");
+    let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
+    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it does not accept");
+    [&a, &b, &c].into_iter().for_each(|ticket| ticket.accept(LEASE));
+    assert!(line.hand_over(&key, LEASE * 2, parcel()).is_err(), "another lease");
+    a.ask();
+    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it asks by itself");
+    a.poll_after(Duration::from_secs(60));
+    a.accept(LEASE);
+    assert_eq!(count(), 4);
+    assert!(line.hand_over(&key, LEASE, parcel()).is_ok());
+    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it has one");
+    assert_eq!((a.turn().await, count()), (Turn::Released, 5));
+    // Gone without taking it: to the next, who has the turn although nobody released anything.
+    drop(a);
+    assert_eq!((b.turn().await, count()), (Turn::Released, 5));
+    assert!(!is_ready(c.turn()));
+    drop(b.take_parcel());
+    assert_eq!(count(), 6);
+    b.win(Duration::from_secs(60));
+    assert!(!is_ready(c.turn()), "held in this process");
+    assert!(line.hand_over(&key, LEASE, parcel()).is_ok());
+    // Nobody is left.
+    drop(c);
+    assert_eq!(count(), 7);
+    assert!(!line.has(&key));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_asks_while_the_lock_is_left_to_others() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let (a, b) = (line.join(&key, None), line.join(&key, None));
+    a.ask();
+    a.poll_after(Duration::from_secs(60));
+    let until = Instant::now() + Duration::from_millis(5);
+    line.stand_back(&key, until);
+    assert!(!is_ready(a.turn()) && !is_ready(a.may_listen()) && !is_ready(b.turn()));
+    assert_eq!(a.turn().await, Turn::Due);
+    assert!(Instant::now() >= until && Instant::now() < until + Duration::from_millis(5));
+    a.ask();
+    assert!(is_ready(a.may_listen()));
+}

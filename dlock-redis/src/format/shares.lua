@@ -1,0 +1,266 @@
+-- One step on a lock that several may hold: its readers, or those with permits of a semaphore; and the attempt of one
+-- who wants it alone and found such.
+-- A lock with readers, and a semaphore, is a hash: n, how many permits or readers there are now; e, when the first of
+-- them may end; of, the number of permits of a semaphore; h, the token that was granted last; l, where somebody listens
+-- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; and for
+-- each token until when it holds the lock, how many permits, the fence, and who it is. Times are in ms of the server's
+-- clock. A lock that is held alone is a string, as in the other scripts.
+-- KEYS: the lock; for an acquire the counter of fences.
+-- ARGV: the number of the call; the operation; then:
+--   acquire   token; lease in ms; 'read', 'write', or the number of permits; how many are taken; 1 if it keeps
+--             newcomers out while it waits; 1 if it listens; who it is
+--   renew     token; lease in ms
+--   withdraw  token
+--   look
+--   resize    the number of permits
+--   force
+-- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
+--   acquire   the fence; {fence} or {value} of what the token has already; {ms to wait, value} when it is taken;
+--             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
+--   renew     1, or 0 when there was nothing
+--   withdraw  the same; 2 when somebody listens
+--   look      {number of permits or 0, ms now, value, ...}
+--   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
+--   force     1, or 0 when nobody holds it
+local PREFERENCE, ALIVE, REMEMBERED = 10000, 2000, 86400000
+local call, try = redis.call, redis.pcall
+local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
+local wrong = 'WRONGTYPE the key holds something that is no lock'
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function text(number)
+  return string.format('%.0f', number)
+end
+local function done(result)
+  return { result, ARGV[1] }
+end
+
+local kind = call('TYPE', name)
+kind = kind.ok or kind
+local n, ends, of, last, listens, waits, own
+if kind == 'hash' then
+  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token)
+  n, ends, of = tonumber(found[1]), tonumber(found[2]), tonumber(found[3])
+  last, listens, waits, own = found[4], found[5], found[6], found[7]
+  if not n or not ends then
+    return redis.error_reply(wrong)
+  end
+elseif kind ~= 'none' and kind ~= 'string' then
+  return redis.error_reply(wrong)
+end
+
+if operation == 'look' or operation == 'force' then
+  local held = { of or 0, text(now) }
+  if kind == 'hash' then
+    local all = call('HGETALL', name)
+    for at = 1, #all, 2 do
+      local until_ms = #all[at] == 32 and tonumber(string.match(all[at + 1], '^(%d+) '))
+      if until_ms and until_ms > now then
+        held[#held + 1] = all[at + 1]
+      end
+    end
+  elseif kind == 'string' then
+    return redis.error_reply(wrong)
+  end
+  if operation == 'look' then
+    return done(held)
+  end
+  call('DEL', name)
+  try('PUBLISH', name, '')
+  return done(#held > 2 and 1 or 0)
+end
+
+if operation == 'resize' then
+  if kind == 'string' or kind == 'hash' and not of and n > 0 then
+    return done({ -1, 0 })
+  elseif not of then
+    return done(0)
+  end
+  call('HSET', name, 'of', token)
+  try('PUBLISH', name, '')
+  return done(of)
+end
+
+-- What has run out is taken away before anything is decided by it. No share ends before `e`.
+if kind == 'hash' and n > 0 and ends <= now then
+  local all = call('HGETALL', name)
+  n, ends = 0, nil
+  for at = 1, #all, 2 do
+    if #all[at] == 32 then
+      local until_ms, taken = string.match(all[at + 1], '^(%d+) (%d+) ')
+      until_ms, taken = tonumber(until_ms), tonumber(taken)
+      if not until_ms or until_ms <= now then
+        call('HDEL', name, all[at])
+        if all[at] == token then
+          own = false
+        end
+      else
+        n = n + taken
+        if not ends or until_ms < ends then
+          ends = until_ms
+        end
+      end
+    end
+  end
+  ends = ends or now
+  call('HSET', name, 'n', n, 'e', text(ends))
+end
+
+-- As long as the longest of what is in it.
+local function keep(lease)
+  local least = of and math.max(lease, REMEMBERED) or lease
+  if call('PTTL', name) < least then
+    call('PEXPIRE', name, text(least))
+  end
+end
+
+if operation == 'renew' then
+  if not own then
+    return done(0)
+  end
+  local lease = tonumber(ARGV[4])
+  local rest = string.match(own, '^%d+( .*)$')
+  call('HSET', name, token, text(now + lease) .. rest)
+  keep(lease)
+  return done(1)
+end
+
+if operation == 'withdraw' then
+  if kind == 'string' then
+    local value = call('GET', name)
+    if string.sub(value, 1, #token) ~= token then
+      return done(0)
+    end
+    call('DEL', name)
+    if string.sub(value, -2) ~= ' !' then
+      return done(1)
+    end
+    try('PUBLISH', name, '')
+    return done(2)
+  elseif kind == 'none' then
+    return done(0)
+  end
+  local kept_out = waits and string.sub(waits, 1, #token) == token
+  if own then
+    n = n - tonumber(string.match(own, '^%d+ (%d+) '))
+    call('HDEL', name, token)
+    call('HSET', name, 'n', n)
+  end
+  if kept_out then
+    call('HDEL', name, 'w')
+    waits = false
+  end
+  if n == 0 and not of and not waits then
+    call('DEL', name)
+  elseif own and of then
+    keep(0)
+  end
+  if (own or kept_out) and listens then
+    try('PUBLISH', name, '')
+  end
+  return done(own and (listens and 2 or 1) or 0)
+end
+
+local lease, mode, take = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local prefers, listening, who = ARGV[7] == '1', ARGV[8] == '1', ARGV[9]
+local permits = tonumber(mode)
+
+if kind == 'string' then
+  local value = call('GETRANGE', name, 0, 511)
+  if not string.find(value, '^%x+ %d+%+%d+ ') then
+    return redis.error_reply(wrong)
+  elseif permits then
+    return done({ -1, 0 })
+  elseif string.sub(value, 1, #token) == token then
+    call('PEXPIRE', name, text(lease))
+    return done({ value })
+  end
+  if listening and string.sub(value, -2) ~= ' !' then
+    call('APPEND', name, ' !')
+  end
+  return done({ call('PTTL', name), value })
+end
+
+if own then
+  -- The reply of an earlier attempt was lost.
+  local rest, fence = string.match(own, '^%d+( %d+ (%d+) .*)$')
+  call('HSET', name, token, text(now + lease) .. rest)
+  keep(lease)
+  return done({ tonumber(fence) })
+end
+
+if kind == 'hash' then
+  if of and of ~= permits then
+    return done({ -1, of })
+  elseif permits and not of and n > 0 then
+    return done({ -1, 0 })
+  end
+  local waiter, since, alive
+  if waits then
+    waiter, since, alive = string.match(waits, '^(%x+) (%d+) (%d+)$')
+    since, alive = tonumber(since), tonumber(alive)
+  end
+  local ours = waiter == token
+  local kept_out = waiter and not ours and math.min(alive, since + PREFERENCE) or 0
+  local room = mode == 'read' or mode == 'write' and n == 0 or permits and n + take <= permits
+  if not room or kept_out > now then
+    if prefers then
+      if not waiter or alive <= now or since + 2 * PREFERENCE <= now then
+        ours, since = true, now
+      end
+      if ours then
+        call('HSET', name, 'w', token .. ' ' .. text(since) .. ' ' .. text(now + ALIVE))
+        keep(ALIVE)
+      end
+    end
+    if listening and not listens then
+      call('HSET', name, 'l', 1)
+    end
+    local left = room and kept_out - now or ends - now
+    return done({ math.max(left, 1), last and call('HGET', name, last) or '' })
+  end
+  waits = not ours and waits
+end
+
+-- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+local counter = KEYS[2]
+local fence = try('INCR', counter)
+if type(fence) ~= 'number' then
+  fence.err = fence.err .. ' in the counter of fences'
+  return fence
+end
+local micros = time[1] * 1000000 + time[2]
+if fence < micros - 1000 then
+  fence = micros + 1
+  call('SET', counter, text(fence))
+elseif fence >= micros + 315360000000000 then
+  call('DECR', counter)
+  return redis.error_reply('FENCES ' .. counter)
+end
+
+if mode == 'write' then
+  if kind == 'hash' then
+    call('DEL', name)
+  end
+  -- Who listens is told of the release.
+  local value = token .. ' ' .. text(fence) .. '+0 ' .. who .. (listens and ' !' or '')
+  call('SET', name, value, 'PX', text(lease))
+  return done(fence)
+end
+n = (n or 0) + take
+local expires = now + lease
+ends = n > take and math.min(ends, expires) or expires
+local value = text(expires) .. ' ' .. take .. ' ' .. text(fence) .. ' ' .. who
+call('HSET', name, 'n', n, 'e', text(ends), 'h', token, token, value)
+if permits and not of then
+  of = permits
+  call('HSET', name, 'of', of)
+end
+if kind == 'hash' and not waits then
+  call('HDEL', name, 'w')
+end
+if listening and not listens then
+  call('HSET', name, 'l', 1)
+end
+keep(lease)
+return done(fence)

@@ -1,0 +1,216 @@
+//! Our own form of what several hold at a time: a hash with a field for each of them. See the script.
+
+use std::time::Duration;
+
+use dlock_core::backend::{Mode, Occupancy};
+use dlock_core::{Fence, Holder};
+use redis::{Cmd, Value};
+
+use super::plain::{self, hex};
+use super::{Script, hash_of, since, text};
+use crate::request::{Answer, By, CallNumber, ShareRequest, ShareStep};
+
+const TEXT: &str = include_str!("shares.lua");
+static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
+
+pub(crate) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
+    let acquires = matches!(request.step, ShareStep::Acquire { .. });
+    let mut cmd = SCRIPT.call(by, 1 + usize::from(acquires), 16);
+    cmd.arg(&*request.names.lock);
+    if acquires {
+        cmd.arg(&*request.names.counter);
+    }
+    cmd.arg(number.0);
+    let token = hex(&request.token);
+    match &request.step {
+        ShareStep::Acquire { mode, lease, listens, prefers, who } => {
+            cmd.arg("acquire").arg(&token).arg(*lease);
+            match mode {
+                Mode::Permits { of, .. } => cmd.arg(*of),
+                mode => cmd.arg(mode.as_str()),
+            };
+            let mut line = Vec::new();
+            who.write(&mut line);
+            cmd.arg(mode.taken()).arg(i32::from(*prefers)).arg(i32::from(*listens)).arg(line);
+        }
+        ShareStep::Renew { lease } => drop(cmd.arg("renew").arg(&token).arg(*lease)),
+        ShareStep::Withdraw => drop(cmd.arg("withdraw").arg(&token)),
+    }
+    cmd
+}
+
+/// Reads what came of it; `None` when it makes no sense.
+pub(crate) fn read(result: Value, step: &ShareStep) -> Option<Answer> {
+    let ShareStep::Acquire { mode, .. } = step else {
+        return match result {
+            Value::Int(1) => Some(Answer::Done(true)),
+            result => plain::answer(result),
+        };
+    };
+    let parts = match result {
+        Value::Int(fence) => {
+            return u64::try_from(fence).ok().filter(|fence| *fence > 0).map(Answer::Granted);
+        }
+        Value::Array(parts) => parts,
+        _ => return None,
+    };
+    match &parts[..] {
+        [Value::Int(fence)] => Some(Answer::Adopted(u64::try_from(*fence).ok())),
+        [Value::Int(-1), Value::Int(of)] => Some(Answer::Used(used(*of)?)),
+        [Value::Int(left), Value::BulkString(value)] => {
+            let left = u64::try_from(*left).ok().map(Duration::from_millis);
+            match Stored::parse(std::str::from_utf8(value).ok()?) {
+                Some(stored) => {
+                    Some(Answer::Busy { left, holder: Box::new(stored.holder(mode.permits(), left)) })
+                }
+                None if value.is_empty() => Some(Answer::KeptOut { left }),
+                None => plain::answer(Value::Array(parts)),
+            }
+        }
+        _ => plain::answer(Value::Array(parts)),
+    }
+}
+
+fn used(of: i64) -> Option<Mode> {
+    Some(match u32::try_from(of).ok()? {
+        0 => Mode::Exclusive,
+        of => Mode::Permits { of, take: 1 },
+    })
+}
+
+/// One of those who hold the lock.
+struct Stored<'a> {
+    until: u64,
+    taken: u32,
+    fence: u64,
+    who: &'a str,
+}
+
+impl<'a> Stored<'a> {
+    fn parse(value: &'a str) -> Option<Self> {
+        let mut parts = value.splitn(4, ' ');
+        let mut number = || parts.next()?.parse().ok();
+        let (until, taken, fence): (u64, u64, u64) = (number()?, number()?, number()?);
+        Some(Self { until, taken: u32::try_from(taken).ok()?, fence, who: parts.next().unwrap_or_default() })
+    }
+
+    fn holder(&self, of: Option<u32>, left: Option<Duration>) -> Holder {
+        let mut holder = Holder::parse(self.who);
+        holder.fence = Some(Fence::new(self.fence));
+        holder.expires_in = left;
+        holder.since = since(self.fence);
+        holder.mode = match of {
+            Some(of) => Mode::Permits { of, take: self.taken },
+            None => Mode::Shared,
+        };
+        holder
+    }
+}
+
+/// Makes the call that looks who holds a lock. This one, and those below, are rarely used, so that servers need not
+/// keep the script.
+pub(crate) fn look(lock: &str, number: CallNumber) -> Cmd {
+    rare(lock, number, "look", "")
+}
+
+/// Reads what came of it; `None` when it makes no sense.
+pub(crate) fn seen(looked: Value) -> Option<Occupancy> {
+    let Value::Array(parts) = looked else { return None };
+    let mut parts = parts.into_iter();
+    let Value::Int(of) = parts.next()? else { return None };
+    let of = u32::try_from(of).ok().filter(|of| *of > 0);
+    let now: u64 = text(parts.next()?)?.parse().ok()?;
+    let holder = |value: Value| {
+        let value = text(value)?;
+        let stored = Stored::parse(&value)?;
+        Some(stored.holder(of, Some(Duration::from_millis(stored.until.saturating_sub(now)))))
+    };
+    let holders = parts.map(holder).collect::<Option<_>>()?;
+    Some(Occupancy::new(of, holders))
+}
+
+/// Makes the call that changes the number of permits.
+pub(crate) fn resize(lock: &str, permits: u32, number: CallNumber) -> Cmd {
+    rare(lock, number, "resize", &permits.to_string())
+}
+
+/// Reads how many there were, or what the key is instead; `None` when it makes no sense.
+pub(crate) fn resized(result: &Value) -> Option<Result<Option<u32>, Mode>> {
+    Some(match result {
+        Value::Int(before) => Ok(u32::try_from(*before).ok().filter(|before| *before > 0)),
+        Value::Array(_) => Err(Mode::Exclusive),
+        _ => return None,
+    })
+}
+
+/// Makes the call that takes a lock away from all who hold it; 1 when anybody did.
+pub(crate) fn force(lock: &str, number: CallNumber) -> Cmd {
+    rare(lock, number, "force", "")
+}
+
+fn rare(lock: &str, number: CallNumber, operation: &str, argument: &str) -> Cmd {
+    let mut cmd = SCRIPT.call(By::Text, 1, 8);
+    cmd.arg(lock).arg(number.0).arg(operation).arg(argument);
+    cmd
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::no_lock;
+    use super::*;
+    use crate::request::Who;
+
+    const STEP: ShareStep = ShareStep::Withdraw;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn acquire() -> ShareStep {
+        let mode = Mode::Permits { of: 4, take: 2 };
+        ShareStep::Acquire {
+            mode,
+            lease: 5_000,
+            listens: false,
+            prefers: true,
+            who: Who::text("host=a pid=5"),
+        }
+    }
+
+    #[test]
+    fn answers_are_told_apart() {
+        let acquire = acquire();
+        assert_eq!(read(Value::Int(7), &acquire), Some(Answer::Granted(7)));
+        assert_eq!(read(Value::Int(0), &acquire), None, "a grant has a fence");
+        assert_eq!(read(Value::Array(vec![Value::Int(7)]), &acquire), Some(Answer::Adopted(Some(7))));
+        let used = |of| read(Value::Array(vec![Value::Int(-1), Value::Int(of)]), &acquire);
+        assert_eq!(used(0), Some(Answer::Used(Mode::Exclusive)));
+        assert_eq!(used(5), Some(Answer::Used(Mode::Permits { of: 5, take: 1 })));
+        let busy = |value| read(Value::Array(vec![Value::Int(30), bulk(value)]), &acquire);
+        let Some(Answer::Busy { left, holder }) = busy("99 2 12 host=a pid=5") else { panic!() };
+        assert_eq!((left, holder.pid), (Some(Duration::from_millis(30)), Some(5)));
+        assert_eq!(holder.fence, Some(Fence::new(12)));
+        assert!(matches!(busy(""), Some(Answer::KeptOut { left: Some(_) })));
+        assert_eq!(busy("nonsense"), Some(no_lock()));
+        for (reply, answer) in [(0, Answer::Done(false)), (1, Answer::Done(true)), (2, Answer::Awaited)] {
+            assert_eq!(read(Value::Int(reply), &STEP), Some(answer));
+        }
+        for nonsense in [Value::Nil, Value::Array(vec![]), bulk("x")] {
+            assert_eq!(read(nonsense.clone(), &acquire), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn all_holders_are_read_or_none() {
+        let reply = Value::Array;
+        let found =
+            seen(reply(vec![Value::Int(4), bulk("100"), bulk("130 3 7 pid=5"), bulk("150 1 8 pid=6")]));
+        let found = found.unwrap();
+        assert_eq!((found.permits, found.taken(), found.holders.len()), (Some(4), 4, 2));
+        assert_eq!(found.holders[0].expires_in, Some(Duration::from_millis(30)));
+        assert_eq!(seen(reply(vec![Value::Int(0), bulk("100")])), Some(Occupancy::default()));
+        assert_eq!(seen(reply(vec![Value::Int(0), bulk("100"), bulk("x")])), None);
+        assert_eq!(resized(&Value::Int(3)), Some(Ok(Some(3))));
+        assert_eq!(resized(&Value::Int(0)), Some(Ok(None)));
+    }
+}

@@ -1,0 +1,271 @@
+//! What administrators and neighbours do to a server, or to its table, while locks are held.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock_core::{Backend, ErrorKind, Locks};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::{
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, PostgresOptions, PostgresRowLocks, PostgresSessions,
+};
+
+use crate::support::{Db, is_error, on_both, once, take, until};
+
+/// Ends all sessions of a server, again and again.
+struct Storm(Arc<AtomicBool>, Option<std::thread::JoinHandle<u64>>);
+
+impl Storm {
+    fn begin(kill: impl Fn() -> usize + Send + 'static, pause: Duration) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || {
+            let mut killed = 0;
+            while !stop.load(Ordering::Acquire) {
+                killed += kill() as u64;
+                std::thread::sleep(pause);
+            }
+            killed
+        });
+        Self(ends, Some(thread))
+    }
+
+    fn end(mut self) -> u64 {
+        self.0.store(true, Ordering::Release);
+        self.1.take().unwrap().join().unwrap()
+    }
+}
+
+/// Tasks of two processes that want one key: the fences in the order of the grants, how often two were inside, and the
+/// errors.
+async fn crowd(processes: &[Locks], time: Duration) -> (Vec<u64>, u64, Vec<String>) {
+    let (inside, overlaps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let fences = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let errors = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let begun = Instant::now();
+    let mut tasks = Vec::new();
+    for locks in processes.iter().flat_map(|locks| std::iter::repeat_n(locks, 3)) {
+        let (locks, inside, overlaps) = (locks.clone(), Arc::clone(&inside), Arc::clone(&overlaps));
+        let (fences, errors) = (Arc::clone(&fences), Arc::clone(&errors));
+        tasks.push(tokio::spawn(async move {
+            while begun.elapsed() < time {
+                let guard = match locks.lock("hot").acquire().await {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        errors.lock().unwrap().push(error.to_string());
+                        continue;
+                    }
+                };
+                fences.lock().unwrap().push(guard.fence().unwrap().get());
+                if inside.fetch_add(1, Ordering::SeqCst) > 0 && guard.check().is_ok() {
+                    overlaps.fetch_add(1, Ordering::SeqCst);
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                let _ = guard.release().await;
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let (fences, errors) = (fences.lock().unwrap().clone(), errors.lock().unwrap().clone());
+    (fences, overlaps.load(Ordering::SeqCst), errors)
+}
+
+fn repeated(fences: &[u64]) -> usize {
+    fences.len() - fences.iter().collect::<std::collections::HashSet<_>>().len()
+}
+
+fn locks(backend: impl Backend) -> Locks {
+    let locks = Locks::builder(backend).with_lease(Duration::from_secs(4)).with_wait(Duration::from_secs(20));
+    locks.build().unwrap()
+}
+
+on_both! {
+    async fn a_storm_that_ends_all_sessions_costs_no_lease_row<D: Db>(db: D) {
+        let processes = [locks(db.backend().await), locks(db.backend().await)];
+        let kept = take(&processes[0], "kept").await;
+        let db = Arc::new(db);
+        let storm = Storm::begin({ let db = Arc::clone(&db); move || db.disconnect_all() }, Duration::from_millis(20));
+        let (fences, overlaps, errors) = crowd(&processes, Duration::from_millis(1_500)).await;
+        let killed = storm.end();
+        assert_eq!(errors, [""; 0]);
+        assert!(killed > 3 && !fences.is_empty());
+        assert_eq!((overlaps, repeated(&fences)), (0, 0));
+        assert!(fences.is_sorted(), "in the order of the grants");
+        kept.check().unwrap();
+        kept.release().await.unwrap();
+        until("all withdrawals", || processes.iter().all(|locks| locks.stats().background == 0)).await;
+        until("every lock is free", || db.held() == 0).await;
+    }
+
+    async fn rights_that_are_taken_away_are_named_and_those_that_are_given_back_count_at_once<D: Db>(db: D) {
+        db.backend().await;
+        db.make_user("app", "SELECT, INSERT, UPDATE");
+        let user = if D::KEY == "key" { "app" } else { "app@'%'" };
+        let locks = locks(D::connect(&db.url_as("app", "right")).await.unwrap());
+        take(&locks, "a").await.release().await.unwrap();
+        for right in ["SELECT", "INSERT", "UPDATE"] {
+            db.query(&format!("REVOKE {right} ON dlock FROM {user}"));
+            let connected = D::connect(&db.url_as("app", "right")).await;
+            is_error(connected, ErrorKind::Denied, &["GRANT SELECT, INSERT, UPDATE"]);
+            let taken = once(&locks, &format!("new {right}")).acquire().await;
+            is_error(taken, ErrorKind::Denied, &["GRANT SELECT, INSERT, UPDATE"]);
+            db.query(&format!("GRANT {right} ON dlock TO {user}"));
+            take(&locks, "a").await.release().await.unwrap();
+        }
+        let guard = take(&locks, "a").await;
+        db.query(&format!("REVOKE UPDATE ON dlock FROM {user}"));
+        is_error(guard.release().await, ErrorKind::Denied, &["GRANT SELECT, INSERT, UPDATE"]);
+        db.query(&format!("GRANT UPDATE ON dlock TO {user}"));
+        // The lease ends it.
+        take(&locks, "a").await.release().await.unwrap();
+    }
+
+    async fn a_question_is_asked_again_when_its_connection_has_ended<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = locks(backend.clone());
+        let guard = take(&locks, "a").await;
+        for _ in 0..2 {
+            assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence, guard.fence());
+            db.disconnect_all();
+            assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence, guard.fence());
+            db.disconnect_all();
+            assert_eq!(D::holders(&backend).await.unwrap().len(), 1);
+        }
+        guard.release().await.unwrap();
+    }
+
+    async fn rows_that_are_emptied_end_the_locks_and_fences_go_on<D: Db>(db: D) {
+        let locks = locks(db.backend().await);
+        let guard = take(&locks, "a").await;
+        let fence = guard.fence();
+        db.query("TRUNCATE TABLE dlock");
+        guard.lost().await;
+        let next = take(&locks, "a").await;
+        assert!(next.fence() > fence);
+        next.release().await.unwrap();
+        db.query("DROP TABLE dlock");
+        is_error(once(&locks, "a").acquire().await, ErrorKind::InvalidConfig, &["there is no table"]);
+        let again = db.backend().await;
+        take(&locks, "a").await.release().await.unwrap();
+        drop(again);
+    }
+}
+
+/// Sessions end with their connection: another may come in before the holder knows, and fences tell them apart.
+async fn storm_of_sessions(processes: &[Locks], kill: impl Fn() -> usize + Send + 'static) {
+    let storm = Storm::begin(kill, Duration::from_millis(50));
+    let (fences, _, errors) = crowd(processes, Duration::from_millis(1_500)).await;
+    let killed = storm.end();
+    assert_eq!(errors, [""; 0]);
+    assert!(killed > 3 && !fences.is_empty());
+    assert_eq!(repeated(&fences), 0);
+    until("all withdrawals", || processes.iter().all(|locks| locks.stats().background == 0)).await;
+    for locks in processes {
+        take(locks, "hot").await.release().await.unwrap();
+        assert_eq!(locks.inspect("hot").await.unwrap(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_postgres_go_on_after_a_storm() {
+    let server = Arc::new(<PostgresServer as Db>::start());
+    let url = server.url();
+    PostgresOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    let kill = |server: &Arc<PostgresServer>| {
+        let server = Arc::clone(server);
+        move || server.disconnect_all()
+    };
+    let both = [
+        locks(PostgresSessions::connect(&url).await.unwrap()),
+        locks(PostgresSessions::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+    let both = [
+        locks(PostgresRowLocks::connect(&url).await.unwrap()),
+        locks(PostgresRowLocks::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_mysql_go_on_after_a_storm() {
+    let server = Arc::new(<MysqlServer as Db>::start());
+    let url = server.url();
+    MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    let kill = |server: &Arc<MysqlServer>| {
+        let server = Arc::clone(server);
+        move || server.disconnect_all()
+    };
+    let both = [
+        locks(MysqlSessions::connect(&url).await.unwrap()),
+        locks(MysqlSessions::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+    let both = [
+        locks(MysqlRowLocks::connect(&url).await.unwrap()),
+        locks(MysqlRowLocks::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+}
+
+/// Where the server ignores the case of tables, two spellings are one table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_spellings_of_a_table_are_one_where_the_server_ignores_case() {
+    let server = MysqlServer::options().setting("lower-case-table-names", "1").start().unwrap();
+    let url = |table: &str| format!("{}?table={table}", server.url());
+    let (upper, lower) = (url("Locks"), url("locks"));
+    MysqlOptions::from_url(&upper).unwrap().migrate().await.unwrap();
+    let held = |a: Locks, b: Locks| async move {
+        let guard = take(&a, "a").await;
+        is_error(once(&b, "a").acquire().await, ErrorKind::Busy, &[]);
+        assert_eq!(b.inspect("a").await.unwrap().unwrap().fence, guard.fence());
+        guard.release().await.unwrap();
+        take(&b, "a").await.release().await.unwrap();
+    };
+    held(locks(Mysql::connect(&upper).await.unwrap()), locks(Mysql::connect(&lower).await.unwrap())).await;
+    held(
+        locks(MysqlSessions::connect(&upper).await.unwrap()),
+        locks(MysqlSessions::connect(&lower).await.unwrap()),
+    )
+    .await;
+    held(
+        locks(MysqlRowLocks::connect(&upper).await.unwrap()),
+        locks(MysqlRowLocks::connect(&lower).await.unwrap()),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_rebuilds_the_table_of_postgres_holds_locks_up_and_ends_none() {
+    let server = <PostgresServer as Db>::start();
+    let locks = Locks::builder(server.backend().await)
+        .with_lease(Duration::from_secs(3))
+        .with_wait(Duration::from_secs(20));
+    let locks = locks.build().unwrap();
+    let guard = take(&locks, "a").await;
+    for change in [
+        "VACUUM FULL dlock",
+        "CLUSTER dlock USING dlock_pkey",
+        "REINDEX TABLE dlock",
+        "ALTER TABLE dlock ADD COLUMN note text",
+        "ALTER TABLE dlock DROP COLUMN note",
+        "ALTER TABLE dlock SET (fillfactor = 90)",
+        "VACUUM FREEZE dlock",
+        "BEGIN; LOCK TABLE dlock IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(0.5); COMMIT",
+        "DISCARD ALL",
+        "ANALYZE dlock",
+        "ALTER TABLE dlock ALTER COLUMN holder TYPE varchar(4000)",
+        "ALTER TABLE dlock ALTER COLUMN holder TYPE text",
+    ] {
+        server.query(change);
+        take(&locks, "b").await.release().await.unwrap_or_else(|error| panic!("{change}: {error}"));
+        let renewals = locks.stats().renewals;
+        until("a renewal", || locks.stats().renewals > renewals).await;
+        guard.check().unwrap();
+    }
+    guard.release().await.unwrap();
+}

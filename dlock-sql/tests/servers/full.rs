@@ -1,0 +1,67 @@
+//! Servers that have no connection left.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Locks};
+
+use crate::support::{Db, is_error, on_both, once, take, until};
+
+const RIGHTS: &str = "SELECT, INSERT, UPDATE";
+
+on_both! {
+    async fn what_is_held_is_renewed_and_released_when_the_server_has_no_connection_left<D: Db>(db: D) {
+        drop(db.backend().await);
+        db.make_user("app", RIGHTS);
+        let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        db.limit_connections("app", 1);
+        db.disconnect_all();
+        // The one connection is that of this runtime.
+        let kept = locks.lock("kept").with_wait(Duration::from_secs(10)).acquire().await.unwrap();
+        let released = take(&locks, "released").await;
+        let before = locks.stats().renewals;
+        until("renewals", || locks.stats().renewals >= before + 4).await;
+        // From a thread that has no connections.
+        let (told, release) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            told.send(runtime.block_on(released.release())).unwrap();
+        });
+        tokio::task::spawn_blocking(move || release.recv().unwrap()).await.unwrap().unwrap();
+        kept.check().unwrap();
+        kept.release().await.unwrap();
+        assert_eq!(db.held(), 0);
+    }
+
+    async fn a_pool_lends_a_connection_to_what_is_held_when_the_server_has_none_left<D: Db>(db: D) {
+        drop(db.backend().await);
+        db.make_user("app", RIGHTS);
+        let pool = D::pool_of(&db.url_as("app", "right"), 1);
+        let backend = D::backend_of(&pool).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        db.limit_connections("app", 1);
+        db.disconnect_all();
+        let kept = locks.lock("kept").with_wait(Duration::from_secs(10)).acquire().await.unwrap();
+        let before = locks.stats().renewals;
+        until("renewals", || locks.stats().renewals >= before + 2).await;
+        kept.check().unwrap();
+        kept.release().await.unwrap();
+        assert_eq!(db.held(), 0);
+    }
+
+    async fn a_lock_that_is_new_has_to_wait_for_a_connection<D: Db>(db: D) {
+        drop(db.backend().await);
+        db.make_user("app", RIGHTS);
+        let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
+        let locks = Locks::new(backend);
+        db.limit_connections("app", 1);
+        db.disconnect_all();
+        let other = D::pool_of(&db.url_as("app", "right"), 1);
+        let all = D::exhaust(&other).await;
+        let error = is_error(once(&locks, "new").acquire().await, ErrorKind::Unavailable, &["connections"]);
+        assert!(!format!("{error}").contains("right"), "{error}");
+        drop(all);
+        D::close_pool(&other).await;
+        take(&locks, "new").await.release().await.unwrap();
+    }
+}
