@@ -75,11 +75,14 @@ async fn herd(bench: &Bench, rival: bool) -> Result<Row> {
     let first = locks.lock("herd").acquire().await?;
     let idle = Calls::now(&mut server).await?;
     let waiters = line_up(&locks);
-    while Calls::now(&mut server).await?.sent_since(&idle).total() < WAITERS as u64 {
+    loop {
+        let sent = Calls::now(&mut server).await?.sent_since(&idle);
+        // The first in line listens for the release.
+        if sent.of("evalsha") >= WAITERS as u64 && sent.of("subscribe") > 0 {
+            break;
+        }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The last replies, and the subscription.
-    tokio::time::sleep(Duration::from_millis(100)).await;
     let histories = tempfile::tempdir()?;
     let part = Part {
         client: "dlock".to_owned(),

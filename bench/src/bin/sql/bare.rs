@@ -13,6 +13,8 @@ use crate::statements::Statements;
 
 /// The lease of every client.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
+/// How many fences a grant reserves while nobody waits for the lock.
+pub(crate) const FENCES: i64 = 1;
 /// As long as what dlock writes into its rows.
 pub(crate) const HOLDER: &str = r#"{"host":"host.example","pid":12345,"label":"","since":1234567890123456}"#;
 
@@ -75,7 +77,8 @@ pub(crate) struct BarePostgres {
 impl BarePostgres {
     pub(crate) async fn take(&self, on: &mut PgConnection, key: &str, token: &[u8]) -> Result<()> {
         let take = sqlx::query(self.statements.take.clone());
-        let rows = take.bind(key.as_bytes()).bind(token).bind(lease()).bind(HOLDER).fetch_all(on).await?;
+        let rows = take.bind(key.as_bytes()).bind(token).bind(lease()).bind(HOLDER).bind(FENCES);
+        let rows = rows.fetch_all(on).await?;
         ensure!(rows.first().context("no answer")?.try_get::<Option<i64>, _>(1)?.is_none(), "it was taken");
         Ok(())
     }
@@ -112,8 +115,8 @@ impl Pairs for BareMysql {
     async fn pair(&self, key: &str) -> Result<()> {
         let (mut on, token) = (self.connections.of(key).await?, token());
         let token = token.as_slice();
-        let take = sqlx::query(self.statements.take.clone()).bind(token).bind(token).bind(lease());
-        let take = take.bind(HOLDER.as_bytes()).bind(key.as_bytes()).bind(token);
+        let take = sqlx::query(self.statements.take.clone()).bind(token).bind(FENCES).bind(FENCES);
+        let take = take.bind(token).bind(lease()).bind(HOLDER.as_bytes()).bind(key.as_bytes()).bind(token);
         let taken = take.execute(&mut *on).await?;
         ensure!(taken.rows_affected() == 1 && taken.last_insert_id() > 0, "it was taken");
         let release = sqlx::query(self.statements.release.clone()).bind(key.as_bytes()).bind(token);

@@ -1,0 +1,241 @@
+//! A fleet that holds many locks: what they cost the clients and the server, and what comes through trouble.
+//!
+//! ```text
+//! cargo xtask bench fleet                       # 10,000 clients and 1,000,000 locks, on each backend
+//! cargo xtask bench fleet redis --quick         # 200 clients and 20,000 locks, in less than a minute
+//! cargo xtask bench fleet redis --clients 1000 --locks 100000 --lease 30 --processes 4
+//! ```
+//!
+//! The clients have an engine each, and are tasks of some processes. Those of Redis have a connection each, those of
+//! PostgreSQL share the connections of their process.
+
+#![forbid(unsafe_code)]
+
+mod part;
+mod store;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use dlock_bench::Bench;
+use dlock_bench::measure::{Options, runtime};
+use dlock_bench::report::Row;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_rig::servers::redis::{RedisCluster, RedisOptions, RedisServer};
+use tokio::time::{Instant, sleep_until};
+
+use crate::part::{Part, Running, Said};
+use crate::store::Store;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures a fleet that holds many locks", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// How many clients
+    #[arg(long)]
+    clients: Option<usize>,
+    /// How many locks they hold
+    #[arg(long)]
+    locks: Option<usize>,
+    /// How many processes the clients are in
+    #[arg(long, default_value_t = 4)]
+    processes: usize,
+    /// The lease, in seconds
+    #[arg(long)]
+    lease: Option<u64>,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// One of the processes, started by the bench itself
+    #[command(hide = true)]
+    Part(Part),
+}
+
+struct Fleet {
+    clients: usize,
+    locks: usize,
+    processes: usize,
+    lease: u64,
+}
+
+const BENCHES: &[Bench<Fleet>] = &[("redis", on_redis), ("cluster", on_cluster), ("postgres", on_postgres)];
+
+/// How often the processes are asked in a lease.
+const LOOKS: u32 = 30;
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match &cli.role {
+        Some(Role::Part(part)) => runtime(true)?.block_on(part.play()),
+        None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
+            let (clients, locks, lease) =
+                if cli.options.quick { (200, 20_000, 6) } else { (10_000, 1_000_000, 30) };
+            Ok(Fleet {
+                clients: cli.clients.unwrap_or(clients),
+                locks: cli.locks.unwrap_or(locks),
+                processes: cli.processes.max(1),
+                lease: cli.lease.unwrap_or(lease),
+            })
+        }),
+    }
+}
+
+fn on_redis(fleet: &Fleet) -> Result<Vec<Row>> {
+    fleet.measure(&mut Store::Redis(durable().start()?))
+}
+
+fn on_cluster(fleet: &Fleet) -> Result<Vec<Row>> {
+    fleet.measure(&mut Store::Cluster(RedisCluster::start_with(durable())?))
+}
+
+/// A server that finds what it had after a restart.
+fn durable() -> RedisOptions {
+    RedisServer::options().append_only("everysec")
+}
+
+fn on_postgres(fleet: &Fleet) -> Result<Vec<Row>> {
+    let server = PostgresServer::options().setting("max_connections", "300").start()?;
+    fleet.measure(&mut Store::Postgres(server))
+}
+
+impl Fleet {
+    fn measure(&self, store: &mut Store) -> Result<Vec<Row>> {
+        runtime(true)?.block_on(async {
+            let url = store.url();
+            // The table is made by one.
+            dlock::connect(&url).await?.lock("first").try_acquire().await?;
+            let mut parts = Vec::new();
+            let (clients, each) = (self.clients / self.processes, self.locks / self.clients);
+            for number in 0..self.processes {
+                parts.push(Part { url: url.clone(), number, clients, each, lease: self.lease }.start()?);
+            }
+            let before = all_say(&mut parts).await?;
+            let server_before = store.memory();
+            let locks = (clients * each * self.processes) as f64;
+            let came = told(&mut parts, "come").await?;
+            let name = store.name();
+            let what = format!("{name}, {} clients hold {locks} locks: taken in", clients * self.processes);
+            let mut rows = vec![
+                Row::new(what, came.took, "s").beside(format!("{:.0} a second", locks / came.took)),
+                Row::new("    memory of a client per lock", (came.memory - before.memory) / locks, "B")
+                    .beside(format!(
+                        "{:.0} kB a client",
+                        (came.memory - before.memory) / 1e3 / self.clients as f64
+                    )),
+                Row::new("    memory of the server per lock", (store.memory() - server_before) / locks, "B"),
+            ];
+            rows.extend(self.renewals(store, &mut parts, locks).await?);
+            rows.extend(self.restart(store, &mut parts, locks).await?);
+            let deployed = told(&mut parts, "deploy").await?;
+            rows.push(
+                Row::new(
+                    "    a tenth of the clients go, and others take their locks: in",
+                    deployed.took,
+                    "s",
+                )
+                .beside(format!("{:.0} locks are held", deployed.held)),
+            );
+            for part in parts {
+                part.end().await?;
+            }
+            Ok(rows)
+        })
+    }
+
+    /// How many renewals there are in each of some intervals.
+    async fn watch(&self, parts: &mut [Running], looks: u32) -> Result<(Vec<f64>, Said)> {
+        let (mut last, mut counts) = (told(parts, "look").await?, Vec::new());
+        let (begun, interval) = (Instant::now(), Duration::from_secs(self.lease) / LOOKS);
+        for look in 1..=looks {
+            sleep_until(begun + interval * look).await;
+            let said = told(parts, "look").await?;
+            counts.push(said.renewals - last.renewals);
+            last = said;
+        }
+        Ok((counts, last))
+    }
+
+    /// While nothing happens.
+    async fn renewals(&self, store: &Store, parts: &mut [Running], locks: f64) -> Result<Vec<Row>> {
+        // The first ones are as close together as the locks were taken.
+        self.watch(parts, LOOKS).await?;
+        let (before, calls, used) = (told(parts, "look").await?, store.calls(), store.processor_time());
+        let (counts, after) = self.watch(parts, LOOKS).await?;
+        let renewed = after.renewals - before.renewals;
+        let time = self.lease as f64;
+        let mean = renewed / counts.len() as f64;
+        let most = counts.iter().copied().fold(0.0, f64::max);
+        let mut through = 0.0;
+        let through = counts.iter().take_while(|count| {
+            let before = through;
+            through += **count;
+            before < locks
+        });
+        let through = through.count() as f64 * time / f64::from(LOOKS);
+        let mut rows = vec![
+            Row::new("    renewals a second", renewed / time, "")
+                .beside(format!("{:.2} a lease", renewed / locks)),
+            Row::new("    the most in a thirtieth of the lease / mean", most / mean, "x"),
+            Row::new("    as many as there are locks within", through, "s").beside(format!("lease {time} s")),
+            Row::new(
+                "    processor time of the clients per renewal",
+                (after.used - before.used) / renewed * 1e6,
+                "us",
+            ),
+            Row::new(
+                "    processor time of the server per renewal",
+                (store.processor_time() - used) / renewed * 1e6,
+                "us",
+            )
+            .beside(format!("{:.0} % of a core", (store.processor_time() - used) / time * 100.0)),
+        ];
+        if let (Some(after), Some(before)) = (store.calls(), calls) {
+            rows.push(Row::new("    renewals a call", renewed / (after - before), ""));
+        }
+        rows.push(Row::new("    lost", after.lost - before.lost, "").at_most(
+            after.lost - before.lost,
+            0.0,
+            "",
+        ));
+        Ok(rows)
+    }
+
+    /// The server is stopped and started again, with what it had.
+    async fn restart(&self, store: &mut Store, parts: &mut [Running], locks: f64) -> Result<Vec<Row>> {
+        let before = told(parts, "look").await?;
+        let begun = Instant::now();
+        store.restart()?;
+        let took = begun.elapsed().as_secs_f64();
+        let (counts, after) = self.watch(parts, LOOKS).await?;
+        let mean = locks * 3.4 / f64::from(LOOKS);
+        let most = counts.iter().copied().fold(0.0, f64::max);
+        let lost = after.lost - before.lost;
+        Ok(vec![
+            Row::new("    a restart of the server takes", took, "s")
+                .beside(format!("{:.0} renewals failed", after.failed - before.failed)),
+            Row::new("    the most renewals after it / mean", most / mean, "x"),
+            Row::new("    lost by it", lost, "").at_most(lost, 0.0, ""),
+        ])
+    }
+}
+
+/// Has all processes do something, and returns what they say in the end.
+async fn told(parts: &mut [Running], word: &str) -> Result<Said> {
+    for part in parts.iter_mut() {
+        part.tell(word).await?;
+    }
+    all_say(parts).await
+}
+
+async fn all_say(parts: &mut [Running]) -> Result<Said> {
+    let mut said = Vec::new();
+    for part in parts {
+        said.push(part.says().await?);
+    }
+    Ok(Said::all(&said))
+}

@@ -1,0 +1,212 @@
+//! One process of a fleet: clients with an engine each, that hold locks.
+
+use std::io::stdin;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use dlock::sql::{Postgres, PostgresOptions};
+use dlock::{Guard, Locks, Wait};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
+
+/// How many clients of a process come at the same time.
+const COMING: usize = 16;
+
+/// What the process does.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Part {
+    /// The server
+    pub(crate) url: String,
+    /// Which of the processes it is
+    pub(crate) number: usize,
+    /// How many clients it has
+    pub(crate) clients: usize,
+    /// How many locks each of them holds
+    pub(crate) each: usize,
+    /// The lease, in seconds
+    pub(crate) lease: u64,
+}
+
+/// What a process says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Said {
+    /// Seconds that the last thing took.
+    pub(crate) took: f64,
+    /// Bytes in memory.
+    pub(crate) memory: f64,
+    pub(crate) held: f64,
+    pub(crate) renewals: f64,
+    pub(crate) failed: f64,
+    pub(crate) lost: f64,
+    /// Seconds of processor time.
+    pub(crate) used: f64,
+}
+
+impl Said {
+    fn figures(&self) -> [f64; 7] {
+        [self.took, self.memory, self.held, self.renewals, self.failed, self.lost, self.used]
+    }
+
+    fn read(line: &str) -> Result<Self> {
+        let figures = line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
+        let [took, memory, held, renewals, failed, lost, used] = figures[..] else {
+            anyhow::bail!("not what a process says: {line:?}")
+        };
+        Ok(Self { took, memory, held, renewals, failed, lost, used })
+    }
+
+    /// What all of them say; of the time the longest.
+    pub(crate) fn all(said: &[Self]) -> Self {
+        said.iter().fold(Self::default(), |all, one| Self {
+            took: all.took.max(one.took),
+            memory: all.memory + one.memory,
+            held: all.held + one.held,
+            renewals: all.renewals + one.renewals,
+            failed: all.failed + one.failed,
+            lost: all.lost + one.lost,
+            used: all.used + one.used,
+        })
+    }
+}
+
+/// A process that was started, and how to talk with it.
+pub(crate) struct Running {
+    child: Child,
+    to: ChildStdin,
+    from: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    /// Has it do something, and reads what it says then.
+    pub(crate) async fn tell(&mut self, word: &str) -> Result<()> {
+        self.to.write_all(format!("{word}\n").as_bytes()).await.context("a process has ended")
+    }
+
+    pub(crate) async fn says(&mut self) -> Result<Said> {
+        Said::read(&self.from.next_line().await?.context("a process has ended")?)
+    }
+
+    pub(crate) async fn end(mut self) -> Result<()> {
+        drop(self.to);
+        anyhow::ensure!(self.child.wait().await?.success(), "a process failed");
+        Ok(())
+    }
+}
+
+/// One client, with what it holds.
+struct Client {
+    number: usize,
+    locks: Locks,
+    guards: Vec<Guard>,
+}
+
+impl Part {
+    /// Starts a process for it.
+    pub(crate) fn start(&self) -> Result<Running> {
+        let Self { url, number, clients, each, lease } = self;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["part", url])
+            .args([number, clients, each].map(usize::to_string))
+            .arg(lease.to_string());
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().context("cannot start a process of this program")?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let (to, from) = (to.context("it is piped")?, from.context("it is piped")?);
+        Ok(Running { child, to, from: BufReader::new(from).lines() })
+    }
+
+    /// Carries out what the leading process asks for.
+    pub(crate) async fn play(&self) -> Result<()> {
+        // Clients of one process share their connections to a database, which has few of them.
+        let shared = match self.url.starts_with("postgres") {
+            true => Some(PostgresOptions::from_url(&self.url)?.with_max_connections(4).connect().await?),
+            false => None,
+        };
+        say(&[], Duration::ZERO)?;
+        let mut clients: Vec<Client> = Vec::new();
+        while let Some(word) = tokio::task::spawn_blocking(|| stdin().lines().next()).await?.transpose()? {
+            let begun = Instant::now();
+            match &*word {
+                "come" => clients = self.come((0..self.clients).collect(), &shared).await?,
+                "deploy" => {
+                    let gone: Vec<_> = clients.drain(..self.clients.div_ceil(10)).collect();
+                    let numbers = gone.iter().map(|client| client.number).collect();
+                    let mut leaving = JoinSet::new();
+                    for client in gone {
+                        // What others use too is not closed.
+                        let closes = shared.is_none();
+                        leaving.spawn(async move {
+                            for guard in client.guards {
+                                guard.release().await?;
+                            }
+                            if closes { client.locks.shutdown(Duration::from_secs(20)).await } else { Ok(()) }
+                        });
+                    }
+                    while let Some(left) = leaving.join_next().await {
+                        left??;
+                    }
+                    clients.extend(self.come(numbers, &shared).await?);
+                }
+                _ => {}
+            }
+            say(&clients, begun.elapsed())?;
+        }
+        // What is held is left to the end of the server.
+        std::process::exit(0)
+    }
+
+    /// Has these clients take their locks.
+    async fn come(&self, numbers: Vec<usize>, shared: &Option<Postgres>) -> Result<Vec<Client>> {
+        let (mut coming, mut clients) = (JoinSet::new(), Vec::new());
+        for number in numbers {
+            if coming.len() >= COMING
+                && let Some(client) = coming.join_next().await
+            {
+                clients.push(client??);
+            }
+            let (part, shared) = (self.clone(), shared.clone());
+            coming.spawn(async move { part.client(number, shared).await });
+        }
+        while let Some(client) = coming.join_next().await {
+            clients.push(client??);
+        }
+        Ok(clients)
+    }
+
+    async fn client(&self, number: usize, shared: Option<Postgres>) -> Result<Client> {
+        let locks = match shared {
+            Some(backend) => Locks::builder(backend).build()?,
+            None => dlock::connect(&self.url).await?,
+        };
+        let (mut taking, mut guards) = (JoinSet::new(), Vec::with_capacity(self.each));
+        for n in 0..self.each {
+            let key = format!("fleet:{}:{number}:{n}", self.number);
+            let lock = locks.lock(key).with_lease(Duration::from_secs(self.lease)).with_wait(Wait::Forever);
+            taking.spawn(async move { lock.acquire().await });
+        }
+        while let Some(guard) = taking.join_next().await {
+            guards.push(guard??);
+        }
+        Ok(Client { number, locks, guards })
+    }
+}
+
+fn say(clients: &[Client], took: Duration) -> Result<()> {
+    let mut said = Said { took: took.as_secs_f64(), ..Said::default() };
+    for client in clients {
+        let stats = client.locks.stats();
+        said.held += stats.held as f64;
+        said.renewals += stats.renewals as f64;
+        said.failed += stats.failed_renewals as f64;
+        said.lost += stats.lost as f64;
+    }
+    said.used = dlock_bench::process_time().as_secs_f64();
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
+    said.memory = resident.context("a figure for what is resident")?.parse::<f64>()? * 1024.0;
+    println!("{}", said.figures().map(|figure| figure.to_string()).join(" "));
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! One key that everybody wants: how often it is granted, and to whom.
+//!
+//! ```text
+//! cargo xtask bench hot                         # all of it, on Redis, PostgreSQL, MariaDB and SQLite
+//! cargo xtask bench hot redis                   # the backends with this in their name
+//! cargo xtask bench hot --quick                 # shorter, for a first look
+//! cargo xtask bench hot redis --only fleet      # one of the settings
+//! ```
+//!
+//! Each process is one of the system, with an engine of its own. With and without handoff take turns in every round, so
+//! that they see the same machine. A missed target is shown, and is not a failure of the run.
+
+#![forbid(unsafe_code)]
+
+mod part;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use dlock_bench::Bench;
+use dlock_bench::distance::away;
+use dlock_bench::measure::{Options, runtime};
+use dlock_bench::report::{Row, Spread};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_rig::servers::redis::RedisServer;
+
+use crate::part::{Got, Part};
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures one key that everybody wants", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// Only the settings whose name contains this: tasks, far, processes, fleet, remote, greedy
+    #[arg(long)]
+    only: Option<String>,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// One of the processes, started by the bench itself
+    #[command(hide = true)]
+    Part(Part),
+}
+
+struct Settings {
+    quick: bool,
+    only: Option<String>,
+}
+
+const BENCHES: &[Bench<Settings>] =
+    &[("redis", on_redis), ("postgres", on_postgres), ("mariadb", on_mariadb), ("sqlite", on_sqlite)];
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match &cli.role {
+        // As many threads as a service would have here.
+        Some(Role::Part(part)) => runtime(true)?.block_on(part.play()),
+        None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
+            Ok(Settings { quick: cli.options.quick, only: cli.only })
+        }),
+    }
+}
+
+fn on_redis(settings: &Settings) -> Result<Vec<Row>> {
+    let server = RedisServer::start()?;
+    let far = server.url_through(away(server.address(), Duration::from_micros(500))?);
+    settings.measure("Redis", &server.url(), Some(&far))
+}
+
+fn on_postgres(settings: &Settings) -> Result<Vec<Row>> {
+    let server = PostgresServer::start()?;
+    settings.measure("PostgreSQL", &format!("{}&migrate=true", server.url()), None)
+}
+
+fn on_mariadb(settings: &Settings) -> Result<Vec<Row>> {
+    let server = MysqlServer::start()?;
+    settings.measure("MariaDB", &format!("{}?migrate=true", server.url()), None)
+}
+
+fn on_sqlite(settings: &Settings) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let url = format!("sqlite://{}", folder.path().join("locks.db").display());
+    settings.measure("SQLite", &url, None)
+}
+
+/// The processes of one setting: how many, with how many tasks each, which hold the lock for so many microseconds.
+struct Fleet<'a> {
+    name: &'a str,
+    processes: &'a [usize],
+    hold: u64,
+}
+
+impl Settings {
+    fn measure(&self, backend: &str, url: &str, far: Option<&str>) -> Result<Vec<Row>> {
+        runtime(true)?.block_on(async {
+            // The table is made by one.
+            dlock::connect(url).await?.lock("first").try_acquire().await?;
+            let mut rows = Vec::new();
+            let tasks = Fleet { name: "tasks", processes: &[64], hold: 0 };
+            if self.wants(&tasks) {
+                let what = format!("{backend}, one process of 64 tasks");
+                rows.extend(self.rates(&what, url, &tasks, 20.0).await?);
+            }
+            let tasks = Fleet { name: "far", ..tasks };
+            if let Some(far) = far.filter(|_| self.wants(&tasks)) {
+                let what = format!("{backend}, the same, 0.5 ms away");
+                rows.extend(self.rates(&what, far, &tasks, 100.0).await?);
+            }
+            let processes = Fleet { name: "processes", processes: &[16; 4], hold: 0 };
+            if self.wants(&processes) {
+                let what = format!("{backend}, four processes of 16 tasks");
+                rows.extend(self.rates(&what, url, &processes, 5.0).await?);
+            }
+            let fleet = Fleet { name: "fleet", processes: &[100; 10], hold: 5_000 };
+            if self.wants(&fleet) {
+                rows.extend(self.shares(backend, url, &fleet).await?);
+            }
+            let remote = Fleet { name: "remote", processes: &[20, 1], hold: 1_000 };
+            if self.wants(&remote) {
+                let got = self.last(url, &remote, true).await?;
+                let part = part_of(&got[1], &got);
+                let what = format!("{backend}, one task against 20 of another process: its part");
+                rows.push(Row::new(what, part, "").at_least(part, 0.25, ""));
+            }
+            let greedy = Fleet { name: "greedy", processes: &[1, 20], hold: 0 };
+            if self.wants(&greedy) {
+                let got = self.last(url, &greedy, true).await?;
+                let part = part_of(&got[0], &got);
+                let what = format!("{backend}, one that takes it again and again against 20: its part");
+                rows.push(Row::new(what, part, "").at_most(part, 0.6, ""));
+            }
+            Ok(rows)
+        })
+    }
+
+    fn wants(&self, fleet: &Fleet<'_>) -> bool {
+        self.only.as_ref().is_none_or(|only| fleet.name.contains(&**only))
+    }
+
+    /// How often the lock is granted, with and without handoff.
+    async fn rates(&self, what: &str, url: &str, fleet: &Fleet<'_>, limit: f64) -> Result<Vec<Row>> {
+        let time = if self.quick { 1_000 } else { 3_000 };
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for _ in 0..if self.quick { 3 } else { 5 } {
+            for (handoff, rounds) in [(true, &mut with), (false, &mut without)] {
+                rounds.push(Got::all(&play(url, fleet, time, handoff).await?));
+            }
+        }
+        let rate = |got: &Got| got.grants() * 1e3 / time as f64;
+        let median =
+            |rounds: &[Got], figure: &dyn Fn(&Got) -> f64| Spread::of(rounds.iter().map(figure).collect());
+        let mut rows = Vec::new();
+        for (name, rounds) in [("handoff", &with), ("without", &without)] {
+            let row = Row::spread(format!("{what}, {name}: sections a second"), median(rounds, &rate), "");
+            rows.push(row);
+            let [p50, p99] = [50, 99].map(|part| median(rounds, &|got| got.wait(part)).median);
+            rows.push(Row::new("    p99 of the wait", p99, "ms").beside(format!("p50 {p50:.2} ms")));
+        }
+        let ratios = with.iter().zip(&without).map(|(with, without)| rate(with) / rate(without));
+        let ratio = Spread::of(ratios.collect());
+        rows.push(Row::spread("    handoff / without", ratio, "x").at_least(ratio.median, limit, "x"));
+        Ok(rows)
+    }
+
+    /// What each process gets, and how long each task waits.
+    async fn shares(&self, backend: &str, url: &str, fleet: &Fleet<'_>) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for handoff in [true, false] {
+            let got = self.last(url, fleet, handoff).await?;
+            let all = Got::all(&got);
+            let parts = Spread::of(got.iter().map(|part| part_of(part, &got) * got.len() as f64).collect());
+            let name = if handoff { "handoff" } else { "without" };
+            let what = format!("{backend}, ten processes of 100, 5 ms each, {name}: least share");
+            let longest = all.wait(100) / all.wait(50);
+            let (least, most) =
+                (Row::new(what, parts.min, "x"), Row::new("    largest share", parts.max, "x"));
+            let waits = Row::new("    longest wait / median", longest, "x");
+            let waits = waits.beside(format!("{:.0} ms, {} grants", all.wait(50), all.waits.len()));
+            rows.extend(match handoff {
+                true => [
+                    least.at_least(parts.min, 0.5, "x"),
+                    most.at_most(parts.max, 2.0, "x"),
+                    waits.at_most(longest, 3.0, "x"),
+                ],
+                false => [least, most, waits],
+            });
+        }
+        Ok(rows)
+    }
+
+    /// What comes of one long round.
+    async fn last(&self, url: &str, fleet: &Fleet<'_>, handoff: bool) -> Result<Vec<Got>> {
+        let time = match (fleet.name, self.quick) {
+            ("fleet", true) => 16_000,
+            ("fleet", false) => 40_000,
+            (_, true) => 3_000,
+            (_, false) => 10_000,
+        };
+        play(url, fleet, time, handoff).await
+    }
+}
+
+/// Its part of all grants.
+fn part_of(one: &Got, all: &[Got]) -> f64 {
+    one.grants() / all.iter().map(Got::grants).sum::<f64>()
+}
+
+/// Lets the processes have the lock for so many milliseconds.
+async fn play(url: &str, fleet: &Fleet<'_>, time: u64, handoff: bool) -> Result<Vec<Got>> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let begin = u64::try_from(now.as_millis())? + 500;
+    let children = fleet.processes.iter().map(|tasks| {
+        let (url, key) = (url.to_owned(), fleet.name.to_owned());
+        Part { url, key, tasks: *tasks, hold: fleet.hold, time, begin, handoff }.start()
+    });
+    let children = children.collect::<Result<Vec<_>>>()?;
+    let mut got = Vec::new();
+    for child in children {
+        got.push(Part::read(child).await?);
+    }
+    Ok(got)
+}
