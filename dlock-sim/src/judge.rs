@@ -13,6 +13,8 @@ use crate::lease::{Changes, Command, Entry};
 use crate::world::{Access, World, tell};
 
 const MS: u64 = 1_000_000;
+/// For how long a process leaves a lock to others at most, in milliseconds.
+const LONGEST_PAUSE: u64 = 80;
 
 /// The number of an operation of a task: one call that acquires.
 pub(crate) type OpId = usize;
@@ -318,6 +320,8 @@ impl World {
             (true, false) => plan.poll_to + 12 * plan.delay + 15 + plan.lease / 40,
             _ => 2 * plan.poll_to + 3 * plan.request_timeout + 1_200 + plan.late + plan.lease / 40,
         };
+        // A process that had the lock for long leaves it to others, who may not want it any more.
+        let most = most + if plan.sessions { 0 } else { LONGEST_PAUSE };
         let from = free_since.max(self.quiet_since).max(self.judge.up_since);
         let idle = self.judge.ops.iter().enumerate().position(|(id, op)| {
             let process = &self.processes[op.process];

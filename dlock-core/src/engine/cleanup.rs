@@ -75,6 +75,8 @@ impl Cleanup {
         };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut others_wait = false;
+        // Whether the answer may be the first that tells of a lock that was there.
+        let mut news = true;
         loop {
             let answer = withdraw_once(&mut self.claim, self.request_timeout).await;
             let over = clock.now() >= until;
@@ -85,9 +87,14 @@ impl Cleanup {
                     break;
                 }
                 // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait
-                // here need not wait for that.
-                Ok(_) => self.engine.wait_queue.released(&self.key),
+                // here need not wait for that, and are not told each time that nothing was there.
+                Ok(withdrawal) => {
+                    if std::mem::take(&mut news) || withdrawal.removed {
+                        self.engine.wait_queue.released(&self.key);
+                    }
+                }
                 Err(failure) => {
+                    news = true;
                     let given_up = over || !failure.is_transient();
                     self.engine.telemetry.cleanup_failed(self.subject(), &failure, given_up);
                     if given_up {

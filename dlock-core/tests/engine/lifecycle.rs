@@ -200,6 +200,34 @@ async fn a_withdrawal_that_never_settles_ends_with_the_lease_and_a_request() {
 }
 
 #[tokio::test]
+async fn who_waits_is_not_told_each_time_that_a_repeated_withdrawal_found_nothing() {
+    let clock = ManualClock::stopped();
+    let grant = Answer::Grant(Term::Lease(LEASE));
+    let attempts = std::iter::once(grant).chain((0..1_000).map(|_| Answer::Busy));
+    let rarely = Duration::from_secs(600);
+    let capabilities = Capabilities::basic().with_polling(rarely, rarely);
+    let backend = Scripted::with(clock.clock(), capabilities, attempts);
+    let nothing = (0..10).map(|_| Ok(Withdrawal::ABSENT.unsettled()));
+    let lost = [Err(Failure::unknown("reply lost")), Ok(Withdrawal::ABSENT.unsettled())];
+    let late = [Ok(Withdrawal::REMOVED.unsettled())];
+    let answers = nothing.chain(lost).chain(late).chain([Ok(Withdrawal::ABSENT)]);
+    backend.0.withdrawals.lock().unwrap().extend(answers);
+    let locks = Locks::new(backend.clone());
+    let held = locks.lock("k").acquire().await.unwrap();
+    let lock = locks.lock("k").with_handoff(false).with_wait(Wait::Forever);
+    let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    backend.wait_for(|calls| calls.len() == 2).await;
+    drop(held);
+    // Of the first answer, of that after the lost one, of what came late, and of the end.
+    let asked = |calls: &[Call]| calls.iter().filter(|call| matches!(call, Call::Attempt(_))).count();
+    backend.wait_for(|calls| asked(calls) == 6).await;
+    eventually("the end", || locks.stats().background == 0).await;
+    tokio::task::yield_now().await;
+    assert_eq!(asked(&backend.calls()), 6);
+    waiting.abort();
+}
+
+#[tokio::test]
 async fn a_storm_of_shutdowns_and_acquires_leaves_nothing() {
     let memory = Memory::new();
     let locks = Locks::new(memory.clone());
