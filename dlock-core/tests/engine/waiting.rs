@@ -14,6 +14,16 @@ fn granted() -> Answer {
     Answer::Grant(Term::Lease(Duration::from_secs(30)))
 }
 
+#[tokio::test]
+async fn a_wait_that_is_over_before_it_begins_takes_a_free_lock() {
+    let locks = Locks::new(Memory::new());
+    let wait = Wait::For(Duration::from_nanos(1));
+    let guard = locks.lock("k").with_wait(wait).acquire().await.unwrap();
+    let error = locks.lock("k").with_wait(wait).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    guard.release().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_bounded_wait_ends_on_time_and_names_the_holder() {
     let locks = Locks::builder(Memory::new()).with_label("till 3").build().unwrap();

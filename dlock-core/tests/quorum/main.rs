@@ -7,4 +7,5 @@ mod forgetting;
 mod keeping;
 mod leaving;
 mod queueing;
+mod requests;
 mod support;

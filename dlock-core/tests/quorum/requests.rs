@@ -1,0 +1,69 @@
+//! What a quorum asks of its nodes.
+
+use std::sync::{Arc, Mutex};
+
+use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId};
+use dlock_core::{Clock, Failure, Holder, Key, Locks, Memory, Quorum, Wait};
+
+use crate::support::{KEY, until};
+
+/// A node that notes what it is asked.
+#[derive(Clone, Debug)]
+struct Noted {
+    memory: Memory,
+    requests: Arc<Mutex<Vec<ClaimRequest>>>,
+}
+
+impl Backend for Noted {
+    type Claim = <Memory as Backend>::Claim;
+
+    fn name(&self) -> &'static str {
+        self.memory.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+
+    fn lock_id(&self, key: &Key) -> LockId {
+        self.memory.lock_id(key)
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Self::Claim {
+        self.requests.lock().unwrap().push(request.clone());
+        self.memory.claim(request)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        self.memory.inspect(key).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_vote_was_withdrawn_is_asked_again_under_another_token_and_never_queued_at() {
+    let nodes: Vec<_> = (0..3).map(|_| Noted { memory: Memory::new(), requests: Arc::default() }).collect();
+    let others: Vec<_> = nodes[1..].iter().map(|node| Locks::new(node.memory.clone())).collect();
+    let mut busy = Vec::new();
+    for locks in &others {
+        busy.push(locks.lock(KEY).acquire().await.unwrap());
+    }
+    let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build().unwrap();
+    let lock = Locks::new(quorum).lock(KEY).with_rechecks(0).with_wait(Wait::Forever);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    // Its vote is no use while the two others are busy, and is given back.
+    until("the second request", || nodes[0].requests.lock().unwrap().len() > 1);
+    for guard in busy {
+        guard.release().await.unwrap();
+    }
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    let asked = nodes[0].requests.lock().unwrap();
+    assert_ne!(asked[0].token, asked[1].token);
+    for request in asked.iter() {
+        assert!(request.recheck, "a vote that was lost on its way is asked about");
+        assert!(!request.waits, "a place in the queues of several nodes could wait for itself");
+    }
+}
