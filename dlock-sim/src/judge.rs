@@ -1,6 +1,7 @@
 //! What has to be so in every run, whatever happens in it.
 
 mod claims;
+mod idle;
 
 use std::time::Duration;
 
@@ -13,8 +14,6 @@ use crate::lease::{Changes, Command, Entry};
 use crate::world::{Access, World, tell};
 
 const MS: u64 = 1_000_000;
-/// For how long a process leaves a lock to others at most, in milliseconds.
-const LONGEST_PAUSE: u64 = 80;
 
 /// The number of an operation of a task: one call that acquires.
 pub(crate) type OpId = usize;
@@ -281,63 +280,6 @@ impl World {
             return 10 + size * requests * (2 * plan.delay + 2);
         }
         20 + size * requests * (plan.request_timeout + 500)
-    }
-
-    /// When the lock became free, if it is.
-    fn free_since(&mut self, key: usize) -> Option<u64> {
-        let since = self.state(key).free_since;
-        let Some(entry) = self.store.entries.get(&key) else { return Some(since) };
-        let expired = self.true_time(entry.expires);
-        (entry.expires <= self.clock(None)).then_some(expired.max(since))
-    }
-
-    /// The true time of a reading of the store's clock.
-    fn true_time(&self, reading: u64) -> u64 {
-        let since = i128::from(reading) - 3_600_000_000_000;
-        let drift = i128::from(self.plan.drift[0]);
-        u64::try_from(since * 1_000_000 / (1_000_000 + drift)).unwrap_or(0)
-    }
-
-    /// No lock is free for long while somebody waits for it.
-    pub(crate) fn judge_idle(&mut self, key: usize) {
-        if !self.quiet || !self.store.up {
-            return;
-        }
-        // In a queue, a lock whose turn has come to one who does not know is as good as free.
-        let head = self.store.entries.get(&key).filter(|_| self.plan.sessions);
-        let turn = head.map(|head| self.judge.claims.get(&head.claim).copied());
-        let (free_since, turn) = match turn {
-            Some(Some(op)) => (self.state(key).free_since, Some(op)),
-            Some(None) => return,
-            None => match self.free_since(key) {
-                Some(since) => (since, None),
-                None => return,
-            },
-        };
-        let plan = &self.plan;
-        let most = match (plan.healthy, plan.notified) {
-            (true, true) => 12 * plan.delay + 15 + plan.lease / 40,
-            (true, false) => plan.poll_to + 12 * plan.delay + 15 + plan.lease / 40,
-            _ => 2 * plan.poll_to + 3 * plan.request_timeout + 1_200 + plan.late + plan.lease / 40,
-        };
-        // A process that had the lock for long leaves it to others, who may not want it any more.
-        let most = most + if plan.sessions { 0 } else { LONGEST_PAUSE };
-        let from = free_since.max(self.quiet_since).max(self.judge.up_since);
-        let idle = self.judge.ops.iter().enumerate().position(|(id, op)| {
-            let process = &self.processes[op.process];
-            let from = op.busy_at.unwrap_or(u64::MAX).max(from).max(process.resumed_at);
-            op.in_line
-                && turn.is_none_or(|turn| turn == id)
-                && !op.ended
-                && op.key == key
-                && process.alive
-                && process.stalled.is_none()
-                && now() > from.saturating_add(most * MS)
-        });
-        if let Some(op) = idle {
-            let name = &self.keys[key];
-            self.violate(format!("{name} is free for more than {most} ms while o{op} waits for it"));
-        }
     }
 
     /// Before the store carries out a command.
