@@ -9,7 +9,7 @@ const LONGEST_PAUSE: u64 = 80;
 
 impl World {
     /// When the lock became free, if it is.
-    fn free_since(&mut self, key: usize) -> Option<u64> {
+    pub(super) fn free_since(&mut self, key: usize) -> Option<u64> {
         let since = self.state(key).free_since;
         let Some(entry) = self.store.entries.get(&key) else { return Some(since) };
         let expired = self.true_time(entry.expires);
@@ -17,7 +17,7 @@ impl World {
     }
 
     /// The true time of a reading of the store's clock.
-    fn true_time(&self, reading: u64) -> u64 {
+    pub(super) fn true_time(&self, reading: u64) -> u64 {
         let since = i128::from(reading) - 3_600_000_000_000;
         let drift = i128::from(self.plan.drift[0]);
         u64::try_from(since * 1_000_000 / (1_000_000 + drift)).unwrap_or(0)
