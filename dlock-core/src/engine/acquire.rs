@@ -323,8 +323,23 @@ impl<'a> Acquire<'a> {
                     if !failure.is_transient() || !self.waits {
                         return Err(failure);
                     }
+                    // Servers that cannot answer are not asked by everybody who waits, but by the first in line. One of
+                    // whom something may be there does not wait for those who then wait for it.
+                    let joins = lines && line.is_none() && self.specs.len() == 1 && self.first_sent.is_none();
+                    let joined = if joins { Some(self.join(0, None)) } else { None };
                     let pause = self.failures.pause(engine.entropy.fraction());
-                    failed = Some(pause_after(engine, self.until, failure, pause).await?);
+                    let failure = pause_after(engine, self.until, failure, pause).await?;
+                    if let Some(ticket) = joined {
+                        scope::refuse_own(&self.specs[0])?;
+                        self.span.wait();
+                        match Box::pin(within(engine, self.patient_until, ticket.turn())).await {
+                            Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
+                            turn => drop(turn?),
+                        }
+                        line = Some((0, ticket));
+                        self.span.turn();
+                    }
+                    failed = Some(failure);
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock_core::backend::{Capabilities, Term};
-use dlock_core::{Clock, ErrorKind, Locks, Memory, Wait};
+use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, Wait};
 
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
@@ -165,4 +165,21 @@ async fn a_lock_that_changes_hands_is_polled_as_often_as_it_does() {
     // Every other time it is still the same: less often than where it always moves.
     let slower = waited(|n| n / 8).await;
     assert!(slower > Duration::from_secs(4), "{slower:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_whose_servers_do_not_answer_only_the_first_in_line_goes_on_asking() {
+    const WAITERS: usize = 100;
+    const FAILURES: usize = WAITERS + 40;
+    let failures = (0..FAILURES).map(|_| Answer::Fail(Failure::unavailable("overloaded")));
+    let backend = Scripted::with_clock(Clock::system(), failures.chain((0..WAITERS).map(|_| granted())));
+    let locks = Locks::new(backend.clone());
+    let lock = locks.lock("k").with_wait(Wait::Forever);
+    let waiters = (0..WAITERS).map(|_| async { lock.acquire().await?.release().await });
+    let began = tokio::time::Instant::now();
+    let served = futures_util::future::join_all(waiters).await;
+    // Each one found out by itself, and from then on one of them did for all: that takes as long as 40 pauses.
+    assert!(began.elapsed() > Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(served.into_iter().all(|served| served.is_ok()));
+    assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), FAILURES + WAITERS);
 }

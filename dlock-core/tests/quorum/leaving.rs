@@ -42,6 +42,18 @@ async fn a_shutdown_that_a_node_keeps_from_its_end_says_so() {
 }
 
 #[tokio::test]
+async fn a_release_waits_for_a_majority_that_is_slower_than_nodes_usually_are() {
+    let nodes = nodes(3);
+    let locks = process(&nodes);
+    let guard = take(&locks).await;
+    for node in &nodes {
+        // Nodes have 200 ms to answer an attempt.
+        node.faults().set_delay(Duration::from_millis(300));
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_node_that_hangs_costs_little_and_comes_back() {
     let nodes = nodes(3);
     let locks = process(&nodes);

@@ -32,7 +32,8 @@ impl Requests {
         Self { ordinary: Gate::new(ORDINARY), deletions: Gate::new(DELETIONS) }
     }
 
-    /// Deletes a node, ahead of whatever is not under way yet. Sent at once unless very many are.
+    /// Deletes a node, ahead of whatever is not under way yet. Sent at once, or soon when very many are, whether or not
+    /// the answer is waited for.
     pub(crate) fn delete(&self, session: &Session, path: &Arc<str>) -> Answer<Result<(), Error>> {
         let Session { client, driver, .. } = session;
         match self.deletions.try_enter() {
@@ -46,10 +47,18 @@ impl Requests {
             }
             None => {
                 let (client, path, gate) = (client.clone(), Arc::clone(path), Arc::clone(&self.deletions));
-                Box::pin(async move {
+                let deletion = async move {
                     let _pass = gate.enter(client.clone()).await;
                     client.delete(&path, None).await
-                })
+                };
+                // It is sent also when nobody waits for its answer: the node would keep others waiting.
+                match keeper::runtime() {
+                    Ok(runtime) => {
+                        let deleted = runtime.spawn(deletion);
+                        Box::pin(async move { deleted.await.unwrap_or(Err(Error::ClientClosed)) })
+                    }
+                    Err(_) => Box::pin(deletion),
+                }
             }
         }
     }

@@ -305,7 +305,8 @@ impl Claim for QuorumClaim {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         let (limit, needed) = (self.limit(), self.shared.needed());
         let started = Instant::now();
-        let mut round = self.round();
+        // A majority has to confirm it, however long that takes: only the others are to cost no time.
+        let mut round = Round::new(self.request.request_timeout * 4 / 5, &self.request.host);
         let (mut confirmed, mut failures) = (0, Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             if vote.is_queued() {
