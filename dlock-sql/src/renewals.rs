@@ -1,15 +1,18 @@
 //! Many renewals in one statement.
 //!
 //! The keeper asks for the renewal of every lock that is due at about the same time. Whatever has come in when the
-//! connection is free goes out together, so that ten thousand locks cost a handful of statements.
+//! connection is free goes out together, and where several did, what comes in within a fiftieth of a lease does too:
+//! ten thousand locks cost a handful of statements. Where more wait than one statement renews, as after an outage,
+//! those whose leases end first go first.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Renewed};
+use dlock_core::backend::{ClaimRequest, Mode, Renewed};
 use dlock_core::{Failure, Key, Token};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use crate::failure::{closed, copy};
 
@@ -19,8 +22,12 @@ pub(crate) struct Renewal {
     pub(crate) key: Key,
     pub(crate) token: Token,
     pub(crate) lease: Duration,
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "only SQLite has others"))]
+    pub(crate) mode: Mode,
     /// How long the engine waits for the answer.
     limit: Duration,
+    /// When the lease ends.
+    ends_at: Instant,
     answer: oneshot::Sender<Result<Renewed, Failure>>,
 }
 
@@ -56,19 +63,27 @@ impl Renewals {
         (Self(renewals), inbox)
     }
 
-    /// Extends one lease, along with whatever else is due.
-    pub(crate) async fn extend(&self, request: &ClaimRequest) -> Result<Renewed, Failure> {
-        let (answer, receiver) = oneshot::channel();
+    /// Extends one lease, along with whatever else is due. `since` is from when it counts.
+    pub(crate) async fn extend(
+        &self,
+        request: &ClaimRequest,
+        since: &mut Instant,
+    ) -> Result<Renewed, Failure> {
+        let ((answer, receiver), sent) = (oneshot::channel(), Instant::now());
         let renewal = Renewal {
             key: request.key.clone(),
             token: request.token,
             lease: request.lease,
+            mode: request.mode,
             limit: request.request_timeout,
+            ends_at: *since + request.lease,
             answer,
         };
         // The worker lives as long as what it renews on, and the keeper's thread.
         self.0.send(renewal).map_err(|_| closed())?;
-        receiver.await.unwrap_or_else(|_| Err(closed()))
+        let renewed = receiver.await.unwrap_or_else(|_| Err(closed()))?;
+        *since = sent;
+        Ok(renewed)
     }
 }
 
@@ -81,17 +96,31 @@ pub(crate) fn look_after<R: Renew>(
     Ok(())
 }
 
+/// So many that wait are not kept waiting for more.
+const ENOUGH: usize = 500;
+/// Nothing is kept waiting for more of them longer than this.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>) {
-    let mut renewals = Vec::new();
-    while inbox.recv_many(&mut renewals, R::AT_ONCE).await > 0 {
+    let (mut waiting, mut crowded) = (Vec::new(), false);
+    loop {
+        gather(&mut inbox, &mut waiting, crowded).await;
+        if waiting.is_empty() {
+            return;
+        }
         // Those that were cancelled have no use for it any more.
-        renewals.retain(|renewal| !renewal.answer.is_closed());
+        waiting.retain(|renewal| !renewal.answer.is_closed());
         let Some(on) = on.upgrade() else { return };
+        if waiting.len() > R::AT_ONCE {
+            waiting.sort_by_key(|renewal| renewal.ends_at);
+        }
+        let renewals: Vec<_> = waiting.drain(..waiting.len().min(R::AT_ONCE)).collect();
         if renewals.is_empty() {
             continue;
         }
+        crowded = renewals.len() > 1;
         let answer = on.renew(&renewals).await;
-        for (n, renewal) in renewals.drain(..).enumerate() {
+        for (n, renewal) in renewals.into_iter().enumerate() {
             let answer = match &answer {
                 Ok(Extended::All) => Ok(Renewed::Extended),
                 Ok(Extended::Some(places)) if places.contains(&n) => Ok(Renewed::Extended),
@@ -100,5 +129,99 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
             };
             let _ = renewal.answer.send(answer);
         }
+    }
+}
+
+/// Waits for renewals, and where they are crowded a little longer for some more. There are none when nobody is left to
+/// ask for any.
+async fn gather(inbox: &mut mpsc::UnboundedReceiver<Renewal>, waiting: &mut Vec<Renewal>, crowded: bool) {
+    if waiting.is_empty() {
+        inbox.recv_many(waiting, ENOUGH).await;
+        let patience = waiting.iter().map(|renewal| renewal.lease / 50).min().unwrap_or_default();
+        let until = Instant::now() + patience.min(PATIENCE);
+        while crowded
+            && waiting.len() < ENOUGH
+            && timeout_at(until, inbox.recv_many(waiting, ENOUGH)).await.is_ok_and(|more| more > 0)
+        {}
+    }
+    while let Ok(renewal) = inbox.try_recv() {
+        waiting.push(renewal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Notes what comes, and lets through as many statements as there are permits.
+    struct Noting(Mutex<Vec<Vec<String>>>, Semaphore);
+
+    impl Renew for Noting {
+        const AT_ONCE: usize = 3;
+
+        async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
+            let mut keys: Vec<_> = renewals.iter().map(|renewal| renewal.key.to_string()).collect();
+            keys.sort();
+            self.0.lock().unwrap().push(keys);
+            self.1.acquire().await.unwrap().forget();
+            Ok(Extended::All)
+        }
+    }
+
+    fn renewal(key: &str, ends_in: u64) -> (Renewal, oneshot::Receiver<Result<Renewed, Failure>>) {
+        let (answer, receiver) = oneshot::channel();
+        let (lease, limit) = (Duration::from_secs(10), Duration::from_secs(1));
+        let ends_at = Instant::now() + Duration::from_secs(ends_in);
+        let (key, token) = (Key::new(key).unwrap(), Token::random().unwrap());
+        (Renewal { key, token, lease, mode: Mode::Exclusive, limit, ends_at, answer }, receiver)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_several_came_in_others_are_waited_for_and_one_alone_goes_at_once() {
+        let (noting, (to, inbox)) = (Noting(Mutex::default(), Semaphore::new(9)), mpsc::unbounded_channel());
+        let noting = Arc::new(noting);
+        let working = tokio::spawn(work(Arc::downgrade(&noting), inbox));
+        let mut answers = Vec::new();
+        for (key, pause) in [("a", 9), ("b", 0), ("c", 9), ("d", 30), ("e", 60), ("f", 200), ("g", 0)] {
+            let (renewal, answer) = renewal(key, 10);
+            to.send(renewal).unwrap();
+            answers.push(answer);
+            if pause > 0 {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
+        }
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().unwrap(), Renewed::Extended);
+        }
+        let seen = std::mem::take(&mut *noting.0.lock().unwrap());
+        let expected: [&[&str]; 4] = [&["a"], &["b", "c"], &["d", "e", "f"], &["g"]];
+        assert_eq!(seen, expected);
+        drop(to);
+        working.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_more_wait_than_go_at_once_the_leases_that_end_first_go_first() {
+        let (noting, (to, inbox)) = (Noting(Mutex::default(), Semaphore::new(0)), mpsc::unbounded_channel());
+        let noting = Arc::new(noting);
+        let working = tokio::spawn(work(Arc::downgrade(&noting), inbox));
+        let mut answers = Vec::new();
+        for (key, ends_in) in [("h", 8), ("b", 2), ("g", 7), ("c", 3), ("a", 1), ("f", 6)] {
+            let (renewal, answer) = renewal(key, ends_in);
+            to.send(renewal).unwrap();
+            answers.push(answer);
+        }
+        noting.1.add_permits(2);
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().unwrap(), Renewed::Extended);
+        }
+        let seen = std::mem::take(&mut *noting.0.lock().unwrap());
+        assert_eq!(seen, [["a", "b", "c"], ["f", "g", "h"]]);
+        drop(to);
+        working.await.unwrap();
     }
 }

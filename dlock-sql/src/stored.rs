@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "sqlite")]
+use dlock_core::backend::Mode;
 use dlock_core::backend::{ClaimRequest, Grant};
 use dlock_core::{Fence, Holder};
 
@@ -32,14 +34,31 @@ pub(crate) fn holder(line: &str, last: i64, left: Duration) -> Holder {
     holder
 }
 
+/// What is stored of one of those who hold a lock together: how much of it is taken, and the line.
+#[cfg(feature = "sqlite")]
+pub(crate) fn share_line(mode: Mode, line: &str) -> String {
+    format!("{} {line}", mode.taken())
+}
+
+/// One of them by what was stored, where `of` is the number of permits of a semaphore.
+#[cfg(feature = "sqlite")]
+pub(crate) fn share(text: &str, fence: i64, left: Duration, of: Option<u32>) -> Holder {
+    let (taken, line) = text.split_once(' ').unwrap_or((text, ""));
+    let mut shared = holder(line, fence, left);
+    shared.mode = match of {
+        Some(of) => Mode::Permits { of, take: taken.parse().unwrap_or(1) },
+        None => Mode::Shared,
+    };
+    shared
+}
+
 /// The first of so many fences.
 fn first(last: u64, fences: u32) -> Fence {
     Fence::new(last.saturating_sub(u64::from(fences.max(1) - 1)))
 }
 
-/// Adds the fences of a lock whose row has this one, where `fresh` says that no earlier attempt may have taken it: what
-/// that one reserved is not known, and its last fence is certainly unused.
-pub(crate) fn with_fences(grant: Grant, last: Fence, fences: u32, fresh: bool) -> Grant {
-    let fences = if fresh { fences } else { 1 };
+/// Adds the fences of a lock whose row has this one. An attempt after one whose outcome is not known reserves one: what
+/// the earlier one reserved is not known, and its last fence is certainly unused.
+pub(crate) fn with_fences(grant: Grant, last: Fence, fences: u32) -> Grant {
     grant.with_fence(first(last.get(), fences)).with_reserved(fences)
 }

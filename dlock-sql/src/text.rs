@@ -39,3 +39,11 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         text
     })
 }
+
+/// Adds bytes in hexadecimal.
+#[cfg(feature = "sqlite")]
+pub(crate) fn push_hex(text: &mut String, bytes: &[u8]) {
+    for nibble in bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]) {
+        text.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
+    }
+}

@@ -53,7 +53,7 @@ impl MysqlServer {
         let token = ask.token.as_bytes().as_slice();
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
         let (key, token, fences) = (Bytes(bytes(&ask.key)), Bytes(token), Number(i64::from(ask.fences)));
-        let values = [token, fences, fences, token, lease, holder, key, token];
+        let values = [token, fences, fences, token, fences, holder, token, lease, key, token];
         let done = execute(on, &self.statements.take, &values).await?;
         Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
     }

@@ -14,8 +14,8 @@ use crate::text::sql;
 
 #[derive(Debug)]
 pub(super) struct MysqlStatements {
-    /// token, fences, twice, token, lease, holder, key, token: takes a row that is there; the last fence is the last
-    /// insert id.
+    /// token, fences, twice, token, fences, holder, token, lease, key, token: takes a row that is there; the last fence
+    /// is the last insert id.
     pub(super) take: SqlStr,
     /// key, token, fences, lease, holder: makes the row of a key that has none; the last fence is the last insert id.
     pub(super) insert: SqlStr,
@@ -59,11 +59,12 @@ impl MysqlStatements {
         let mark = stored::AWAITED;
         let is_awaited = format!("RIGHT(holder, {}) = '{mark}'", mark.len());
         Self {
-            // Assignments are made from left to right.
+            // Assignments are made from left to right. One that finds its own lock and reserves several fences was
+            // overtaken by a later one: the line about the holder is the later one's.
             take: sql(format!(
                 "UPDATE {table} SET
                     fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + ?, {NOW} + ? - 1))),
-                    token = ?, expires = {NOW} + ?, holder = ?
+                    holder = IF(token = ? AND expires > {NOW} AND ? > 1, holder, ?), token = ?, expires = {NOW} + ?
                 WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW}) AND @@SESSION.autocommit"
             )),
             insert: sql(format!(

@@ -125,7 +125,7 @@ impl Server for PostgresServer {
     ];
     const QUOTE: char = '"';
     const POLLING: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-    const RENEWED_AT_ONCE: usize = 1_000;
+    const RENEWED_AT_ONCE: usize = 500;
     const TOGETHER: usize = 64;
     const DIGEST: usize = 8;
 

@@ -62,7 +62,8 @@ impl PostgresStatements {
         let table = table.quoted('"');
         let tell = "CASE WHEN awaited THEN pg_notify";
         Self {
-            // Looks first, so that an attempt on a lock that somebody has writes nothing.
+            // Looks first, so that an attempt on a lock that somebody has writes nothing. One that finds its own lock
+            // and reserves several fences was overtaken by a later one: the line about the holder is the later one's.
             take: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
                     SELECT token, fence, expires, holder FROM {table} WHERE key = $1::bytea
@@ -74,7 +75,9 @@ impl PostgresStatements {
                     ON CONFLICT (key) DO UPDATE SET
                         fence = CASE WHEN held.token = excluded.token AND held.expires > clock_timestamp()
                             THEN held.fence ELSE greatest(held.fence + $5, excluded.fence) END,
-                        token = excluded.token, expires = excluded.expires, holder = excluded.holder,
+                        holder = CASE WHEN held.token = excluded.token AND held.expires > clock_timestamp() AND $5 > 1
+                            THEN held.holder ELSE excluded.holder END,
+                        token = excluded.token, expires = excluded.expires,
                         awaited = held.awaited AND held.token IS NOT NULL
                     WHERE held.token IS NULL OR held.token = excluded.token OR held.expires <= clock_timestamp()
                     RETURNING fence
@@ -103,8 +106,10 @@ impl PostgresStatements {
                     UPDATE {table} AS held SET
                         fence = CASE WHEN held.token = free.token AND held.expires > clock_timestamp() THEN held.fence
                             ELSE greatest(held.fence + 1, {NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')) + free.fences - 1 END,
+                        holder = CASE WHEN held.token = free.token AND held.expires > clock_timestamp() AND free.fences > 1
+                            THEN held.holder ELSE free.holder END,
                         token = free.token, expires = clock_timestamp() + free.lease * interval '1 microsecond',
-                        holder = free.holder, awaited = held.awaited AND held.token IS NOT NULL
+                        awaited = held.awaited AND held.token IS NOT NULL
                     FROM free WHERE held.key = free.key
                         AND (held.token IS NULL OR held.token = free.token OR held.expires <= clock_timestamp())
                     RETURNING free.place, held.fence

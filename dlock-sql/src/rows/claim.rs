@@ -9,6 +9,7 @@ use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence};
+use tokio::time::Instant;
 
 use super::Rows;
 use super::connections::{Holding, Kind, Limits};
@@ -32,6 +33,8 @@ pub struct RowClaim<S: Server> {
     /// The outcome of an earlier attempt is not known: it may have taken the lock.
     unknown: bool,
     held: Option<Holding>,
+    /// From when the lease counts.
+    since: Instant,
     /// Somebody had the lock at the last attempt.
     contended: bool,
     listener: Option<Listener>,
@@ -50,6 +53,7 @@ impl<S: Server> RowClaim<S> {
             unanswered: Vec::new(),
             unknown: false,
             held: None,
+            since: Instant::now(),
             contended: false,
             listener: None,
             seen: None,
@@ -97,13 +101,15 @@ impl<S: Server> Claim for RowClaim<S> {
             none if self.contended => *none = server.join(&self.request.key),
             _ => {}
         }
+        self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
-        let (fences, holder) = (self.reserves, stored::line(&self.request, self.reserves));
+        // What others of this process learn does not say whether it is this token that holds the lock.
+        let fresh = !std::mem::replace(&mut self.unknown, true);
+        let fences = if fresh { self.reserves } else { 1 };
+        let holder = stored::line(&self.request, fences);
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
         let contended = self.contended && self.unanswered.is_empty();
         let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
-        // What others of this process learn does not say whether it is this token that holds the lock.
-        let fresh = !std::mem::replace(&mut self.unknown, true);
         let together = match fresh {
             false => Ok(None),
             true => connections.take_together(&ask, limits, &self.sent()).await,
@@ -118,7 +124,7 @@ impl<S: Server> Claim for RowClaim<S> {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
                 let grant = Grant::new(Term::Lease(self.request.lease));
-                let with_fences = |grant, last| stored::with_fences(grant, last, fences, fresh);
+                let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }
             Taken::Busy(holder) => {
@@ -158,7 +164,7 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        self.rows.renewals.extend(&self.request).await
+        self.rows.renewals.extend(&self.request, &mut self.since).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -6,41 +6,50 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Signal, Term, Withdrawal};
 use dlock_core::{Claim, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use tokio::time::Instant;
 
 use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, FileState};
 use super::failure::classify;
-use super::time;
+use super::{shares, time};
 use crate::failure::unchanged;
 use crate::stored;
 
 /// A claim on a lock of [`Sqlite`](crate::Sqlite).
 pub struct SqliteClaim {
     shared: Arc<Shared>,
-    request: ClaimRequest,
+    pub(super) request: ClaimRequest,
     /// Where the latest attempt was made.
     database: Option<Arc<Database>>,
     /// An attempt was sent on this connection, and its outcome was never learnt.
-    unsettled: Option<usize>,
-    held: bool,
+    pub(super) unsettled: Option<usize>,
+    pub(super) held: bool,
+    /// From when the lease counts.
+    since: Instant,
     /// How many fences the next attempt reserves.
-    reserves: u32,
+    pub(super) reserves: u32,
+    /// Several had it at an earlier attempt.
+    shared_lock: bool,
+    /// It may keep newcomers out while it waits.
+    pub(super) keeps_out: bool,
     /// Somebody had the lock at the last attempt: look before the next one writes.
     contended: bool,
     /// The grant that somebody else had at the last attempt, and the one with which it is noted that we wait.
-    seen: Option<Fence>,
-    noted: Option<Fence>,
+    pub(super) seen: Option<Fence>,
+    pub(super) noted: Option<Fence>,
 }
 
 /// What a row says of its lock.
 pub(super) enum Standing {
     Free,
     Held(Box<Holder>),
+    /// Several have it, or it is a semaphore.
+    Shared,
 }
 
 impl SqliteClaim {
@@ -51,7 +60,10 @@ impl SqliteClaim {
             database: None,
             unsettled: None,
             held: false,
+            since: Instant::now(),
             reserves: 1,
+            shared_lock: false,
+            keeps_out: false,
             contended: false,
             seen: None,
             noted: None,
@@ -84,10 +96,11 @@ impl SqliteClaim {
         database: &Database,
         writer: Writer,
         until: Until,
+        fences: u32,
     ) -> Result<Option<Fence>, Failure> {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let request = &self.request;
-        let holder = stored::line(request, self.reserves);
+        let holder = stored::line(request, fences);
         let before = self.unsettled.replace(lane);
         let answer = turn
             .run(until, |now| {
@@ -99,7 +112,7 @@ impl SqliteClaim {
                     .bind(now.saturating_add(time::nanos(request.lease)))
                     .bind(holder.clone())
                     .bind(now)
-                    .bind(self.reserves)
+                    .bind(fences)
             })
             .await;
         drop(turn);
@@ -125,7 +138,7 @@ impl SqliteClaim {
             database.ended(&self.request.token);
         }
         self.unsettled = None;
-        self.held = false;
+        (self.held, self.keeps_out) = (false, false);
     }
 }
 
@@ -136,8 +149,12 @@ impl Claim for SqliteClaim {
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         let until = self.until();
+        self.since = Instant::now();
         let (database, writer) = self.database().await?;
         database.may_grant(self.request.lease)?;
+        if self.shared_lock || self.request.mode != Mode::Exclusive {
+            return self.attempt_share(&database, writer, until).await;
+        }
         let mut refused = false;
         // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others
         // least.
@@ -152,15 +169,19 @@ impl Claim for SqliteClaim {
                         busy.holder = Some(holder);
                         return Ok(Attempt::Busy(busy));
                     }
+                    Ok(Standing::Shared) => {
+                        self.shared_lock = true;
+                        return self.attempt_share(&database, writer, until).await;
+                    }
                     Err(_) if refused => break,
                     Err(failure) => return Err(failure),
                 }
             }
-            let fresh = self.unsettled.is_none();
-            if let Some(last) = self.take(&database, writer, until).await? {
+            let fences = if self.unsettled.is_none() { self.reserves } else { 1 };
+            if let Some(last) = self.take(&database, writer, until, fences).await? {
                 self.held = true;
                 let grant = Grant::new(Term::Lease(self.request.lease));
-                return Ok(Attempt::Granted(stored::with_fences(grant, last, self.reserves, fresh)));
+                return Ok(Attempt::Granted(stored::with_fences(grant, last, fences)));
             }
             (refused, self.contended) = (true, true);
         }
@@ -186,7 +207,7 @@ impl Claim for SqliteClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let Some(database) = &self.database else { return Ok(Renewed::Gone) };
-        database.renewals.extend(&self.request).await
+        database.renewals.extend(&self.request, &mut self.since).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
@@ -200,6 +221,13 @@ impl Claim for SqliteClaim {
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
         let (mut turn, _) = database.connections.writer(writer, until).await?;
         let request = &self.request;
+        if request.mode != Mode::Exclusive || self.shared_lock && !self.held {
+            let released = shares::release(&database, &mut turn, request, until).await;
+            drop(turn);
+            let released = released.map_err(|error| classify(error, database.connections.path()))?;
+            self.forget();
+            return Ok(released);
+        }
         let answer = turn
             .run(until, |now| {
                 sqlx::query(database.statements.release.clone())
@@ -221,7 +249,7 @@ impl Claim for SqliteClaim {
     }
 
     fn is_clean(&self) -> bool {
-        self.unsettled.is_none() && !self.held
+        self.unsettled.is_none() && !self.held && !self.keeps_out
     }
 }
 
@@ -269,5 +297,8 @@ pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<
         return Ok(Standing::Free);
     }
     let left = Duration::from_nanos(expires.abs_diff(now));
+    if shares::is_shared(token) {
+        return Ok(Standing::Shared);
+    }
     Ok(Standing::Held(Box::new(stored::holder(row.try_get(4)?, row.try_get(1)?, left))))
 }

@@ -18,7 +18,7 @@ use dlock_core::backend::Backoff;
 use futures_util::TryStreamExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Either, Executor};
+use sqlx::{ConnectOptions, Connection, Either, Executor, SqlStr, Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::failure::{classify, is_busy};
@@ -218,7 +218,7 @@ impl Turn<'_> {
     pub(super) async fn run<'q>(
         &mut self,
         until: Until,
-        statement: impl Fn(i64) -> Query<'q, sqlx::Sqlite, SqliteArguments>,
+        statement: impl Fn(i64) -> Query<'q, Sqlite, SqliteArguments>,
     ) -> Result<StatementResult, sqlx::Error> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
@@ -233,9 +233,37 @@ impl Turn<'_> {
     }
 }
 
+impl Turn<'_> {
+    /// Begins a transaction that sees everything as of one moment. It is rolled back when it is dropped, before
+    /// anything else is done on this connection.
+    pub(super) async fn begin(&mut self) -> Result<Transaction<'_, Sqlite>, sqlx::Error> {
+        let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
+        connection.begin().await
+    }
+
+    /// Begins one that alone writes to the file, by `lock`, which changes nothing. While other processes are in the way
+    /// that is tried again.
+    pub(super) async fn begin_writing(
+        &mut self,
+        lock: &SqlStr,
+        until: Until,
+    ) -> Result<Transaction<'_, Sqlite>, sqlx::Error> {
+        let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        let mut transaction = self.begin().await?;
+        loop {
+            match sqlx::query(lock.clone()).execute(&mut *transaction).await {
+                Err(error) if is_busy(&error) && !until.left().is_zero() => {
+                    tokio::time::sleep(backoff.next_pause().min(until.left())).await;
+                }
+                locked => return locked.map(|_| transaction),
+            }
+        }
+    }
+}
+
 async fn run_once(
     connection: &mut SqliteConnection,
-    statement: Query<'_, sqlx::Sqlite, SqliteArguments>,
+    statement: Query<'_, Sqlite, SqliteArguments>,
 ) -> Result<StatementResult, sqlx::Error> {
     let mut answer = StatementResult::default();
     let mut parts = connection.fetch_many(statement);

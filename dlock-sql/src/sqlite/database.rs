@@ -11,20 +11,21 @@ use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
 
-use super::claim::{Standing, understand};
+use super::claim::{self, Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
 use super::failure::{classify, is_busy, of_file};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::Presence;
 use super::schema::{self, Wrong};
+use super::shares;
 use super::statements::{AT_ONCE, SqliteStatements};
 use super::time;
 use crate::failure::unchanged;
 use crate::renewals::{self, Renewals};
 
 /// How long to go on opening while other processes are in the way.
-const OPENING: Duration = Duration::from_secs(5);
+pub(super) const OPENING: Duration = Duration::from_secs(5);
 /// How old the last look at the files may be for a step to rely on it. Looking takes about 5 us.
 const LOOK: Duration = Duration::from_millis(10);
 /// No lease of those who have an earlier file open is taken to be shorter.
@@ -242,6 +243,8 @@ impl Database {
     pub(super) async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         let failed = |error| unchanged(classify(error, self.connections.path()));
         let mut all = Vec::new();
+        // Those that several hold, with the number of permits. Their rows come after those of all keys.
+        let mut shared: HashMap<Key, Option<u32>> = HashMap::new();
         let mut after: Vec<u8> = Vec::new();
         loop {
             let until = Until::after(OPENING);
@@ -257,11 +260,27 @@ impl Database {
             let now = time::now();
             for row in &answer.rows {
                 after = row.try_get(5).map_err(failed)?;
+                let standing = understand(row, &self.boot, now).map_err(failed)?;
                 // A row with another key is none of ours.
                 let key = std::str::from_utf8(&after).ok().and_then(|key| Key::new(key).ok());
-                let standing = understand(row, &self.boot, now).map_err(failed)?;
-                if let (Some(key), Standing::Held(holder)) = (key, standing) {
-                    all.push((key, *holder));
+                match (key, standing) {
+                    (Some(key), Standing::Held(holder)) => all.push((key, *holder)),
+                    (Some(key), Standing::Shared) => {
+                        shared.insert(key, None);
+                    }
+                    (None, Standing::Held(_) | Standing::Shared) => {
+                        let Some((key, is_common)) = shares::parse(&after) else { continue };
+                        let Some((key, of)) = shared.get_key_value(key) else { continue };
+                        if is_common {
+                            let permits = row.try_get::<i64, _>(1).map_err(failed)?;
+                            let permits = u32::try_from(permits).ok().filter(|permits| *permits > 0);
+                            shared.insert(key.clone(), permits);
+                        } else {
+                            let holder = shares::holder(row, [1, 3, 4], *of, now).map_err(failed)?;
+                            all.push((key.clone(), holder));
+                        }
+                    }
+                    (_, Standing::Free) => {}
                 }
             }
             if answer.rows.len() < AT_ONCE {
@@ -273,6 +292,9 @@ impl Database {
     /// Frees the lock whoever has it; whether anybody did.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
         let until = Until::after(OPENING);
+        let is_shared = matches!(claim::read(self, key, until).await?, Standing::Shared);
+        // The row of a semaphore seems to be held also while it is only remembered.
+        let held = !is_shared || !self.occupancy(key).await?.holders.is_empty();
         let (mut turn, _) = self.connections.writer(Writer::Any, until).await?;
         let answer = turn
             .run(until, |now| {
@@ -283,7 +305,7 @@ impl Database {
             })
             .await
             .map_err(|error| classify(error, self.connections.path()))?;
-        Ok(answer.changed == 1)
+        Ok(held && answer.changed == 1)
     }
 
     pub(super) async fn close(&self) {

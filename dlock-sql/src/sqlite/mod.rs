@@ -9,6 +9,7 @@ mod options;
 mod presence;
 mod renewals;
 mod schema;
+mod shares;
 mod statements;
 mod time;
 
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, Occupancy};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -185,6 +186,8 @@ impl Backend for Sqlite {
             .with_fencing()
             .with_polling(Duration::from_millis(1), Duration::from_millis(50))
             .with_administration()
+            .with_sharing()
+            .with_permits()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
@@ -205,7 +208,16 @@ impl Backend for Sqlite {
         Ok(match claim::read(&database, key, Until::after(Duration::from_secs(1))).await? {
             Standing::Free => None,
             Standing::Held(holder) => Some(*holder),
+            Standing::Shared => database.occupancy(key).await?.holders.into_iter().next(),
         })
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.0.current().await?.occupancy(key).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.0.current().await?.resize(key, permits).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {

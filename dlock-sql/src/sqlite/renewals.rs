@@ -1,16 +1,19 @@
 //! Renewing leases in the database file.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::Mode;
 use sqlx::{Row, SqlStr};
 
 use super::connections::Until;
 use super::database::{Database, FileState};
 use super::failure::classify;
-use super::time;
+use super::{shares, time};
 use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
+use crate::text::push_hex;
 
 /// How long a statement is tried again while other processes are in the way, at the most.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -25,38 +28,61 @@ impl Renew for Database {
 
 async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Failure> {
     if database.file_state()? != FileState::Same {
-        return Ok(Extended::Some(std::collections::HashSet::new()));
+        return Ok(Extended::Some(HashSet::new()));
     }
-    let list = list(renewals);
-    let statements = &database.statements;
     let failed = |error| classify(error, database.connections.path());
-    let asking = |statement: &SqlStr, now: i64| {
-        sqlx::query(statement.clone()).bind(now).bind(list.clone()).bind(database.boot.clone())
-    };
     let until = Until::after(LIMIT.min(shortest_limit(renewals)));
     let mut connection = database.connections.renewer(until).await?;
-    let extended = connection.run(until, |now| asking(&statements.renew, now)).await.map_err(failed)?;
-    if extended.changed == renewals.len() as u64 {
-        return Ok(Extended::All);
+    let is_shared = |renewal: &Renewal| renewal.mode != Mode::Exclusive;
+    let (mut places, mut all) = (HashSet::new(), true);
+    for shared in [false, true] {
+        let some: Vec<_> = renewals.iter().enumerate().filter(|(_, one)| is_shared(one) == shared).collect();
+        if some.is_empty() {
+            continue;
+        }
+        let (list, statements) = (list(&some), &database.statements);
+        let (renew, ours) = match shared {
+            true => (&statements.shares.renew, &statements.shares.ours),
+            false => (&statements.renew, &statements.ours),
+        };
+        let asking = |statement: &SqlStr, now: i64| {
+            sqlx::query(statement.clone()).bind(now).bind(list.clone()).bind(database.boot.clone())
+        };
+        if shared {
+            // First the rows of the keys, which are to be taken for as long as any of those beside them.
+            let keep = statements.shares.keep();
+            connection.run(until, |now| asking(keep, now)).await.map_err(failed)?;
+        }
+        let extended = connection.run(until, |now| asking(renew, now)).await.map_err(failed)?;
+        if extended.changed == some.len() as u64 {
+            places.extend(some.iter().map(|(place, _)| *place));
+            continue;
+        }
+        // What was extended runs on; what was not has ended, or is not ours any more.
+        all = false;
+        for row in connection.run(until, |now| asking(ours, now)).await.map_err(failed)?.rows {
+            let place = usize::try_from(row.try_get::<i64, _>(0).map_err(failed)?).unwrap_or(usize::MAX);
+            places.extend(some.get(place).map(|(place, _)| *place));
+        }
     }
-    // What was extended runs on; what was not has ended, or is not ours any more.
-    let rows = connection.run(until, |now| asking(&statements.ours, now)).await.map_err(failed)?.rows;
-    let places =
-        rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    Ok(Extended::Some(places.into_iter().filter_map(|place| usize::try_from(place).ok()).collect()))
+    Ok(if all { Extended::All } else { Extended::Some(places) })
 }
 
-/// A JSON array of `[key, token, lease in nanoseconds]`, the first two in hexadecimal.
-fn list(renewals: &[Renewal]) -> String {
+/// A JSON array of `[key, token, lease in nanoseconds, for how long the key is kept, key beside it]`, where keys and
+/// tokens are hexadecimal. What is held alone has the first three.
+fn list(renewals: &[(usize, &Renewal)]) -> String {
     let mut list = String::with_capacity(renewals.len() * 128);
-    for (n, renewal) in renewals.iter().enumerate() {
+    for (n, (_, renewal)) in renewals.iter().enumerate() {
         list.push_str(if n == 0 { "[[\"" } else { ",[\"" });
-        for byte in renewal.key.as_str().bytes() {
-            for nibble in [byte >> 4, byte & 15] {
-                list.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
-            }
+        push_hex(&mut list, renewal.key.as_str().as_bytes());
+        let _ = write!(list, "\",\"{}\",{}", renewal.token.to_hex(), time::nanos(renewal.lease));
+        if renewal.mode != Mode::Exclusive {
+            let kept = shares::kept(renewal.mode, renewal.lease);
+            let _ = write!(list, ",{},\"", time::nanos(kept));
+            push_hex(&mut list, &shares::own(&renewal.key, &renewal.token));
+            list.push('"');
         }
-        let _ = write!(list, "\",\"{}\",{}]", renewal.token.to_hex(), time::nanos(renewal.lease));
+        list.push(']');
     }
     list.push(']');
     list

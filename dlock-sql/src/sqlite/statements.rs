@@ -2,13 +2,15 @@
 //!
 //! A row is one key. It is free when its token is null, when its lease has ended, or when it is of an earlier boot; it
 //! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the
-//! table's mark: its version, the highest fence of all rows that were deleted, and the identity of the file.
+//! table's mark: its version, the highest fence of all rows that were deleted, and the identity of the file. Where
+//! several hold a key there are rows beside it: see [`shares`](super::shares).
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
 use sqlx::SqlStr;
 
 use super::claim::batch;
+use super::shares::ShareStatements;
 use crate::stored::AWAITED;
 use crate::table::TableName;
 use crate::text::sql;
@@ -50,6 +52,8 @@ pub(super) struct SqliteStatements {
     pub(super) mark: SqlStr,
     /// identity, boot, now: notes that the file is another than before.
     pub(super) identify: SqlStr,
+    /// Those for what several hold at a time.
+    pub(super) shares: ShareStatements,
     /// Those for several rows at once.
     pub(super) batch: batch::BatchStatements,
 }
@@ -112,6 +116,7 @@ impl SqliteStatements {
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
                 AND (token IS NOT ?1 OR boot <> ?2)"#
             )),
+            shares: ShareStatements::of(table),
             batch: batch::BatchStatements::of(table),
         }
     }

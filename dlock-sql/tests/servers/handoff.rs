@@ -54,6 +54,8 @@ on_both! {
             claim.reserve(8);
             let grant = granted(claim.attempt().await.unwrap());
             assert_eq!(grant.reserved, 1);
+            let seen = backend.inspect(&Key::new(&key).unwrap()).await.unwrap().unwrap();
+            assert_eq!(seen.fence, grant.fence, "the row says of no more fences");
             let _ = claim.withdraw().await.unwrap();
             let mut next = backend.claim(request(&key, LEASE).await);
             assert!(granted(next.attempt().await.unwrap()).fence > grant.fence);

@@ -34,6 +34,34 @@ async fn the_next_fence_is_higher_than_all_that_were_reserved_with_a_lock() {
 }
 
 #[tokio::test]
+async fn who_does_not_know_what_an_earlier_attempt_reserved_has_one_fence_of_it() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    for (n, key) in (0..30).map(|n| (n, format!("k{n}"))) {
+        let mut mine = claim(&backend, &key, LEASE).await;
+        mine.reserve(64);
+        let given_up = {
+            let attempt = mine.attempt();
+            tokio::select! {
+                biased;
+                _ = attempt => false,
+                () = tokio::time::sleep(Duration::from_micros(n * 20)) => true,
+            }
+        };
+        if !given_up {
+            continue;
+        }
+        mine.reserve(8);
+        let grant = granted(mine.attempt().await.unwrap());
+        let seen = backend.inspect(&Key::new(&key).unwrap()).await.unwrap().unwrap();
+        assert_eq!((grant.reserved, seen.fence), (1, grant.fence), "the row says of no more fences");
+        let _ = mine.withdraw().await.unwrap();
+        let mut next = claim(&backend, &key, LEASE).await;
+        assert!(granted(next.attempt().await.unwrap()).fence > grant.fence);
+    }
+}
+
+#[tokio::test]
 async fn a_release_tells_that_somebody_waits_elsewhere() {
     let site = Site::new();
     let (ours, theirs) = (site.backend().await, site.backend().await);

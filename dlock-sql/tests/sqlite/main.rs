@@ -12,4 +12,5 @@ mod opening;
 mod processes;
 mod renewing;
 mod replaced;
+mod shares;
 mod support;

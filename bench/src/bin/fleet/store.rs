@@ -56,8 +56,8 @@ impl Store {
     pub(crate) fn processor_time(&self) -> f64 {
         match self {
             Self::Postgres(server) => {
-                let pid = server.query("SELECT pg_backend_pid()").parse().unwrap_or_default();
-                let Some(Process { parent, .. }) = Process::of(pid) else { return f64::NAN };
+                let first = "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)";
+                let Ok(parent) = server.query(first).parse::<u32>() else { return f64::NAN };
                 let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
                 let all = all.filter_map(|entry| Process::of(entry.file_name().to_str()?.parse().ok()?));
                 // What has ended since is counted with the first one.
@@ -68,12 +68,13 @@ impl Store {
         }
     }
 
-    /// How many calls there were, where they are counted.
+    /// How many calls there were: of a database its transactions, which it counts within a second.
     pub(crate) fn calls(&self) -> Option<f64> {
-        let nodes = self.nodes();
-        if nodes.is_empty() {
-            return None;
+        if let Self::Postgres(server) = self {
+            let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+            return server.query(commits).parse().ok();
         }
+        let nodes = self.nodes();
         let calls = nodes.iter().filter_map(|node| node.command_calls().get("evalsha").copied());
         Some(calls.sum::<u64>() as f64)
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Term};
 use dlock_core::{ErrorKind, Failure, Fence};
 use sqlx::{Row, SqlStr};
 
@@ -17,7 +17,7 @@ use crate::sqlite::failure::classify;
 use crate::sqlite::time;
 use crate::stored;
 use crate::table::TableName;
-use crate::text::sql;
+use crate::text::{push_hex, sql};
 
 /// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
 #[derive(Debug)]
@@ -58,6 +58,9 @@ impl BatchStatements {
 
 /// Takes the rows of all these claims, or none.
 pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<BatchAttempt, Failure> {
+    if claims.iter().any(|claim| claim.request.mode != Mode::Exclusive) {
+        return Ok(BatchAttempt::Separately);
+    }
     let Some(first) = claims.first_mut() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let until = first.until();
     let (database, writer) = first.database().await?;
@@ -172,19 +175,11 @@ fn list(claims: &[&mut SqliteClaim]) -> String {
     for claim in claims {
         let request = &claim.request;
         list.push_str(if list.is_empty() { "[[\"" } else { ",[\"" });
-        hex(&mut list, request.key.as_str());
+        push_hex(&mut list, request.key.as_str().as_bytes());
         let _ = write!(list, "\",\"{}\",{},\"", request.token.to_hex(), time::nanos(request.lease));
-        hex(&mut list, &request.describe());
+        push_hex(&mut list, request.describe().as_bytes());
         list.push_str("\"]");
     }
     list.push(']');
     list
-}
-
-fn hex(list: &mut String, text: &str) {
-    for byte in text.bytes() {
-        for nibble in [byte >> 4, byte & 15] {
-            list.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
-        }
-    }
 }

@@ -1,0 +1,203 @@
+//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found such.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Term, Withdrawal};
+use dlock_core::{ErrorKind, Failure, Fence};
+use sqlx::sqlite::SqliteConnection;
+
+use super::state::{State, Verdict, later, put};
+use super::{beyond, common, kept, own};
+use crate::sqlite::claim::SqliteClaim;
+use crate::sqlite::connections::{Turn, Until, Writer};
+use crate::sqlite::database::Database;
+use crate::sqlite::failure::classify;
+use crate::sqlite::time;
+use crate::stored;
+
+/// What an attempt came to.
+enum Taken {
+    Granted(Grant),
+    /// It keeps newcomers out from now on, where that is said.
+    Busy(Busy, bool),
+    Conflict(Mode),
+}
+
+impl SqliteClaim {
+    /// One attempt, as one transaction.
+    pub(in crate::sqlite) async fn attempt_share(
+        &mut self,
+        database: &Arc<Database>,
+        writer: Writer,
+        until: Until,
+    ) -> Result<Attempt, Failure> {
+        let (mut turn, lane) = database.connections.writer(writer, until).await?;
+        let before = self.unsettled.replace(lane);
+        let taken = take(database, &mut turn, &self.request, self.reserves, before.is_none(), until).await;
+        drop(turn);
+        let taken = taken.map_err(|error| classify(error, database.connections.path()));
+        if !matches!(&taken, Err(failure) if failure.kind() == ErrorKind::Unknown) {
+            self.unsettled = before;
+        }
+        match taken? {
+            Taken::Granted(grant) => {
+                (self.unsettled, self.held, self.keeps_out) = (None, true, false);
+                Ok(Attempt::Granted(grant))
+            }
+            Taken::Busy(busy, keeps_out) => {
+                self.keeps_out = keeps_out;
+                // Nobody passes on what several hold, and so nobody has to know who waits for it.
+                self.seen = busy.holder.as_ref().and_then(|holder| holder.fence);
+                self.noted = self.seen;
+                Ok(Attempt::Busy(busy))
+            }
+            Taken::Conflict(other) => {
+                let what = || Failure::unavailable("the key is used in another way");
+                Err(self.request.mode.conflict(&other).unwrap_or_else(what))
+            }
+        }
+    }
+}
+
+async fn take(
+    database: &Database,
+    turn: &mut Turn<'_>,
+    request: &ClaimRequest,
+    reserves: u32,
+    fresh: bool,
+    until: Until,
+) -> Result<Taken, sqlx::Error> {
+    let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
+    let (key, now) = (&request.key, time::now());
+    let mut state = State::read(database, &mut writing, key, Some(&request.token), now).await?;
+    let taken = match state.judge(request) {
+        // Nothing was written.
+        Verdict::Conflict(other) => return Ok(Taken::Conflict(other)),
+        Verdict::Busy(free_at) => {
+            let prefers = state.is_shared() && request.has_preference() && state.prefer(&request.token);
+            if prefers {
+                state.write_common(database, &mut writing, key).await?;
+            }
+            let mut busy = Busy::default();
+            busy.retry_after = Some(Duration::from_nanos(free_at.saturating_sub(now).max(1).unsigned_abs()));
+            let holder = match state.is_shared() {
+                true => database.shares(&mut writing, key, &state).await?.into_iter().next(),
+                false => state.exclusive(now),
+            };
+            busy.holder = holder.map(Box::new);
+            Taken::Busy(busy, prefers)
+        }
+        Verdict::Free if request.mode == Mode::Exclusive => {
+            let fences = if fresh { reserves } else { 1 };
+            take_alone(database, &mut writing, request, &mut state, fences).await?
+        }
+        Verdict::Free => take_share(database, &mut writing, request, &mut state).await?,
+    };
+    writing.commit().await?;
+    Ok(taken)
+}
+
+/// The lock is held alone from now on.
+async fn take_alone(
+    database: &Database,
+    on: &mut SqliteConnection,
+    request: &ClaimRequest,
+    state: &mut State,
+    fences: u32,
+) -> Result<Taken, sqlx::Error> {
+    let (key, expires) = (&request.key, later(state.now, request.lease));
+    let mut last = state.next_fence().saturating_add(i64::from(fences - 1));
+    if state.is_alone(&request.token) {
+        // The reply of an earlier attempt was lost: what that one reserved is not known, and its last fence is unused.
+        last = state.last_fence();
+    } else {
+        let clear = sqlx::query(database.statements.shares.clear.clone());
+        clear.bind(common(key)).bind(beyond(key)).execute(&mut *on).await?;
+        state.prefer_no_more(&request.token);
+        state.set_permits(0);
+        state.write_common(database, on, key).await?;
+    }
+    let (name, line) = (key.as_str().as_bytes().to_vec(), stored::line(request, fences));
+    put(database, on, name, Some(request.token.as_bytes()), (last, expires), line).await?;
+    let grant = Grant::new(Term::Lease(request.lease));
+    Ok(Taken::Granted(stored::with_fences(grant, Fence::new(last.unsigned_abs()), fences)))
+}
+
+/// One more has it.
+async fn take_share(
+    database: &Database,
+    on: &mut SqliteConnection,
+    request: &ClaimRequest,
+    state: &mut State,
+) -> Result<Taken, sqlx::Error> {
+    let (key, mode) = (&request.key, request.mode);
+    let expires = later(state.now, request.lease);
+    let until = later(state.now, kept(mode, request.lease)).max(state.last);
+    let (fence, line) = match state.own.take() {
+        // The reply of an earlier attempt was lost.
+        Some(adopted) => {
+            let (fence, line) = (state.last_fence(), state.last_line().to_owned());
+            state.write_main(database, on, key, (fence, &line), Some(until)).await?;
+            adopted
+        }
+        None => {
+            if !state.is_shared() {
+                // What is left of earlier ones.
+                let clear = sqlx::query(database.statements.shares.clear.clone());
+                clear.bind(common(key)).bind(beyond(key)).execute(&mut *on).await?;
+            }
+            let (fence, line) = (state.next_fence(), request.describe());
+            state.write_main(database, on, key, (fence, &line), Some(until)).await?;
+            (Fence::new(fence.unsigned_abs()), stored::share_line(mode, &line))
+        }
+    };
+    let preferred = state.prefer_no_more(&request.token);
+    if let Some(of) = mode.permits() {
+        state.set_permits(of);
+    }
+    if preferred || mode.permits().is_some() {
+        state.write_common(database, on, key).await?;
+    }
+    let name = own(key, &request.token);
+    let fence_of_row = i64::try_from(fence.get()).unwrap_or(i64::MAX);
+    put(database, on, name, Some(request.token.as_bytes()), (fence_of_row, expires), line).await?;
+    Ok(Taken::Granted(Grant::new(Term::Lease(request.lease)).with_fence(fence)))
+}
+
+/// Takes away what this claim has, and its preference; as one transaction.
+pub(in crate::sqlite) async fn release(
+    database: &Database,
+    turn: &mut Turn<'_>,
+    request: &ClaimRequest,
+    until: Until,
+) -> Result<Withdrawal, sqlx::Error> {
+    let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
+    let (key, token, now) = (&request.key, &request.token, time::now());
+    let before = State::read(database, &mut writing, key, Some(token), now).await?;
+    let delete = sqlx::query(database.statements.shares.delete.clone()).bind(own(key, token));
+    delete.execute(&mut *writing).await?;
+    let mut removed = before.own.is_some();
+    // Without it.
+    let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
+    if state.is_alone(token) {
+        let line = state.last_line().to_owned();
+        let fence = state.last_fence();
+        state.write_main(database, &mut writing, key, (fence, &line), None).await?;
+        removed = true;
+    }
+    if state.is_shared() && removed {
+        let line = state.last_line().to_owned();
+        let until = match state.permits() {
+            Some(_) => Some(later(now, kept(request.mode, Duration::ZERO)).max(state.last)),
+            None => (state.taken > 0).then_some(state.last),
+        };
+        let fence = state.last_fence();
+        state.write_main(database, &mut writing, key, (fence, &line), until).await?;
+    }
+    if state.prefer_no_more(token) || removed && state.permits().is_some() {
+        state.write_common(database, &mut writing, key).await?;
+    }
+    writing.commit().await?;
+    Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+}
