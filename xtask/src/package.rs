@@ -18,6 +18,7 @@ const PUBLISHED: &[&str] = &[
     FACADE,
     "dlock-cli",
     "dlock-testkit",
+    "dlock-tower",
 ];
 
 /// What a package may consist of, beside what is in its `src`.

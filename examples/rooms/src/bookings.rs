@@ -88,6 +88,16 @@ impl Bookings {
         Ok(if done.rows_affected() == 1 { Write::Done } else { Write::Stale })
     }
 
+    /// Cancels a booking, if no later holder of the room's lock has been here.
+    pub(crate) async fn cancel(&self, room: &str, day: u32, fence: Fence) -> Result<Write, sqlx::Error> {
+        let cancelled = sqlx::query(
+            "DELETE FROM bookings WHERE room = ?1 AND day = ?2
+             AND EXISTS (SELECT 1 FROM rooms WHERE room = ?1 AND fence <= ?3)",
+        );
+        let done = cancelled.bind(room).bind(day).bind(number(fence)).execute(&self.0).await?;
+        Ok(if done.rows_affected() == 1 { Write::Done } else { Write::Stale })
+    }
+
     /// Moves a booking to another room, if no later holder of either room's lock has been here.
     pub(crate) async fn relocate(
         &self,

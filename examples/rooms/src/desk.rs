@@ -86,6 +86,16 @@ impl Desk {
         accepted(self.bookings.relocate((from, from_fence), (to, to_fence), day).await?)
     }
 
+    /// Cancels a booking, under the lock of the room that the request was given.
+    pub(crate) async fn cancel(&self, room: &str, day: u32, held: &Held) -> Result<(), Refusal> {
+        let fence = fence_of(held)?;
+        accepted(self.bookings.enter(room, fence).await?)?;
+        if self.bookings.guest(room, day).await?.is_none() {
+            return Err(Refusal::NoBooking);
+        }
+        accepted(self.bookings.cancel(room, day, fence).await?)
+    }
+
     /// Settles a night, unless another replica does.
     #[distributed_lock(
         key = "settlement",

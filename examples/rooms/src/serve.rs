@@ -8,8 +8,10 @@ use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
+use dlock_tower::{LockLayer, Locked};
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -93,7 +95,15 @@ async fn run(options: &Serve) -> Result<()> {
 }
 
 fn router(desk: Desk) -> Router {
+    // A booking is cancelled under the room's lock too, which the request is given before the handler runs.
+    let locks = desk.locks.clone();
+    let of_its_room = LockLayer::new(move |request: &Request| {
+        // As the handlers see it: encoded in another way it is the same room.
+        let room = percent_decode_str(request.uri().path().split('/').nth(2)?).decode_utf8_lossy();
+        Some(locks.lock_named("room_<room>", format!("room_{room}")).with_wait(Duration::from_secs(5)))
+    });
     Router::new()
+        .route("/rooms/{room}/bookings/{day}", delete(cancel).layer(of_its_room))
         .route("/rooms/{room}/bookings", post(book))
         .route("/bookings/move", post(relocate))
         .route("/settlements/{night}", post(settle))
@@ -109,6 +119,15 @@ async fn book(
 ) -> Result<StatusCode, Refusal> {
     desk.book(&room, booking.day, &booking.guest).await?;
     Ok(StatusCode::CREATED)
+}
+
+async fn cancel(
+    State(desk): State<Desk>,
+    Path((room, day)): Path<(String, u32)>,
+    Locked(held): Locked,
+) -> Result<StatusCode, Refusal> {
+    desk.cancel(&room, day, &held).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn relocate(State(desk): State<Desk>, Json(way): Json<Move>) -> Result<StatusCode, Refusal> {

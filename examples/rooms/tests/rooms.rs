@@ -77,6 +77,10 @@ impl Replica {
         self.ask(Method::POST, "/bookings/move", &way).0
     }
 
+    fn cancel(&self, room: &str, day: u32) -> StatusCode {
+        self.ask(Method::DELETE, &format!("/rooms/{room}/bookings/{day}"), "").0
+    }
+
     fn terminate(&self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -131,8 +135,10 @@ fn a_room_is_booked_once_over_all_replicas_and_a_booking_moves() {
     assert_eq!(one.book("blue", 1), StatusCode::CREATED);
     assert_eq!(one.relocate("aqua", "blue", 1), StatusCode::CONFLICT);
     assert_eq!(one.relocate("aqua", "aqua", 1), StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(two.cancel("blue", 2), StatusCode::NO_CONTENT);
+    assert_eq!(one.cancel("%62lue", 2), StatusCode::NOT_FOUND);
     let (status, settled) = one.ask(Method::POST, "/settlements/7", "");
-    assert_eq!((status, settled.as_str()), (StatusCode::OK, r#"{"done":3}"#));
+    assert_eq!((status, settled.as_str()), (StatusCode::OK, r#"{"done":2}"#));
     assert_eq!(two.ask(Method::POST, "/settlements/7", "").1, r#""skipped""#);
     assert_eq!(two.ask(Method::GET, "/locks", "").1, "[]");
 }
