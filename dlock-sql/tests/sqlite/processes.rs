@@ -69,6 +69,7 @@ async fn play(role: &str, path: &Path) -> ExitCode {
             }
             eprintln!("counted {mine}");
         }
+        "mix" => crate::shares::mix(&locks, path).await,
         "own" => {
             let (until, mut mine) = (Instant::now() + Duration::from_secs(2), 0);
             while Instant::now() < until {
