@@ -353,7 +353,10 @@ impl Setup {
             Source::Named(name) => registry::registered(name)?,
             Source::Given(locks) => locks.clone(),
         };
-        locks.require(self.requires)?;
+        // The lock itself asks for its turn.
+        let of_locks = |requirement: &Requirement| *requirement != Requirement::Fair;
+        let required: Vec<_> = self.requires.iter().copied().filter(of_locks).collect();
+        locks.require(&required)?;
         Ok(locks)
     }
 
@@ -373,6 +376,9 @@ impl Setup {
         }
         if self.reads {
             lock = lock.read();
+        }
+        if self.requires.contains(&Requirement::Fair) {
+            lock = lock.with_fairness(true);
         }
         match self.recheck {
             Some(false) => lock.with_rechecks(0),

@@ -18,6 +18,7 @@ use redis::Value;
 use crate::client::Client;
 use crate::error::Fault;
 use crate::format::draw;
+use crate::format::shares::place_channel;
 use crate::keys::Names;
 use crate::request::{Answer, Request, RequestAlone, Step};
 use crate::servers::Reply;
@@ -79,6 +80,11 @@ impl RedisClaim {
 
     fn step(&self, step: Step) -> Request {
         Request { names: self.names.clone(), token: self.request.token, step, clock: None }
+    }
+
+    /// Whether the lock is held alone, and waited for without a place in line.
+    fn is_plain(&self) -> bool {
+        self.request.mode == Mode::Exclusive && !self.request.fair
     }
 
     /// The lease in whole milliseconds, as the server keeps it.
@@ -168,7 +174,7 @@ impl Claim for RedisClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        if self.request.mode != Mode::Exclusive {
+        if !self.is_plain() {
             return Box::pin(self.attempt_share()).await;
         }
         let request = self.asking()?;
@@ -186,6 +192,10 @@ impl Claim for RedisClaim {
     async fn changed(&mut self) -> Result<(), Failure> {
         let listener = match &mut self.listener {
             Some(listener) => listener,
+            none if self.request.fair => {
+                let channel = place_channel(&self.names, &self.request.token);
+                none.insert(self.client.channels.listen(&channel)?)
+            }
             none => none.insert(self.client.channels.listen(&self.client.format.channel(&self.names))?),
         };
         listener.changed().await
@@ -199,14 +209,14 @@ impl Claim for RedisClaim {
         // What was tracked was so for the section before.
         (self.listener, self.signal, self.tracked) = (None, None, None);
         self.waits_for_all = false;
-        if self.request.mode == Mode::Exclusive && self.client.tracking.has_room() {
+        if self.is_plain() && self.client.tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
             self.signal = Some(signal);
         }
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        if self.request.mode != Mode::Exclusive {
+        if !self.is_plain() {
             return Box::pin(self.renew_share()).await;
         }
         let tracked = self.is_tracked();

@@ -201,11 +201,13 @@ pub(crate) struct RequestAlone<'a> {
     pub(crate) fence: u64,
 }
 
-/// One operation on a lock that several may hold. Cheap to clone.
+/// One operation on a lock that several may hold, or wait for in line. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct ShareRequest {
     pub(crate) names: Names,
     pub(crate) token: Token,
+    /// Whether it is one of those who stand in line.
+    pub(crate) fair: bool,
     pub(crate) step: ShareStep,
 }
 
@@ -217,7 +219,7 @@ pub(crate) enum ShareStep {
         lease: u64,
         /// Whether its maker listens for releases already.
         listens: bool,
-        /// Whether it keeps newcomers out while it waits.
+        /// Whether it keeps newcomers out while it waits, or takes a place in line.
         prefers: bool,
         who: Who,
     },

@@ -11,6 +11,9 @@ pub struct Capabilities {
     /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
     /// process ask at a time, in their order.
     pub fair: bool,
+    /// The backend keeps the waiters of a lock in line where the [request](crate::backend::ClaimRequest::fair) asks for
+    /// it, as [`fair`](Self::fair) says.
+    pub fair_on_request: bool,
     /// [`Claim::changed`](crate::Claim::changed) is notified of releases by other processes.
     pub notified: bool,
     /// A session keeps the lock, instead of a lease that is renewed.
@@ -40,6 +43,7 @@ impl Capabilities {
         Self {
             fencing: false,
             fair: false,
+            fair_on_request: false,
             notified: false,
             session_kept: false,
             durable: false,
@@ -71,6 +75,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_fairness(mut self) -> Self {
         self.fair = true;
+        self
+    }
+
+    /// Adds a queue on the server for the locks that ask for it.
+    #[must_use]
+    pub const fn with_fairness_on_request(mut self) -> Self {
+        self.fair_on_request = true;
         self
     }
 

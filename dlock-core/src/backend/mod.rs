@@ -287,6 +287,10 @@ pub struct ClaimRequest {
     pub key: Key,
     /// How it is to be held. Never one that the backend does not [claim](Capabilities) to have.
     pub mode: Mode,
+    /// Whether waiters are to be served in the order in which they came. Only where the backend is [fair on
+    /// request](Capabilities::fair_on_request). A place in line is taken by the first attempt that finds the lock
+    /// taken, kept by those that follow, and withdrawn as a lock is; a claim that does not wait takes none.
+    pub fair: bool,
     /// The mark of this claim.
     pub token: Token,
     /// How long the backend keeps the lock when nothing is heard of us.
@@ -321,6 +325,7 @@ impl ClaimRequest {
         Self {
             key,
             mode: options.mode,
+            fair: options.fair,
             token,
             lease,
             request_timeout,

@@ -220,7 +220,8 @@ impl<'a> Acquire<'a> {
 
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         let engine = self.engine;
-        let lines = self.waits && !engine.capabilities.fair;
+        let in_order = engine.capabilities.fair || self.specs.iter().any(|spec| spec.options.fair);
+        let lines = self.waits && !in_order;
         let mut line: QueuePlace<'a> = None;
         // With a line before us there is no point in asking: the first in line does. And others are to have their turn.
         let is_taken =

@@ -188,6 +188,9 @@ impl Lock {
         if options.mode != Mode::Exclusive {
             requirement::check_mode(options.mode, &self.engine.capabilities).map_err(refuse)?;
         }
+        if options.fair {
+            requirement::check_fair(options.mode, &self.engine.capabilities).map_err(refuse)?;
+        }
         Ok(key)
     }
 

@@ -254,7 +254,10 @@ impl Locks {
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), with the names of those it does not give.
     pub fn require(&self, requirements: &[Requirement]) -> Result<()> {
-        requirement::check(requirements, &self.engine.capabilities)
+        let mut capabilities = self.engine.capabilities;
+        // Locks that do not ask for it do not have it.
+        capabilities.fair_on_request &= self.defaults.fair;
+        requirement::check(requirements, &capabilities)
             .map_err(|failure| self.engine.error(Operation::Configure, failure))
     }
 
@@ -341,7 +344,10 @@ impl LocksBuilder {
     /// assert_eq!(error.kind(), ErrorKind::Unsupported);
     /// assert!(error.to_string().contains("`fair`"));
     /// ```
+    ///
+    /// [`Requirement::Fair`] makes all locks [fair](Self::with_fairness), where the backend leaves the choice.
     pub fn require(mut self, requirement: Requirement) -> Self {
+        self.options.fair |= requirement == Requirement::Fair;
         self.required.push(requirement);
         self
     }

@@ -57,6 +57,7 @@ pub enum OnLost {
 /// | `max_depth`: how deep one owner may nest the same key | 64 | 1 to 10 000 |
 /// | `reentrant`: whether a nested acquire of a key that the caller holds succeeds | yes | |
 /// | `handoff`: whether the lock goes from section to section inside this process without a request | yes | |
+/// | `fair`: whether waiters of all processes are served in the order in which they came | as the backend does | |
 /// | `on_lost`: what happens to a body when its lock is lost | abort | |
 ///
 /// The lease is renewed at a third of its length, so that two renewals may fail before it runs out.
@@ -72,6 +73,7 @@ pub(crate) struct Options {
     pub(crate) max_depth: u32,
     pub(crate) reentrant: bool,
     pub(crate) handoff: bool,
+    pub(crate) fair: bool,
     pub(crate) on_lost: OnLost,
     /// Said by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
@@ -98,6 +100,7 @@ impl Default for Options {
             max_depth: 64,
             reentrant: true,
             handoff: true,
+            fair: false,
             on_lost: OnLost::Abort,
             mode: Mode::Exclusive,
         }
@@ -225,6 +228,17 @@ macro_rules! option_setters {
         /// limits of the `Locks`. Without it, each section acquires the lock and releases it.
         pub const fn with_handoff(mut self, on: bool) -> Self {
             self.options.handoff = on;
+            self
+        }
+
+        /// Sets whether waiters are served in the order in which they came, those of all processes. Default no, where
+        /// the backend leaves the choice; on one that always does so, it is so in any case.
+        ///
+        /// All who want the lock should ask for it: those who do not take it when nobody stands in line. Such a lock is
+        /// not passed on inside a process, and each waiter asks by itself. A backend that cannot refuses the acquire
+        /// with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does for readers and permits.
+        pub const fn with_fairness(mut self, on: bool) -> Self {
+            self.options.fair = on;
             self
         }
 

@@ -13,7 +13,8 @@ use crate::error::Failure;
 pub enum Requirement {
     /// Every grant has a [`Fence`](crate::Fence). [`Capabilities::fencing`].
     Fencing,
-    /// Waiters are served in the order in which they came, those of all processes. [`Capabilities::fair`].
+    /// Waiters are served in the order in which they came, those of all processes. [`Capabilities::fair`], or
+    /// [`Capabilities::fair_on_request`] where it is asked for: [`Lock::with_fairness`](crate::Lock::with_fairness).
     Fair,
     /// A session keeps the lock, so that it ends with its holder's session. [`Capabilities::session_kept`].
     SessionKept,
@@ -71,7 +72,7 @@ impl Requirement {
     pub const fn is_met_by(self, capabilities: &Capabilities) -> bool {
         match self {
             Self::Fencing => capabilities.fencing,
-            Self::Fair => capabilities.fair,
+            Self::Fair => capabilities.fair || capabilities.fair_on_request,
             Self::SessionKept => capabilities.session_kept,
             Self::Notified => capabilities.notified,
             Self::Durable => capabilities.durable,
@@ -94,6 +95,19 @@ pub(crate) fn check_mode(mode: Mode, capabilities: &Capabilities) -> Result<(), 
         Mode::Shared => check(&[Requirement::Shared], capabilities),
         Mode::Permits { .. } => check(&[Requirement::Permits], capabilities),
     }
+}
+
+/// Refuses a lock that is to be fair on a backend that cannot keep its waiters in line.
+pub(crate) fn check_fair(mode: Mode, capabilities: &Capabilities) -> Result<(), Failure> {
+    if capabilities.fair {
+        return Ok(());
+    }
+    check(&[Requirement::Fair], capabilities)?;
+    if mode.is_exclusive() {
+        return Ok(());
+    }
+    let what = "it keeps only those in line who want a lock alone; leave out `fair` for readers and permits";
+    Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 
 /// Refuses a backend that lacks any of these, and names all that it lacks.

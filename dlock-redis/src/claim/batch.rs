@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
 
 use super::{InFlightAttempts, RedisClaim, senseless};
 use crate::client::Client;
@@ -22,8 +22,7 @@ pub(crate) async fn attempt_all(
 ) -> Result<BatchAttempt, Failure> {
     let Some(first) = claims.first() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let (slot, patience) = (first.names.slot, first.patience());
-    let alone = |claim: &&mut RedisClaim| claim.request.mode == Mode::Exclusive;
-    if !claims.iter().all(alone) {
+    if !claims.iter().all(|claim| claim.is_plain()) {
         return Ok(BatchAttempt::Separately);
     }
     if claims.len() > MOST || claims.iter().any(|claim| claim.names.slot != slot) {

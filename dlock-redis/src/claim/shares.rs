@@ -1,7 +1,8 @@
-//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found readers.
+//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found readers. Or on one
+//! that is waited for in line.
 
 use dlock_core::Failure;
-use dlock_core::backend::{Attempt, Mode, Renewed, Withdrawal};
+use dlock_core::backend::{Attempt, Renewed, Withdrawal};
 
 use super::{RedisClaim, senseless, withdrawn};
 use crate::error::refusal;
@@ -10,20 +11,28 @@ use crate::servers::Reply;
 
 impl RedisClaim {
     fn share(&self, step: ShareStep) -> ShareRequest {
-        ShareRequest { names: self.names.clone(), token: self.request.token, step }
+        ShareRequest { names: self.names.clone(), token: self.request.token, fair: self.request.fair, step }
     }
 
     /// Whether what this claim has, or may have, is withdrawn by the script of what several hold. That knows what is
     /// held alone, too.
     pub(super) fn is_share(&self) -> bool {
-        self.request.mode != Mode::Exclusive || self.waits_for_all && !self.held
+        !self.is_plain() || self.waits_for_all && !self.held
     }
 
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         if !self.client.format.shares() {
             return Err(refusal("WRONGTYPE the key holds something that is no lock"));
         }
-        let (mode, listens) = (self.request.mode, self.listens()?);
+        let mode = self.request.mode;
+        let listens = match &mut self.listener {
+            Some(listener) if self.request.fair => {
+                listener.forget();
+                true
+            }
+            _ if self.request.fair => false,
+            _ => self.listens()?,
+        };
         let request = self.share(ShareStep::Acquire {
             mode,
             lease: self.lease(),

@@ -4,7 +4,8 @@
 -- them may end; of, the number of permits of a semaphore; h, the token that was granted last; l, where somebody listens
 -- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; and for
 -- each token until when it holds the lock, how many permits, the fence, and who it is. Times are in ms of the server's
--- clock. A lock that is held alone is a string, as in the other scripts.
+-- clock. A lock that is held alone is a string, as in the other scripts. One with waiters in line has the field f, and
+-- is not changed here: see the script for these.
 -- KEYS: the lock; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; then:
 --   acquire   token; lease in ms; 'read', 'write', or the number of permits; how many are taken; 1 if it keeps
@@ -37,11 +38,11 @@ end
 
 local kind = call('TYPE', name)
 kind = kind.ok or kind
-local n, ends, of, last, listens, waits, own
+local n, ends, of, last, listens, waits, own, fair
 if kind == 'hash' then
-  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token)
+  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token, 'f')
   n, ends, of = tonumber(found[1]), tonumber(found[2]), tonumber(found[3])
-  last, listens, waits, own = found[4], found[5], found[6], found[7]
+  last, listens, waits, own, fair = found[4], found[5], found[6], found[7], found[8]
   if not n or not ends then
     return redis.error_reply(wrong)
   end
@@ -65,7 +66,14 @@ if operation == 'look' or operation == 'force' then
   if operation == 'look' then
     return done(held)
   end
-  call('DEL', name)
+  if fair then
+    -- Those in line ask more often than this.
+    call('HDEL', name, last or 'h', 'h')
+    call('HSET', name, 'n', 0)
+    call('PEXPIRE', name, ALIVE)
+  else
+    call('DEL', name)
+  end
   try('PUBLISH', name, '')
   return done(#held > 2 and 1 or 0)
 end
@@ -79,6 +87,17 @@ if operation == 'resize' then
   call('HSET', name, 'of', token)
   try('PUBLISH', name, '')
   return done(of)
+end
+
+if fair then
+  if operation ~= 'acquire' then
+    return done(0)
+  elseif tonumber(ARGV[5]) then
+    return done({ -1, 0 })
+  elseif ARGV[8] == '1' and not listens then
+    call('HSET', name, 'l', 1)
+  end
+  return done({ call('PTTL', name), n == 1 and call('HGET', name, last) or '' })
 end
 
 -- What has run out is taken away before anything is decided by it. No share ends before `e`.

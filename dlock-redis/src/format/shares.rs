@@ -1,21 +1,26 @@
-//! Our own form of what several hold at a time: a hash with a field for each of them. See the script.
+//! Our own forms of what several hold at a time, and of a lock with waiters in line: a hash with a field for each of
+//! them. See the scripts.
 
 use std::time::Duration;
 
 use dlock_core::backend::{Mode, Occupancy};
-use dlock_core::{Fence, Holder};
+use dlock_core::{Fence, Holder, Token};
 use redis::{Cmd, Value};
 
 use super::plain::{self, hex};
 use super::{Script, hash_of, since, text};
+use crate::keys::Names;
 use crate::request::{Answer, By, CallNumber, ShareRequest, ShareStep};
 
 const TEXT: &str = include_str!("shares.lua");
 static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
+const FAIR_TEXT: &str = include_str!("fair.lua");
+static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
 pub(crate) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
     let acquires = matches!(request.step, ShareStep::Acquire { .. });
-    let mut cmd = SCRIPT.call(by, 1 + usize::from(acquires), 16);
+    let script = if request.fair { &FAIR } else { &SCRIPT };
+    let mut cmd = script.call(by, 1 + usize::from(acquires), 16);
     cmd.arg(&*request.names.lock);
     if acquires {
         cmd.arg(&*request.names.counter);
@@ -101,10 +106,16 @@ impl<'a> Stored<'a> {
         holder.since = since(self.fence);
         holder.mode = match of {
             Some(of) => Mode::Permits { of, take: self.taken },
+            None if self.taken == 0 => Mode::Exclusive,
             None => Mode::Shared,
         };
         holder
     }
+}
+
+/// The channel on which one who waits in line is told that it is the next.
+pub(crate) fn place_channel(names: &Names, token: &Token) -> String {
+    format!("{}#{}", names.lock, token.to_hex())
 }
 
 /// Makes the call that looks who holds a lock. This one, and those below, are rarely used, so that servers need not
@@ -175,6 +186,20 @@ mod tests {
             prefers: true,
             who: Who::text("host=a pid=5"),
         }
+    }
+
+    #[test]
+    fn one_who_holds_it_alone_with_others_in_line_is_told_apart() {
+        let step = ShareStep::Acquire {
+            mode: Mode::Exclusive,
+            lease: 5_000,
+            listens: false,
+            prefers: true,
+            who: Who::text("host=a pid=5"),
+        };
+        let reply = Value::Array(vec![Value::Int(-1), bulk("99 0 12 host=a pid=5")]);
+        let Some(Answer::Busy { left: None, holder }) = read(reply, &step) else { panic!() };
+        assert_eq!((holder.mode, holder.fence), (Mode::Exclusive, Some(Fence::new(12))));
     }
 
     #[test]

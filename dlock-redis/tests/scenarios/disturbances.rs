@@ -58,6 +58,25 @@ async fn a_server_that_is_made_to_forget_its_scripts_again_and_again_grants_one_
 }
 
 #[tokio::test]
+async fn a_server_whose_functions_are_loaded_and_flushed_again_and_again_grants_one_holder_at_a_time() {
+    let server = RedisServer::start().unwrap();
+    let library = "#!lua name=others\nredis.register_function('count', function() return 1 end)";
+    pass_around(&server, 20, |server| {
+        server.command::<String>(&["FUNCTION", "LOAD", "REPLACE", library]);
+        server.command::<()>(&["FUNCTION", "FLUSH"]);
+        server.command::<()>(&["SCRIPT", "FLUSH", "ASYNC"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_sleeps_again_and_again_grants_one_holder_at_a_time() {
+    let server = RedisServer::options().argument("enable-debug-command", "yes").start().unwrap();
+    // Some requests are given up meanwhile, and carried out when it wakes up.
+    pass_around(&server, 6, |server| server.command::<()>(&["DEBUG", "SLEEP", "0.3"])).await;
+}
+
+#[tokio::test]
 async fn clients_whose_connections_are_killed_again_and_again_exclude_each_other() {
     let server = RedisServer::start().unwrap();
     pass_around(&server, 10, |server| {

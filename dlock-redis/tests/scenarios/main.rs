@@ -13,6 +13,7 @@ mod commands;
 mod disturbances;
 mod dropping;
 mod failover;
+mod fairness;
 mod freezing;
 mod limits;
 mod majority;

@@ -26,7 +26,7 @@ use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
 
-use crate::part::{Got, Part};
+use crate::part::{Got, Part, Way};
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures one key that everybody wants", args_conflicts_with_subcommands = true)]
@@ -69,24 +69,26 @@ fn main() -> Result<()> {
 fn on_redis(settings: &Settings) -> Result<Vec<Row>> {
     let server = RedisServer::start()?;
     let far = server.url_through(away(server.address(), Duration::from_micros(500))?);
-    settings.measure("Redis", &server.url(), Some(&far))
+    // Those of scripts count too.
+    let calls = || server.command_calls().values().sum();
+    settings.measure("Redis", &server.url(), Some(&far), Some(&calls))
 }
 
 fn on_postgres(settings: &Settings) -> Result<Vec<Row>> {
     // Ten processes open more than the 100 that are the server's default; those that got none would be measured.
     let server = PostgresServer::options().setting("max_connections", "300").start()?;
-    settings.measure("PostgreSQL", &format!("{}&migrate=true", server.url()), None)
+    settings.measure("PostgreSQL", &format!("{}&migrate=true", server.url()), None, None)
 }
 
 fn on_mariadb(settings: &Settings) -> Result<Vec<Row>> {
     let server = MysqlServer::start()?;
-    settings.measure("MariaDB", &format!("{}?migrate=true", server.url()), None)
+    settings.measure("MariaDB", &format!("{}?migrate=true", server.url()), None, None)
 }
 
 fn on_sqlite(settings: &Settings) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let url = format!("sqlite://{}", folder.path().join("locks.db").display());
-    settings.measure("SQLite", &url, None)
+    settings.measure("SQLite", &url, None, None)
 }
 
 /// The processes of one setting: how many, with how many tasks each, which hold the lock for so many microseconds.
@@ -97,7 +99,13 @@ struct Fleet<'a> {
 }
 
 impl Settings {
-    fn measure(&self, backend: &str, url: &str, far: Option<&str>) -> Result<Vec<Row>> {
+    fn measure(
+        &self,
+        backend: &str,
+        url: &str,
+        far: Option<&str>,
+        calls: Option<&dyn Fn() -> u64>,
+    ) -> Result<Vec<Row>> {
         runtime(true)?.block_on(async {
             // The table is made by one.
             dlock::connect(url).await?.lock("first").try_acquire().await?;
@@ -119,18 +127,18 @@ impl Settings {
             }
             let fleet = Fleet { name: "fleet", processes: &[100; 10], hold: 5_000 };
             if self.wants(&fleet) {
-                rows.extend(self.shares(backend, url, &fleet).await?);
+                rows.extend(self.shares(backend, (url, calls), &fleet).await?);
             }
             let remote = Fleet { name: "remote", processes: &[20, 1], hold: 1_000 };
             if self.wants(&remote) {
-                let got = self.last(url, &remote, true).await?;
+                let got = self.last(url, &remote, Way::Handoff).await?;
                 let part = part_of(&got[1], &got);
                 let what = format!("{backend}, one task against 20 of another process: its part");
                 rows.push(Row::new(what, part, "").at_least(part, 0.25, ""));
             }
             let greedy = Fleet { name: "greedy", processes: &[1, 20], hold: 0 };
             if self.wants(&greedy) {
-                let got = self.last(url, &greedy, true).await?;
+                let got = self.last(url, &greedy, Way::Handoff).await?;
                 let part = part_of(&got[0], &got);
                 let what = format!("{backend}, one that takes it again and again against 20: its part");
                 rows.push(Row::new(what, part, "").at_most(part, 0.6, ""));
@@ -148,8 +156,8 @@ impl Settings {
         let time = if self.quick { 1_000 } else { 3_000 };
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for _ in 0..if self.quick { 3 } else { 5 } {
-            for (handoff, rounds) in [(true, &mut with), (false, &mut without)] {
-                rounds.push(Got::all(&play(url, fleet, time, handoff).await?));
+            for (way, rounds) in [(Way::Handoff, &mut with), (Way::Without, &mut without)] {
+                rounds.push(Got::all(&play(url, fleet, time, way).await?));
             }
         }
         let rate = |got: &Got| got.grants() * 1e3 / time as f64;
@@ -169,40 +177,55 @@ impl Settings {
     }
 
     /// What each process gets, and how long each task waits.
-    async fn shares(&self, backend: &str, url: &str, fleet: &Fleet<'_>) -> Result<Vec<Row>> {
+    async fn shares(
+        &self,
+        backend: &str,
+        (url, calls): (&str, Option<&dyn Fn() -> u64>),
+        fleet: &Fleet<'_>,
+    ) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        for handoff in [true, false] {
-            let got = self.last(url, fleet, handoff).await?;
+        let fair = dlock::connect(url).await?.capabilities().fair_on_request;
+        for way in [Way::Handoff, Way::Without].into_iter().chain(fair.then_some(Way::Fair)) {
+            let before = calls.map(|calls| calls());
+            let got = self.last(url, fleet, way).await?;
+            let made = calls.zip(before).map(|(calls, before)| (calls() - before) as f64);
             let all = Got::all(&got);
             let parts = Spread::of(got.iter().map(|part| part_of(part, &got) * got.len() as f64).collect());
-            let name = if handoff { "handoff" } else { "without" };
+            let name = way.name();
             let what = format!("{backend}, ten processes of 100, 5 ms each, {name}: least share");
             let longest = all.wait(100) / all.wait(50);
             let (least, most) =
                 (Row::new(what, parts.min, "x"), Row::new("    largest share", parts.max, "x"));
             let waits = Row::new("    longest wait / median", longest, "x");
             let waits = waits.beside(format!("{:.0} ms, {} grants", all.wait(50), all.waits.len()));
-            rows.extend(match handoff {
-                true => [
+            rows.extend(match way {
+                Way::Handoff => [
                     least.at_least(parts.min, 0.5, "x"),
                     most.at_most(parts.max, 2.0, "x"),
                     waits.at_most(longest, 3.0, "x"),
                 ],
-                false => [least, most, waits],
+                Way::Without | Way::Fair => [least, most, waits],
             });
+            if let Some(made) = made {
+                let each = made / all.grants();
+                rows.push(Row::new("    commands of the server for a grant, those in scripts too", each, ""));
+            }
+            let index = jain(&got);
+            let row = Row::new("    Jain's index of the processes", index, "");
+            rows.push(if way == Way::Fair { row.at_least(index, 0.98, "") } else { row });
         }
         Ok(rows)
     }
 
     /// What comes of one long round.
-    async fn last(&self, url: &str, fleet: &Fleet<'_>, handoff: bool) -> Result<Vec<Got>> {
+    async fn last(&self, url: &str, fleet: &Fleet<'_>, way: Way) -> Result<Vec<Got>> {
         let time = match (fleet.name, self.quick) {
             ("fleet", true) => 16_000,
             ("fleet", false) => 40_000,
             (_, true) => 3_000,
             (_, false) => 10_000,
         };
-        play(url, fleet, time, handoff).await
+        play(url, fleet, time, way).await
     }
 }
 
@@ -211,13 +234,22 @@ fn part_of(one: &Got, all: &[Got]) -> f64 {
     one.grants() / all.iter().map(Got::grants).sum::<f64>()
 }
 
+/// Jain's index of fairness: 1 where all processes got the same, and one part of their number where one got all.
+fn jain(all: &[Got]) -> f64 {
+    let (sum, squares) = all
+        .iter()
+        .map(Got::grants)
+        .fold((0.0, 0.0), |(sum, squares), grants| (sum + grants, grants.mul_add(grants, squares)));
+    sum * sum / (squares * all.len() as f64)
+}
+
 /// Lets the processes have the lock for so many milliseconds.
-async fn play(url: &str, fleet: &Fleet<'_>, time: u64, handoff: bool) -> Result<Vec<Got>> {
+async fn play(url: &str, fleet: &Fleet<'_>, time: u64, way: Way) -> Result<Vec<Got>> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let begin = u64::try_from(now.as_millis())? + 500;
     let children = fleet.processes.iter().map(|tasks| {
         let (url, key) = (url.to_owned(), fleet.name.to_owned());
-        Part { url, key, tasks: *tasks, hold: fleet.hold, time, begin, handoff }.start()
+        Part { url, key, tasks: *tasks, hold: fleet.hold, time, begin, way }.start()
     });
     let children = children.collect::<Result<Vec<_>>>()?;
     let mut got = Vec::new();

@@ -23,9 +23,29 @@ pub(crate) struct Part {
     pub(crate) time: u64,
     /// How many milliseconds after the Unix epoch it begins, for all processes alike
     pub(crate) begin: u64,
-    /// Whether the lock is passed on inside the process
-    #[arg(action = clap::ArgAction::Set)]
-    pub(crate) handoff: bool,
+    /// How it goes from one to the next
+    pub(crate) way: Way,
+}
+
+/// How the lock goes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Way {
+    /// Passed on inside the process, which is the default
+    Handoff,
+    /// Released and acquired each time
+    Without,
+    /// In the order in which they came, those of all processes
+    Fair,
+}
+
+impl Way {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Handoff => "handoff",
+            Self::Without => "without",
+            Self::Fair => "fair",
+        }
+    }
 }
 
 /// What came of it.
@@ -65,11 +85,11 @@ impl Got {
 impl Part {
     /// Starts a process for it.
     pub(crate) fn start(&self) -> Result<Child> {
-        let Self { url, key, tasks, hold, time, begin, handoff } = self;
+        let Self { url, key, tasks, hold, time, begin, way } = self;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("part").arg(url).arg(key);
         command.args([tasks.to_string(), hold.to_string(), time.to_string(), begin.to_string()]);
-        command.arg(handoff.to_string()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
+        command.arg(way.name()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
         command.spawn().context("cannot start a process of this program")
     }
 
@@ -94,7 +114,8 @@ impl Part {
         let end = begin + Duration::from_millis(self.time);
         let tasks: Vec<_> = (0..self.tasks)
             .map(|_| {
-                let lock = locks.lock(&self.key).with_wait(Wait::Forever).with_handoff(self.handoff);
+                let lock = locks.lock(&self.key).with_wait(Wait::Forever);
+                let lock = lock.with_handoff(self.way == Way::Handoff).with_fairness(self.way == Way::Fair);
                 let hold = Duration::from_micros(self.hold);
                 tokio::spawn(async move {
                     sleep_until(begin.into()).await;

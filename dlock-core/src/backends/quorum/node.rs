@@ -245,6 +245,7 @@ impl Member {
         let Some(key) = MARKS[mark].clone() else { return Ok(()) };
         let request = ClaimRequest {
             mode: Mode::Exclusive,
+            fair: false,
             key,
             token: Token::random()?,
             lease,

@@ -1,0 +1,164 @@
+-- One step on a lock whose waiters are served in the order in which they came.
+-- Such a lock is a hash: f, the last place in line that was given; q, the first that may still be waited in; for each
+-- of these q<place>, the token that waits there and until when it is alive, and ?<token>, its place; while it is held, n
+-- is 1, e until when, h the token, and for the token until when, 0, the fence, and who it is; l, where somebody who does
+-- not stand in line listens for the release. Times are in ms of the server's clock. A lock that nobody holds and that
+-- somebody waits for is that one's: the first in line who is alive.
+-- KEYS: the lock; for an acquire the counter of fences.
+-- ARGV: the number of the call; the operation; the token; then for a renewal the lease in ms, and for an acquire the
+-- lease, two that are not used, 1 if it waits, 1 if it listens, and who it is.
+-- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
+--   acquire   the fence; {fence} of what the token has already; {-1, number of permits} of a semaphore;
+--             {ms to wait or -1, value or ''} when it is taken, or another one's turn
+--   renew     1, or 0 when there was nothing
+--   withdraw  the same
+local ALIVE = 2000
+local call, try = redis.call, redis.pcall
+local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function text(number)
+  return string.format('%.0f', number)
+end
+local function done(result)
+  return { result, ARGV[1] }
+end
+
+local kind = call('TYPE', name)
+kind = kind.ok or kind
+if kind ~= 'hash' and operation ~= 'acquire' then
+  return done(0)
+elseif kind == 'string' then
+  -- Held by one who does not stand in line.
+  local value = call('GETRANGE', name, 0, 511)
+  if not string.find(value, '^%x+ %d+%+%d+ ') then
+    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  end
+  return done({ call('PTTL', name), value })
+elseif kind ~= 'hash' and kind ~= 'none' then
+  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+end
+local found = call('HMGET', name, 'f', 'q', 'n', 'e', 'h', 'l', '?' .. token, token, 'of')
+local last, head, ends, holder = tonumber(found[1]), tonumber(found[2]) or 1, tonumber(found[4]), found[5]
+local listens, place, own = found[6], tonumber(found[7]), found[8]
+if kind == 'hash' and not last then
+  if operation ~= 'acquire' then
+    return done(0)
+  elseif not found[3] or not ends then
+    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  end
+  -- Readers have it, or it is a semaphore.
+  return done(found[9] and { -1, tonumber(found[9]) } or { math.max(ends - now, 1), '' })
+end
+last = last or 0
+local held = found[3] == '1' and ends > now
+own = held and own
+
+-- As long as the longest of what is in it.
+local function keep(least)
+  if call('PTTL', name) < least then
+    call('PEXPIRE', name, text(least))
+  end
+end
+
+-- Returns the first in line who is alive.
+local function first()
+  while head <= last do
+    local entry = call('HGET', name, 'q' .. head)
+    if entry then
+      local waiter, alive = string.match(entry, '^(%x+) (%d+)$')
+      if tonumber(alive) > now or operation == 'acquire' and waiter == token then
+        return waiter
+      end
+      call('HDEL', name, 'q' .. head, '?' .. waiter)
+    end
+    head = head + 1
+  end
+end
+
+if operation == 'renew' then
+  if not own then
+    return done(0)
+  end
+  local lease = tonumber(ARGV[4])
+  local expires = text(now + lease)
+  call('HSET', name, 'e', expires, token, expires .. string.match(own, '^%d+( .*)$'))
+  keep(lease)
+  return done(1)
+end
+
+if operation == 'withdraw' then
+  if place then
+    call('HDEL', name, 'q' .. place, '?' .. token)
+  end
+  if own then
+    call('HDEL', name, token, 'h')
+    call('HSET', name, 'n', 0)
+  end
+  if own or place and not held then
+    local waiter = first()
+    if waiter then
+      call('HSET', name, 'q', head)
+      try('PUBLISH', name .. '#' .. waiter, '')
+    else
+      call('DEL', name)
+      if listens then
+        try('PUBLISH', name, '')
+      end
+    end
+  end
+  return done(own and 1 or 0)
+end
+
+local lease, waits, who = tonumber(ARGV[4]), ARGV[7] == '1', ARGV[9]
+if own then
+  -- The reply of an earlier attempt was lost.
+  local rest, fence = string.match(own, '^%d+( 0 (%d+) .*)$')
+  local expires = text(now + lease)
+  call('HSET', name, 'e', expires, token, expires .. rest)
+  keep(lease)
+  return done({ tonumber(fence) })
+end
+
+local waiter = first()
+if held or waiter and waiter ~= token then
+  if waits then
+    if not place then
+      last = last + 1
+      place = last
+      call('HSET', name, 'f', last, '?' .. token, place)
+    end
+    call('HSET', name, 'q', head, 'q' .. place, token .. ' ' .. text(now + ALIVE))
+    keep(ALIVE)
+  end
+  -- Those behind the first have no reason to ask when it ends.
+  local left = held and (not waiter or waiter == token) and math.max(ends - now, 1) or -1
+  return done({ left, held and call('HGET', name, holder) or '' })
+end
+
+-- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
+local counter = KEYS[2]
+local fence = try('INCR', counter)
+if type(fence) ~= 'number' then
+  fence.err = fence.err .. ' in the counter of fences'
+  return fence
+end
+local micros = time[1] * 1000000 + time[2]
+if fence < micros - 1000 then
+  fence = micros + 1
+  call('SET', counter, text(fence))
+elseif fence >= micros + 315360000000000 then
+  call('DECR', counter)
+  return redis.error_reply('FENCES ' .. counter)
+end
+if place then
+  call('HDEL', name, 'q' .. place, '?' .. token)
+end
+if holder then
+  call('HDEL', name, holder)
+end
+local expires = text(now + lease)
+local value = expires .. ' 0 ' .. text(fence) .. ' ' .. who
+call('HSET', name, 'f', last, 'q', head, 'n', 1, 'e', expires, 'h', token, token, value)
+keep(lease)
+return done(fence)

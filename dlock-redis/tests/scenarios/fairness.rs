@@ -1,0 +1,221 @@
+//! Waiters in line: the order of all processes, and those who leave it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock_core::backend::Mode;
+use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement};
+use dlock_redis::Redis;
+use dlock_rig::proxy::{Direction, Flow};
+use dlock_rig::servers::redis::RedisServer;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
+
+fn fair(locks: &Locks) -> Lock {
+    locks.lock("room").with_wait(LONG).with_fairness(true)
+}
+
+/// How many stand in line.
+fn in_line(server: &RedisServer) -> usize {
+    let fields: Vec<String> = server.command(&["HKEYS", "dlock:room"]);
+    fields.iter().filter(|field| field.starts_with('?')).count()
+}
+
+/// Begins to wait, and takes a place before this returns.
+async fn wait_behind(server: &RedisServer, locks: &Locks) -> JoinHandle<dlock_core::Result<Guard>> {
+    let before = in_line(server);
+    let lock = fair(locks);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    until("the place in line", || in_line(server) > before).await;
+    waiter
+}
+
+#[tokio::test]
+async fn waiters_of_two_processes_are_served_in_the_order_in_which_they_came() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let first = fair(&clients[0]).acquire().await.unwrap();
+    assert_eq!(clients[1].inspect("room").await.unwrap().unwrap().mode, Mode::Exclusive);
+    let mut last = fence(&first);
+    let mut waiters = Vec::new();
+    for number in [0, 1, 0, 0, 1, 1, 0, 1] {
+        waiters.push(wait_behind(&server, &clients[number]).await);
+    }
+    let mut guard = first;
+    for waiter in waiters {
+        guard.release().await.unwrap();
+        guard = soon("its turn", waiter).await.unwrap().unwrap();
+        assert!(fence(&guard) > last, "fences are in the order of the sections");
+        last = fence(&guard);
+    }
+    guard.release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
+
+/// A place of one that is never heard of again, alive until then, in ms of the server's clock.
+fn leave_a_place(server: &RedisServer, until_ms: &str) {
+    let (token, place) = ("a".repeat(32), format!("?{}", "a".repeat(32)));
+    let entry = format!("{token} {until_ms}");
+    let words = ["HSET", "dlock:room", "f", "1", "q", "1", "n", "0", "e", "0", "q1", &entry, &place, "1"];
+    server.command::<u32>(&words);
+}
+
+#[tokio::test]
+async fn those_who_take_it_at_once_or_without_a_place_do_not_overtake() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    leave_a_place(&server, "99999999999999");
+    for lock in [fair(&locks), locks.lock("room"), locks.lock("room").read()] {
+        assert!(lock.try_acquire().await.unwrap().is_none(), "it is another one's turn");
+    }
+    error_of(locks.semaphore("room", 2).try_acquire().await, ErrorKind::Conflict);
+    assert!(!locks.force_release("room").await.unwrap(), "nobody holds it");
+    assert_eq!(in_line(&server), 1, "those who do not wait leave no place, and take none away");
+}
+
+#[tokio::test]
+async fn one_who_was_not_heard_of_for_too_long_is_skipped_at_once() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    leave_a_place(&server, "1795000000000");
+    fair(&locks).try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn waiters_that_are_cancelled_leave_nothing_and_those_behind_them_are_served() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let guard = fair(&ours).acquire().await.unwrap();
+    let (first, middle) = (wait_behind(&server, &theirs).await, wait_behind(&server, &ours).await);
+    let (behind, last) = (wait_behind(&server, &theirs).await, wait_behind(&server, &ours).await);
+    for waiter in [&first, &middle, &last] {
+        waiter.abort();
+    }
+    until("the places to be left", || in_line(&server) == 1).await;
+    guard.release().await.unwrap();
+    let guard = soon("its turn", behind).await.unwrap().unwrap();
+    // One who leaves when it is its turn, and has not taken it yet, passes the turn on.
+    let next = wait_behind(&server, &ours).await;
+    let after = wait_behind(&server, &theirs).await;
+    guard.release().await.unwrap();
+    next.abort();
+    if let Ok(taken) = next.await {
+        drop(taken);
+    }
+    let guard = soon("its turn", after).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    until("the clean-up", || ours.stats().background + theirs.stats().background == 0).await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_cut_off_loses_its_place_and_is_skipped() {
+    let on = Proxied::start();
+    let (near, cut_off) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
+    let guard = fair(&near).acquire().await.unwrap();
+    let lost = wait_behind(&on.server, &cut_off).await;
+    let next = wait_behind(&on.server, &near).await;
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        on.proxy.set(direction, Flow::Drop);
+    }
+    guard.release().await.unwrap();
+    let guard = soon("its turn", next).await.unwrap().unwrap();
+    assert!(!lost.is_finished());
+    lost.abort();
+    guard.release().await.unwrap();
+    until("the places to be left", || held(&on.server).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_renews_no_more_keeps_the_line_waiting_until_its_lease_has_ended() {
+    let on = Proxied::start();
+    let (cut_off, near) = (on.locks(SHORT).await, locks(&on.server.url(), LONG).await);
+    let guard = fair(&cut_off).acquire().await.unwrap();
+    let waiter = wait_behind(&on.server, &near).await;
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        on.proxy.set(direction, Flow::Drop);
+    }
+    soon("the loss", guard.lost()).await;
+    soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(held(&on.server), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_lock_that_is_taken_away_by_force_goes_to_the_first_in_line() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let guard = fair(&ours).acquire().await.unwrap();
+    let first = wait_behind(&server, &theirs).await;
+    let second = wait_behind(&server, &ours).await;
+    assert!(theirs.force_release("room").await.unwrap());
+    let next = soon("its turn", first).await.unwrap().unwrap();
+    assert!(!second.is_finished(), "it is the second");
+    error_of(guard.release().await, ErrorKind::NotHeld);
+    next.release().await.unwrap();
+    soon("its turn", second).await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn no_two_have_it_at_once_while_connections_are_killed_and_scripts_forgotten() {
+    let server = RedisServer::start().unwrap();
+    let inside = Arc::new(Mutex::new(()));
+    // Withdrawals whose connection is gone are repeated for as long as a lease.
+    let lease = Duration::from_secs(5);
+    let clients = [locks(&server.url(), lease).await, locks(&server.url(), lease).await];
+    let mut tasks = JoinSet::new();
+    for task in 0..6 {
+        let (lock, inside) = (fair(&clients[task % 2]), Arc::clone(&inside));
+        tasks.spawn(async move {
+            for _ in 0..8 {
+                let guard = match lock.acquire().await {
+                    Ok(guard) => guard,
+                    Err(error) if error.is_retryable() => continue,
+                    Err(error) => panic!("{error}"),
+                };
+                drop(inside.try_lock().expect("two had it"));
+                drop(guard.release().await);
+            }
+        });
+    }
+    soon("all rounds", async {
+        loop {
+            tokio::select! {
+                done = tasks.join_next() => match done {
+                    Some(done) => done.unwrap(),
+                    None => break,
+                },
+                () = tokio::time::sleep(Duration::from_millis(40)) => {
+                    server.command::<u32>(&["CLIENT", "KILL", "TYPE", "normal"]);
+                    server.command::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+                    server.command::<()>(&["SCRIPT", "FLUSH"]);
+                }
+            }
+        }
+    })
+    .await;
+    until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
+    until("the places to be left", || held(&server).is_empty()).await;
+}
+
+#[tokio::test]
+async fn locks_that_require_it_are_fair_and_what_cannot_be_is_refused() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let plain = Locks::new(redis.clone());
+    error_of(plain.require(&[Requirement::Fair]), ErrorKind::Unsupported);
+    let locks = Locks::builder(redis).require(Requirement::Fair).build().unwrap();
+    locks.require(&[Requirement::Fair]).unwrap();
+    let guard = locks.lock("room").acquire().await.unwrap();
+    assert_eq!(server.command::<String>(&["TYPE", "dlock:room"]), "hash");
+    guard.release().await.unwrap();
+    error_of(locks.lock("room").read().acquire().await, ErrorKind::Unsupported);
+    error_of(locks.semaphore("room", 2).acquire().await, ErrorKind::Unsupported);
+    let redisson = Redis::builder(&server.url()).with_redisson(true).connect().await.unwrap();
+    error_of(Locks::new(redisson).lock("room").with_fairness(true).acquire().await, ErrorKind::Unsupported);
+    let both = locks.lock_all(["a", "b"]).acquire().await.unwrap();
+    both.release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
