@@ -106,7 +106,8 @@ pub(crate) fn check_fair(mode: Mode, capabilities: &Capabilities) -> Result<(), 
     if mode.is_exclusive() {
         return Ok(());
     }
-    let what = "it keeps only those in line who want a lock alone; leave out `fair` for readers and permits";
+    let what =
+        "it keeps only those in a queue who want a lock alone; leave out `fair` for readers and permits";
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 

@@ -113,7 +113,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The channel on which one who waits in line is told that it is the next.
+/// The channel on which one who waits in line is notified of its turn.
 pub(crate) fn place_channel(names: &Names, token: &Token) -> String {
     format!("{}#{}", names.lock, token.to_hex())
 }
