@@ -110,6 +110,8 @@ pub const LEASES: &[&str] = &[
     "a_renewal_that_panics_is_made_again",
     "renewals_and_losses_take_their_course_under_a_subscriber_that_panics",
     "a_waiter_takes_over_when_the_holder_goes_silent",
+    "a_reader_that_goes_silent_makes_room_for_a_writer",
+    "readers_are_renewed_each_for_itself",
     "the_shortest_and_the_longest_lease_work",
     "releasing_a_lock_that_was_deleted_is_not_held",
     "a_release_that_gets_no_answer_ends_and_is_made_up_for",

@@ -7,8 +7,9 @@ use tokio::time::Instant;
 use zookeeper::Error;
 
 use crate::backend::{holder, in_time};
+use crate::config::Config;
 use crate::error::of_write;
-use crate::names;
+use crate::recipe::Recipe;
 use crate::session::{Session, Sessions, read};
 
 /// How many requests are under way at the most, so that the servers' answers to others do not wait for ours.
@@ -25,51 +26,107 @@ pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder
         names.into_iter().filter_map(|name| Some((base.key_of(&name)?, format!("{below}/{name}")))).collect();
     let mut held = Vec::new();
     for some in locks.chunks(AT_ONCE) {
-        holders_of(&session, some, &mut held).await?;
+        holders_of(&session, sessions.config().recipe, some, &mut held).await?;
     }
     Ok(held)
 }
 
+/// Which of those in line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    /// One of those who hold it.
+    First,
+    Holding,
+    Waiting,
+}
+
+/// Those who stand in line for a lock, in their order.
+pub(crate) async fn places(
+    sessions: &Arc<Sessions>,
+    key: &Key,
+    which: Which,
+) -> Result<Vec<Holder>, Failure> {
+    let session = connected(sessions, in_time()).await?;
+    let Config { base, recipe, .. } = sessions.config();
+    let directory = base.directory(key);
+    let children = session.list(&directory, in_time()).await?.unwrap_or_default();
+    let line = recipe.in_order(&children);
+    let holding = recipe.holding(&line);
+    let wanted = match which {
+        Which::All => &line[..],
+        Which::First => &line[..holding.min(1)],
+        Which::Holding => &line[..holding],
+        Which::Waiting => &line[holding..],
+    };
+    let paths = wanted.iter().map(|name| ((), format!("{directory}/{name}"))).collect::<Vec<_>>();
+    let mut found = Vec::with_capacity(paths.len());
+    for some in paths.chunks(AT_ONCE) {
+        read_all(&session, *recipe, some, |(), holder| found.push(holder)).await?;
+    }
+    Ok(found)
+}
+
 async fn holders_of(
     session: &Session,
+    recipe: Recipe,
     locks: &[(Key, String)],
     held: &mut Vec<(Key, Holder)>,
 ) -> Result<(), Failure> {
     let until = in_time();
     // All are sent before the first answer is waited for.
     let asked: Vec<_> = locks.iter().map(|(_, directory)| session.client.list_children(directory)).collect();
-    let mut first = Vec::new();
+    let mut holding = Vec::new();
     for ((key, directory), asked) in locks.iter().zip(asked) {
         let children = read(directory, until, asked).await?.unwrap_or_default();
-        if let Some(node) = names::in_order(&children).first() {
-            first.push((key, format!("{directory}/{node}")));
-        }
+        let line = recipe.in_order(&children);
+        let nodes = &line[..recipe.holding(&line)];
+        holding.extend(nodes.iter().map(|node| (key, format!("{directory}/{node}"))));
     }
-    let asked: Vec<_> = first.iter().map(|(_, path)| session.client.get_data(path)).collect();
-    for ((key, path), asked) in first.iter().zip(asked) {
-        // One who left meanwhile is passed over.
+    for some in holding.chunks(AT_ONCE) {
+        read_all(session, recipe, some, |key, holder| held.push((key.clone(), holder))).await?;
+    }
+    Ok(())
+}
+
+/// Reads nodes, and passes over those that are gone meanwhile.
+async fn read_all<T: Copy + Send + Sync>(
+    session: &Session,
+    recipe: Recipe,
+    nodes: &[(T, String)],
+    mut note: impl FnMut(T, Holder) + Send,
+) -> Result<(), Failure> {
+    let until = in_time();
+    let asked: Vec<_> = nodes.iter().map(|(_, path)| session.client.get_data(path)).collect();
+    for ((of, path), asked) in nodes.iter().zip(asked) {
         if let Some((data, stat)) = read(path, until, asked).await? {
-            held.push(((*key).clone(), holder(&data, &stat)));
+            note(*of, holder(recipe, path, &data, &stat));
         }
     }
     Ok(())
 }
 
-/// Deletes the first place in line, whoever's it is; whether there was one.
+/// Deletes the nodes of all who hold the lock; whether there was one.
 pub(crate) async fn force(sessions: &Arc<Sessions>, key: &Key) -> Result<bool, Failure> {
     let until = in_time();
     let session = connected(sessions, until).await?;
-    let directory = sessions.config().base.directory(key);
+    let Config { base, recipe, .. } = sessions.config();
+    let directory = base.directory(key);
     let children = session.list(&directory, until).await?.unwrap_or_default();
-    let Some(first) = names::in_order(&children).into_iter().next() else { return Ok(false) };
-    let path = format!("{directory}/{first}");
-    match tokio::time::timeout_at(until, session.client.delete(&path, None)).await {
-        Ok(Ok(())) => Ok(true),
-        // It left by itself.
-        Ok(Err(Error::NoNode)) => Ok(false),
-        Ok(Err(error)) => Err(of_write(error, &path)),
-        Err(_) => Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
+    let line = recipe.in_order(&children);
+    let paths = line[..recipe.holding(&line)].iter().map(|name| format!("{directory}/{name}"));
+    let asked = paths.map(|path| (session.client.delete(&path, None), path)).collect::<Vec<_>>();
+    let mut released = false;
+    for (deletion, path) in asked {
+        match tokio::time::timeout_at(until, deletion).await {
+            Ok(Ok(())) => released = true,
+            // It left by itself.
+            Ok(Err(Error::NoNode)) => {}
+            Ok(Err(error)) => return Err(of_write(error, &path)),
+            Err(_) => return Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
+        }
     }
+    Ok(released)
 }
 
 async fn connected(sessions: &Arc<Sessions>, until: Instant) -> Result<Arc<Session>, Failure> {

@@ -4,17 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId, RequestClock, ServerAddress};
+use dlock_core::backend::{
+    Backend, Capabilities, ClaimRequest, LockId, Mode, Occupancy, RequestClock, ServerAddress,
+};
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
 use zookeeper::Stat;
 
-use crate::administration;
+use crate::administration::{self, Which};
 use crate::claim::ZooKeeperClaim;
 use crate::config::{Config, ZooKeeperBuilder};
 use crate::fenced::FencedWrite;
-use crate::names;
-use crate::session::{Sessions, read};
+use crate::recipe::Recipe;
+use crate::session::Sessions;
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
@@ -73,7 +75,7 @@ impl ZooKeeper {
         self.0.get(in_time()).await.map(drop).map_err(configure)
     }
 
-    /// Lists who stands in line for `key`, the holder first. Waiters of other libraries are among them.
+    /// Lists who stands in line for `key`, those who hold it first. Waiters of other libraries are among them.
     ///
     /// ```no_run
     /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
@@ -93,7 +95,7 @@ impl ZooKeeper {
     ///
     /// Cancel-safe.
     pub async fn queue(&self, key: &str) -> Result<Vec<Holder>> {
-        let look = async { self.places(&Key::new(key)?, usize::MAX).await };
+        let look = async { administration::places(&self.0, &Key::new(key)?, Which::All).await };
         look.await.map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
     }
 
@@ -116,27 +118,6 @@ impl ZooKeeper {
     pub fn fenced_write(&self, fence: Fence) -> FencedWrite {
         FencedWrite::new(Arc::clone(&self.0), fence)
     }
-
-    /// The first places in line.
-    async fn places(&self, key: &Key, most: usize) -> Result<Vec<Holder>, Failure> {
-        let until = in_time();
-        let session = self.0.get(until).await?;
-        session.connected(until).await?;
-        let directory = self.0.config().base.directory(key);
-        let mut places = Vec::new();
-        let children = session.list(&directory, until).await?.unwrap_or_default();
-        for name in names::in_order(&children) {
-            if places.len() == most {
-                break;
-            }
-            let path = format!("{directory}/{name}");
-            // One who left meanwhile is passed over.
-            if let Some((data, stat)) = read(&path, until, session.client.get_data(&path)).await? {
-                places.push(holder(&data, &stat));
-            }
-        }
-        Ok(places)
-    }
 }
 
 impl Backend for ZooKeeper {
@@ -155,6 +136,7 @@ impl Backend for ZooKeeper {
             .with_durability()
             .with_administration()
             .with_waiters_shown()
+            .with_sharing()
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -171,7 +153,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        Ok(self.places(key, 1).await?.pop())
+        Ok(administration::places(&self.0, key, Which::First).await?.pop())
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
@@ -179,11 +161,11 @@ impl Backend for ZooKeeper {
     }
 
     async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        let mut queue = self.places(key, usize::MAX).await?;
-        if !queue.is_empty() {
-            queue.remove(0);
-        }
-        Ok(queue)
+        administration::places(&self.0, key, Which::Waiting).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        Ok(Occupancy::new(None, administration::places(&self.0, key, Which::Holding).await?))
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
@@ -201,12 +183,15 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
-/// The holder by what is in the node: our own line, or another library's text.
-pub(crate) fn holder(data: &[u8], stat: &Stat) -> Holder {
+/// The holder by the name of the node and what is in it: our own line, or another library's text.
+pub(crate) fn holder(recipe: Recipe, path: &str, data: &[u8], stat: &Stat) -> Holder {
     let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);
     if holder == Holder::default() && !text.is_empty() {
         holder.label = Some(text.into_owned());
+    }
+    if recipe.reads(path.rsplit('/').next().unwrap_or(path)) {
+        holder.mode = Mode::Shared;
     }
     holder.fence = Some(Fence::new(stat.czxid.cast_unsigned()));
     holder

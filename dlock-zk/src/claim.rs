@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Error, EventType, OneshotWatcher, Stat};
 
 use crate::backend::holder;
+use crate::config::Config;
 use crate::error::of_read;
-use crate::names::{self, Position};
 use crate::queue_node::QueueNode;
+use crate::recipe::Position;
 use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, event, read};
 
 /// A claim on a lock of [`ZooKeeper`](crate::ZooKeeper).
@@ -139,9 +140,10 @@ impl ZooKeeperClaim {
             }
             None => {
                 let session = self.sessions.get(until).await?;
-                let directory = self.sessions.config().base.directory(&self.request.key);
-                let queue = self.sessions.queues.of(directory);
-                self.node = Some(QueueNode::new(session, queue, names::prefix(&self.request.token)));
+                let Config { base, recipe, .. } = self.sessions.config();
+                let queue = self.sessions.queues.of(base.directory(&self.request.key));
+                let prefix = recipe.prefix(&self.request.token, self.reads());
+                self.node = Some(QueueNode::new(session, queue, *recipe, prefix));
             }
         }
         let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else { return Ok(()) };
@@ -176,7 +178,7 @@ impl ZooKeeperClaim {
         loop {
             let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
             match node.enqueue(sessions.config(), || request.describe(), until).await? {
-                Position::First => {
+                Position::First | Position::Reading => {
                     node.turn.asked();
                     return self.grant(until).await;
                 }
@@ -199,8 +201,9 @@ impl ZooKeeperClaim {
                 Position::Unclear(name) => {
                     let directory = &node.queue.directory;
                     return Err(Failure::invalid_config(format!(
-                        "{directory} has the sequential node {name:?}, which is of no lock that dlock knows: whether it has \
-                         the lock cannot be told; use a path of its own for the other recipe"
+                        "{directory} has the sequential node {name:?}, which is not of the recipe that this program uses: \
+                         whether it has the lock cannot be told; use a path of its own for the other recipe, or give all \
+                         programs the same by `with_recipe`"
                     )));
                 }
             }
@@ -211,7 +214,9 @@ impl ZooKeeperClaim {
     async fn take_turn(&mut self, until: Instant) -> Result<bool, Failure> {
         let Some(node) = &mut self.node else { return Ok(false) };
         // One who does not wait leaves at once, so that he needs no place among those who do.
-        if node.turn.take(&node.queue, &node.session, self.request.waits) {
+        // One who reads keeps its node, and leaves its place among those to others once it has the lock.
+        let needs_place = self.request.waits && self.proof.is_none();
+        if node.turn.take(&node.queue, &node.session, needs_place) {
             return Ok(true);
         }
         if self.request.waits {
@@ -238,12 +243,14 @@ impl ZooKeeperClaim {
             // It had the lock. Nobody can have come in between, and our own node, which is watched too, is still there
             // by the same connection.
             Some(EventType::NodeDeleted)
-                if node.queue.is_head(&wait.previous)
+                if node.recipe.passes_on()
+                    && node.queue.is_head(&wait.previous)
                     && losses.is_some()
                     && losses == wait.losses
                     && !matches!(wait.own, Told::Never) =>
             {
-                if let Some(own) = node.node() {
+                // Others that read may stand before one that reads.
+                if let (Some(own), false) = (node.node(), self.request.mode == Mode::Shared) {
                     node.queue.note_head(&own.name);
                 }
                 self.grant(until).await.map(Some)
@@ -271,6 +278,10 @@ impl ZooKeeperClaim {
         }
     }
 
+    fn reads(&self) -> bool {
+        self.request.mode == Mode::Shared
+    }
+
     async fn grant(&mut self, until: Instant) -> Result<Attempt, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
@@ -278,6 +289,9 @@ impl ZooKeeperClaim {
         let proof = session.fresh_proof(until).await?;
         let term = Term::Session(Some(session.trusted_for()));
         self.proof = Some(proof);
+        if let (true, Some(node)) = (self.reads(), &mut self.node) {
+            node.turn.leave_place();
+        }
         Ok(Attempt::Granted(Grant::new(term).with_fence(fence).proven_at(proof)))
     }
 
@@ -297,7 +311,7 @@ impl ZooKeeperClaim {
             let asked = node.session.client.get_data(&path);
             // Who it is is good to know, and no reason to fail.
             if let Ok(Some((data, stat))) = read(&path, until, asked).await {
-                busy.holder = Some(Box::new(holder(&data, &stat)));
+                busy.holder = Some(Box::new(holder(node.recipe, &path, &data, &stat)));
             }
             return Ok(Some(busy));
         }
@@ -314,7 +328,7 @@ impl ZooKeeperClaim {
         match looked.map_err(|error| of_read(error, &previous))? {
             Looked::Watched { previous: event, own, holder: who } => {
                 self.wait = Some(Wait { previous, event, own, losses, _awaited: node.session.wait() });
-                busy.holder = who.map(|(data, stat)| Box::new(holder(&data, &stat)));
+                busy.holder = who.map(|(data, stat)| Box::new(holder(node.recipe, first, &data, &stat)));
                 Ok(Some(busy))
             }
             Looked::OwnGone => Err(self.deleted(until).await),

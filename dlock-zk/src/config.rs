@@ -16,6 +16,7 @@ use self::certificates::{Certificates, Tls};
 use self::url::Target;
 use crate::backend::{ZooKeeper, configure};
 use crate::names::Base;
+use crate::recipe::Recipe;
 use crate::session::{Driven, Refusal, open_driven};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,6 +44,7 @@ const OPENINGS: usize = 4;
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | base | `/dlock` | the path below which the locks are; the path of the URL, the chroot, stands before it |
+/// | recipe | mutex | whose nodes the locks have, for other clients: Curator's mutex, or its read-write lock |
 /// | session timeout | 10 s | after which the servers give the locks of a dead client to others |
 /// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
 /// | tick time | 2 s | the servers' own `tickTime`, of which a session timeout has to have two |
@@ -58,6 +60,7 @@ const OPENINGS: usize = 4;
 pub struct ZooKeeperBuilder {
     url: String,
     base: Option<String>,
+    recipe: Option<Recipe>,
     session_timeout: Option<Duration>,
     tick: Option<Duration>,
     creates_chroot: bool,
@@ -76,6 +79,7 @@ pub(crate) struct Config {
     /// What stands before all paths.
     pub(crate) chroot: String,
     pub(crate) base: Base,
+    pub(crate) recipe: Recipe,
     pub(crate) acl: Arc<[Acl]>,
     pub(crate) parent_acl: Arc<[Acl]>,
     /// Of the node that a session proves its life by.
@@ -95,6 +99,7 @@ impl ZooKeeperBuilder {
         Self {
             url: url.to_owned(),
             base: None,
+            recipe: None,
             session_timeout: None,
             tick: None,
             creates_chroot: false,
@@ -109,6 +114,14 @@ impl ZooKeeperBuilder {
     /// Curator: the path above those that its mutexes were given.
     pub fn with_base(mut self, path: impl Into<String>) -> Self {
         self.base = Some(path.into());
+        self
+    }
+
+    /// Sets whose nodes the locks have: which other clients share them. Default [`Recipe::Mutex`]. All clients of a lock
+    /// have to agree; one that finds nodes of the other recipe grants nothing, with an error of the kind
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
+    pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
+        self.recipe = Some(recipe);
         self
     }
 
@@ -234,6 +247,7 @@ impl ZooKeeperBuilder {
             servers,
             chroot,
             base,
+            recipe: self.recipe.or(target.recipe).unwrap_or_default(),
             acl: acl.into(),
             parent_acl: parent_acl.into(),
             proof_acl: usual.into(),

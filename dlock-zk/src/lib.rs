@@ -15,11 +15,13 @@ mod fenced;
 mod names;
 mod queue;
 mod queue_node;
+mod recipe;
 mod session;
 
 pub use backend::ZooKeeper;
 pub use claim::ZooKeeperClaim;
 pub use config::ZooKeeperBuilder;
 pub use fenced::FencedWrite;
+pub use recipe::Recipe;
 /// What stands in an access control list, for [`ZooKeeperBuilder::with_acl`].
 pub use zookeeper::{Acl, AuthId, Permission};

@@ -1,9 +1,8 @@
-//! How locks and their queues are named on the server: as Curator names them.
+//! How locks are named on the server: as Curator names them. Their queues are in `recipe.rs`.
 //!
 //! | what | path |
 //! |---|---|
 //! | lock | `<base>/<key>` |
-//! | node in its queue | `<base>/<key>/_c_<uuid>-lock-<sequence>` |
 //! | proof that a session lives | `<base>/%sessions/<session>` |
 //!
 //! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper
@@ -12,16 +11,9 @@
 
 use std::sync::Arc;
 
-use dlock_core::{Failure, Key, Token};
+use dlock_core::{Failure, Key};
 
 const MARK: char = '%';
-const PROTECTED: &str = "_c_";
-const LOCK: &str = "-lock-";
-/// What stands before the number in the nodes of all clients whose locks exclude each other: of Curator and of
-/// go-zookeeper, and of kazoo.
-const LOCKS: [&str; 2] = [LOCK, "__lock__"];
-/// The least number of digits of a sequence, a sign among them.
-const DIGITS: usize = 10;
 /// Where the sessions prove that they live. No key is stored under this name: one that begins so is encoded otherwise.
 const SESSIONS: &str = "%sessions";
 const MAX_BASE: usize = 512;
@@ -127,117 +119,9 @@ fn encode(key: &str, into: &mut String) {
     }
 }
 
-/// What the name of a claim's node begins with: no other claim's does.
-pub(crate) fn prefix(token: &Token) -> Arc<str> {
-    let hex = token.to_hex();
-    let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
-    [PROTECTED, &uuid, LOCK].concat().into()
-}
-
-/// The sequence number of a node in a queue, whichever client made it.
-pub(crate) fn sequence(name: &str) -> Option<i64> {
-    let text = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?.1;
-    let digits = text.strip_prefix('-').unwrap_or(text);
-    let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if numeric { text.parse().ok() } else { None }
-}
-
-/// Whether the server numbered a node that is in no queue known here: that of a recipe of another kind. Whether it has
-/// a lock cannot be told.
-fn is_foreign(name: &str) -> bool {
-    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
-    let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');
-    digits + usize::from(signed) >= DIGITS && digits >= DIGITS - 1 && sequence(name).is_none()
-}
-
-/// How far `sequence` stands behind `reference`; negative when it stands before.
-///
-/// The server counts in 32 bits and goes on at the lowest negative number after the highest positive one.
-fn behind(sequence: i64, reference: i64) -> i64 {
-    match (i32::try_from(sequence), i32::try_from(reference)) {
-        (Ok(sequence), Ok(reference)) => sequence.wrapping_sub(reference).into(),
-        _ => sequence.wrapping_sub(reference),
-    }
-}
-
-/// The nodes of a queue, the first one first.
-pub(crate) fn in_order<'a>(children: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
-    let numbered = |name: &'a String| Some((sequence(name)?, name.as_str()));
-    let mut nodes: Vec<(i64, &str)> = children.into_iter().filter_map(numbered).collect();
-    // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
-    let Some(reference) = nodes.first().map(|(number, _)| *number) else { return Vec::new() };
-    nodes.sort_by_key(|(number, _)| behind(*number, reference));
-    nodes.into_iter().map(|(_, name)| name).collect()
-}
-
-/// Where a node stands in its queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
-    /// In front: the lock is ours.
-    First,
-    /// Others stand before.
-    Behind {
-        /// Who holds the lock.
-        first: String,
-        /// The one directly before.
-        previous: String,
-    },
-    /// It is gone.
-    Missing,
-    /// Nobody can tell: this child was numbered for a recipe that is not known here.
-    Unclear(String),
-    /// Nobody can tell: the directory has run out of numbers.
-    Exhausted,
-}
-
-/// Where the node `own` stands among `children`, in one pass.
-pub(crate) fn position(children: &[String], own: &str) -> Position {
-    let Some(reference) = sequence(own) else { return Position::Missing };
-    // The servers give the highest number again and again, and now and then a negative one in between, so that nobody
-    // can tell who came first.
-    if reference < 0 || reference >= i32::MAX.into() {
-        return Position::Exhausted;
-    }
-    let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
-    let mut found = false;
-    for name in children {
-        let Some(distance) = sequence(name).map(|number| behind(number, reference)) else {
-            if is_foreign(name) {
-                return Position::Unclear(name.clone());
-            }
-            continue;
-        };
-        found |= name == own;
-        if distance >= 0 {
-            continue;
-        }
-        if first.is_none_or(|(lowest, _)| distance < lowest) {
-            first = Some((distance, name));
-        }
-        if previous.is_none_or(|(highest, _)| distance > highest) {
-            previous = Some((distance, name));
-        }
-    }
-    match (found, first, previous) {
-        (false, ..) => Position::Missing,
-        (true, Some((_, first)), Some((_, previous))) => {
-            Position::Behind { first: first.clone(), previous: previous.clone() }
-        }
-        (true, ..) => Position::First,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const A: &str = "_c_00000000-0000-0000-0000-00000000000a-lock-";
-    const B: &str = "_c_00000000-0000-0000-0000-00000000000b-lock-";
-    const C: &str = "_c_00000000-0000-0000-0000-00000000000c-lock-";
-
-    fn at(prefix: &str, number: i32) -> String {
-        format!("{prefix}{number:010}")
-    }
 
     fn directory(base: &str, key: &str) -> String {
         Base::new(&[base]).unwrap().directory(&Key::new(key).unwrap()).to_string()
@@ -330,111 +214,6 @@ mod tests {
         {
             let failure = Base::new(&[wrong]).unwrap_err();
             assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn a_token_is_a_uuid_in_the_name() {
-        let token = Token::random().unwrap();
-        let name = format!("{}0000000012", prefix(&token));
-        assert_eq!(sequence(&name), Some(12));
-        assert_eq!(name.replace('-', ""), format!("_c_{}lock0000000012", token.to_hex()));
-    }
-
-    #[test]
-    fn the_nodes_of_all_locks_count_and_what_is_numbered_for_others_is_known() {
-        let nodes = [
-            at(A, 0),
-            at(A, i32::MAX),
-            at(A, i32::MIN),
-            at(A, -1),
-            format!("{A}0000000002147483648"),
-            "_c_0123456789abcdef0123456789abcdef-lock-0000000001".to_owned(),
-            "0123456789abcdef0123456789abcdef__lock__0000000001".to_owned(),
-            "x-lock--000000005".to_owned(),
-        ];
-        for name in nodes {
-            assert!(sequence(&name).is_some(), "{name}");
-        }
-        let others = [
-            "",
-            "x",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-12",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-000000000x",
-            "room_7",
-            "20261122",
-        ];
-        for name in others {
-            assert_eq!((sequence(name), is_foreign(name)), (None, false), "{name}");
-        }
-        let foreign = [
-            "lock-0000000001",
-            "_c_00000000-0000-0000-0000-00000000000a-latch-0000000001",
-            "_c_00000000-0000-0000-0000-00000000000a-__WRIT__0000000001",
-            "0123456789abcdef0123456789abcdef__rlock__0000000001",
-            "latch--000000001",
-            "é-2147483648",
-        ];
-        for name in foreign {
-            assert_eq!((sequence(name), is_foreign(name)), (None, true), "{name}");
-            let position = position(&[at(A, 1), name.to_owned()], &at(A, 1));
-            assert_eq!(position, Position::Unclear(name.to_owned()));
-        }
-    }
-
-    #[test]
-    fn who_stands_first_has_the_lock_and_the_others_watch_the_one_before() {
-        let queue = || vec![at(C, 12), "other".to_owned(), at(A, 3), at(B, 7)];
-        let behind = |previous: String| Position::Behind { first: at(A, 3), previous };
-        assert_eq!(position(&queue(), &at(A, 3)), Position::First);
-        assert_eq!(position(&queue(), &at(B, 7)), behind(at(A, 3)));
-        assert_eq!(position(&queue(), &at(C, 12)), behind(at(B, 7)));
-        assert_eq!(position(&queue(), &at(A, 13)), Position::Missing);
-        assert_eq!(position(&[], &at(A, 13)), Position::Missing);
-        assert_eq!(in_order(&queue()), [&at(A, 3), &at(B, 7), &at(C, 12)]);
-    }
-
-    #[test]
-    fn who_has_a_number_that_was_given_once_keeps_its_place_and_others_are_granted_nothing() {
-        // The numbers of three places in the order in which they were created.
-        let runs = [
-            [0, 1, 2],
-            [9, 10, 11],
-            [999_999_999, 1_000_000_000, 1_000_000_001],
-            [i32::MAX - 2, i32::MAX - 1, i32::MAX],
-            [i32::MAX - 1, i32::MAX, i32::MIN],
-            [i32::MAX, i32::MIN, i32::MIN + 1],
-            [i32::MIN, i32::MIN + 1, i32::MIN + 2],
-            [-1_000_000_000, -999_999_999, -99_999_999],
-            [-11, -10, -9],
-            [-2, -1, 0],
-            [-1, 0, 1],
-            [i32::MAX - 1_000_000, i32::MIN + 5, i32::MIN + 1_000_000],
-        ];
-        for run in runs {
-            let names = [at(A, run[0]), at(B, run[1]), at(C, run[2])];
-            for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-                let queue = || order.iter().map(|at| names[*at].clone()).collect::<Vec<_>>();
-                assert_eq!(in_order(&queue()), names, "{run:?}");
-                for place in [0, 1, 2] {
-                    let (first, previous) = (names[0].clone(), names[place.max(1) - 1].clone());
-                    let expected = match (run[place], place) {
-                        (i32::MIN..0 | i32::MAX, _) => Position::Exhausted,
-                        (_, 0) => Position::First,
-                        _ => Position::Behind { first, previous },
-                    };
-                    assert_eq!(position(&queue(), &names[place]), expected, "{run:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn two_nodes_of_one_number_are_granted_nothing() {
-        let queue = [at(A, i32::MAX), at(B, i32::MAX), at(C, i32::MIN)];
-        for own in &queue {
-            assert_eq!(position(&queue, own), Position::Exhausted);
         }
     }
 }

@@ -267,6 +267,11 @@ impl Turn {
         self.request = None;
     }
 
+    /// The claim has its lock, and needs no place among those who wait any more.
+    pub(crate) fn leave_place(&mut self) {
+        self.slot = None;
+    }
+
     /// The claim has no node any more.
     pub(crate) fn left(&mut self) {
         *self = Self::default();

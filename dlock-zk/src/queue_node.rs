@@ -13,8 +13,8 @@ use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
-use crate::names::{self, Position};
 use crate::queue::{Queue, Turn, Watched};
+use crate::recipe::{Position, Recipe};
 use crate::session::{Answer, Session, make_directory, read, together};
 
 type Created = (Result<(Stat, CreateSequence), Error>, Option<Result<Vec<String>, Error>>);
@@ -29,6 +29,7 @@ const FOREVER: Duration = Duration::from_secs(3_600);
 pub(crate) struct QueueNode {
     pub(crate) session: Arc<Session>,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) recipe: Recipe,
     pub(crate) turn: Turn,
     /// What the node's name begins with.
     prefix: Arc<str>,
@@ -68,10 +69,11 @@ pub(crate) struct Node {
 }
 
 impl QueueNode {
-    pub(crate) fn new(session: Arc<Session>, queue: Arc<Queue>, prefix: Arc<str>) -> Self {
+    pub(crate) fn new(session: Arc<Session>, queue: Arc<Queue>, recipe: Recipe, prefix: Arc<str>) -> Self {
         Self {
             session,
             queue,
+            recipe,
             turn: Turn::default(),
             prefix,
             node: None,
@@ -87,8 +89,8 @@ impl QueueNode {
         let had_node = self.node.is_some();
         let in_doubt = self.in_doubt || self.creation.is_some();
         let turn = std::mem::take(&mut self.turn);
-        *self =
-            Self { in_doubt, turn, ..Self::new(session, Arc::clone(&self.queue), Arc::clone(&self.prefix)) };
+        let (queue, prefix) = (Arc::clone(&self.queue), Arc::clone(&self.prefix));
+        *self = Self { in_doubt, turn, ..Self::new(session, queue, self.recipe, prefix) };
         had_node
     }
 
@@ -162,11 +164,11 @@ impl QueueNode {
 
     fn position(&mut self, children: &[String]) -> Position {
         let Some(node) = &self.node else { return Position::Missing };
-        let position = names::position(children, &node.name);
+        let position = self.recipe.position(children, &node.name);
         match &position {
             Position::First => self.queue.note_head(&node.name),
             Position::Behind { first, .. } => self.queue.note_head(first),
-            Position::Missing | Position::Unclear(_) | Position::Exhausted => {}
+            Position::Reading | Position::Missing | Position::Unclear(_) | Position::Exhausted => {}
         }
         position
     }
@@ -239,7 +241,7 @@ impl QueueNode {
     /// deletes the others: those of a session that ended go when the server pleases.
     async fn find(&mut self, until: Instant) -> Result<(), Failure> {
         let children = self.session.list(&self.queue.directory, until).await?.unwrap_or_default();
-        let own = names::in_order(&children).into_iter().filter(|name| name.starts_with(&*self.prefix));
+        let own = self.recipe.in_order(&children).into_iter().filter(|name| name.starts_with(&*self.prefix));
         let mut adopted = None;
         for name in own.map(str::to_owned).collect::<Vec<_>>() {
             let path: Arc<str> = self.path_of(&name).into();
@@ -324,7 +326,7 @@ impl QueueNode {
     fn note_gone(&self) {
         if let Some(node) = &self.node
             && self.queue.is_head(&node.name)
-            && let Some(number) = names::sequence(&node.name)
+            && let Some(number) = self.recipe.sequence(&node.name)
         {
             let directory = &self.queue.directory;
             self.queue.numbers.note_gone(&self.session, directory, node.watched, number, node.at_once);

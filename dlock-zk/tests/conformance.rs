@@ -8,19 +8,20 @@ use dlock_core::{Quorum, Result};
 use dlock_rig::servers::ServerError;
 use dlock_rig::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
-use dlock_zk::ZooKeeper;
+use dlock_zk::{Recipe, ZooKeeper};
 
 /// Locks on servers that all cases share, apart from those of other cases by their base.
 struct OnServers {
     url: Arc<str>,
     base: String,
+    recipe: Recipe,
 }
 
 impl Harness for OnServers {
     type Backend = ZooKeeper;
 
     async fn open(&self) -> Result<ZooKeeper> {
-        let builder = ZooKeeper::builder(&self.url).with_base(&self.base);
+        let builder = ZooKeeper::builder(&self.url).with_base(&self.base).with_recipe(self.recipe);
         builder.with_session_timeout(Duration::from_secs(20)).connect().await
     }
 
@@ -30,7 +31,7 @@ impl Harness for OnServers {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::LEASES, conformance::SHARING, conformance::PERMITS]
+        &[conformance::LEASES, conformance::PERMITS]
     }
 }
 
@@ -79,11 +80,11 @@ fn on_majority(servers: &[ZooKeeperServer]) -> Vec<Trial> {
     })
 }
 
-fn suite(topology: &str, url: String) -> Vec<Trial> {
+fn suite(topology: &str, url: String, recipe: Recipe) -> Vec<Trial> {
     let (url, cases) = (Arc::<str>::from(url), AtomicU32::new(0));
     conformance::tests(topology, move || {
         let base = format!("/case{}", cases.fetch_add(1, Ordering::Relaxed));
-        OnServers { url: Arc::clone(&url), base }
+        OnServers { url: Arc::clone(&url), base, recipe }
     })
 }
 
@@ -91,8 +92,8 @@ fn main() -> std::result::Result<(), ServerError> {
     let arguments = Arguments::from_args();
     let single = ZooKeeperServer::start()?;
     let ensemble = ZooKeeperEnsemble::start()?;
-    let mut tests = suite("single", single.url());
-    tests.extend(suite("ensemble", ensemble.url()));
+    let mut tests = suite("single", single.url(), Recipe::Mutex);
+    tests.extend(suite("ensemble", ensemble.url(), Recipe::ReadWriteLock));
     let servers = (0..3).map(|_| ZooKeeperServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
     tests.extend(on_majority(&servers));
     let conclusion = conformance::run(&arguments, tests);

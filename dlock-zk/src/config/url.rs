@@ -6,6 +6,8 @@ use std::time::Duration;
 use dlock_core::Failure;
 use percent_encoding::percent_decode_str;
 
+use crate::recipe::Recipe;
+
 const PORT: u16 = 2181;
 
 const FORMS: &str = "write zk://[user:password@]host[:port],host[:port][/chroot], or zk+tls:// for TLS";
@@ -21,6 +23,7 @@ pub(crate) struct Target {
     pub(crate) sasl: bool,
     pub(crate) chroot: Option<String>,
     pub(crate) base: Option<String>,
+    pub(crate) recipe: Option<Recipe>,
     pub(crate) session_timeout: Option<Duration>,
     pub(crate) tick: Option<Duration>,
     pub(crate) creates_chroot: bool,
@@ -77,6 +80,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         sasl: false,
         chroot,
         base: None,
+        recipe: None,
         session_timeout: None,
         tick: None,
         creates_chroot: false,
@@ -86,6 +90,10 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match name {
             "base" => target.base = Some(decode(value)?),
+            "recipe" => {
+                let known = Recipe::of(value).ok_or_else(|| invalid("recipe is mutex or read-write-lock"))?;
+                target.recipe = Some(known);
+            }
             "session_timeout" => target.session_timeout = Some(duration(value)?),
             "tick_time" => target.tick = Some(duration(value)?),
             "create_chroot" if value == "true" => target.creates_chroot = true,
@@ -100,8 +108,8 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
             "root_certificate" => target.root_certificate = Some(decode(value)?),
             _ => {
                 return Err(invalid(
-                    "the URL has an unknown parameter; known are base, session_timeout, tick_time, create_chroot, sasl and \
-                     root_certificate",
+                    "the URL has an unknown parameter; known are base, recipe, session_timeout, tick_time, create_chroot, sasl \
+                     and root_certificate",
                 ));
             }
         }
@@ -162,6 +170,9 @@ mod tests {
         let more = parse("zk://h/x?create_chroot=true&tick_time=100ms").unwrap();
         assert_eq!((more.creates_chroot, more.tick), (true, Some(Duration::from_millis(100))));
         assert!(!plain.creates_chroot);
+        assert_eq!(plain.recipe, None);
+        let shared = parse("zk://h/?recipe=read-write-lock").unwrap();
+        assert_eq!(shared.recipe, Some(Recipe::ReadWriteLock));
         assert_eq!(parse("zk://h?session_timeout=4s").unwrap().session_timeout, Some(Duration::from_secs(4)));
     }
 
@@ -185,6 +196,7 @@ mod tests {
             "zk://u:hunter2@h/?tick_time=1",
             "zk://u:hunter2@h/x?create_chroot=yes",
             "zk://u:hunter2@h/?sasl=gssapi",
+            "zk://u:hunter2@h/?recipe=semaphore",
             "zk://u:hunter2@h/#x",
             "zk://u:%ff@h",
         ] {

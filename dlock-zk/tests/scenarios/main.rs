@@ -17,4 +17,5 @@ mod queue;
 mod restarts;
 mod rights;
 mod sessions;
+mod sharing;
 mod watches;
