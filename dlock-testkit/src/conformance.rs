@@ -176,6 +176,8 @@ pub enum Needs {
     Shared,
     /// [`Capabilities::shared`], and fences.
     SharedAndFences,
+    /// [`Capabilities::shared`], and a lease.
+    SharedAndLease,
     /// [`Capabilities::shared`], and [`Capabilities::administered`].
     SharedAndAdministration,
     /// [`Capabilities::permits`].
@@ -197,9 +199,15 @@ impl Needs {
                 | Self::SharedAndFences
                 | Self::PermitsAndFences
         );
-        let shared = matches!(self, Self::Shared | Self::SharedAndFences | Self::SharedAndAdministration);
+        let shared = matches!(
+            self,
+            Self::Shared | Self::SharedAndFences | Self::SharedAndLease | Self::SharedAndAdministration
+        );
         let permits = matches!(self, Self::Permits | Self::PermitsAndFences | Self::PermitsAndAdministration);
-        let lease = matches!(self, Self::Lease | Self::LeaseAndFences | Self::LeaseAndAdministration);
+        let lease = matches!(
+            self,
+            Self::Lease | Self::LeaseAndFences | Self::LeaseAndAdministration | Self::SharedAndLease
+        );
         let administration = matches!(
             self,
             Self::Administration
