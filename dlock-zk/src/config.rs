@@ -117,8 +117,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets whose nodes the locks have: which other clients share them. Default [`Recipe::Mutex`]. All clients of a lock
-    /// have to agree; one that finds nodes of the other recipe grants nothing, with an error of the kind
+    /// Sets whose nodes the locks have: which other clients share them. Default [`Recipe::Mutex`]. All clients of a
+    /// lock have to agree; one that finds nodes of the other recipe grants nothing, with an error of the kind
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
     pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
         self.recipe = Some(recipe);
