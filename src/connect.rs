@@ -104,11 +104,11 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         "zk" | "zk+tls" => Err(not_compiled_in(scheme, if scheme == "zk" { "zk" } else { "zk-tls" })),
         other => Err(invalid(match likely_scheme(other, rest) {
             Some(likely) if rest.starts_with("//") => {
-                format!("nothing is known of the scheme {other:?}; write {likely}://")
+                format!("nothing is known of the URL's scheme; write {likely}://")
             }
             Some(likely) => format!("the URL has no scheme; write {likely}:// before the host"),
             None if rest.starts_with("//") => {
-                format!("nothing is known of the scheme {other:?}; this build knows {}", known_schemes())
+                format!("nothing is known of the URL's scheme; this build knows {}", known_schemes())
             }
             None => format!("the URL has no scheme before the host; this build knows {}", known_schemes()),
         })),
@@ -226,6 +226,35 @@ mod tests {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_password_that_is_not_escaped_is_in_no_error_wherever_it_is_cut() {
+        for (before, after) in [
+            ("redis://u:", "@h/"),
+            ("rediss://:", "@h:1/0"),
+            ("redis+unix://u:", "@/run/x"),
+            ("redis+sentinel://u:", "@h,i/service/0?db=1"),
+            ("redis+cluster://u:", "@h,i?prefix=x"),
+            ("zk://u:", "@h,i:1/x?create_chroot=true"),
+            ("zk+tls://u:", "@h"),
+            ("postgres://u:", "@h/d?table=t"),
+            ("mysql://u:", "@h/d?migrate=true"),
+            ("mariadb://u:", "@h/d?mode=row"),
+            ("http://u:", "@h"),
+            ("", "@h:6379"),
+            ("u:", "@h"),
+        ] {
+            for divider in
+                ["/", "?", "#", "://", "1/", "1?db=", "1?table=", "@h/", "@h?mode=", "1/?a=b#", "/@"]
+            {
+                let url = format!("{before}Xq7Vz{divider}Wk9Jp{after}");
+                let error = from_url(&url).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}: {error}");
+                let text = format!("{error} {error:?}");
+                assert!(!text.contains("Xq7Vz") && !text.contains("Wk9Jp"), "{url}: {text}");
+            }
         }
     }
 

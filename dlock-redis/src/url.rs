@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use dlock_core::Failure;
+use dlock_core::backend::UrlParts;
 use percent_encoding::percent_decode_str;
 
 /// One server's address.
@@ -93,8 +94,14 @@ enum Kind {
 
 /// Reads a URL. No failure repeats it, since it may hold a password.
 pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
-    let (scheme, rest) =
-        url.split_once("://").ok_or_else(|| invalid(format!("the URL is not one; {FORMS}")))?;
+    if url.ends_with("#insecure") {
+        return Err(invalid(
+            "certificates are always verified; give a private root certificate with with_root_certificate instead of \
+             #insecure"
+                .into(),
+        ));
+    }
+    let UrlParts { scheme, authority, path, query, .. } = UrlParts::of(url)?;
     let (tls, kind) = match scheme {
         "redis" => (false, Kind::Single),
         "rediss" => (true, Kind::Single),
@@ -103,25 +110,13 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         "rediss+sentinel" => (true, Kind::Sentinel),
         "redis+cluster" => (false, Kind::Cluster),
         "rediss+cluster" => (true, Kind::Cluster),
-        other => return Err(invalid(format!("nothing is known of the scheme {other:?}; {FORMS}"))),
+        _ => return Err(invalid(format!("nothing is known of the URL's scheme; {FORMS}"))),
     };
     if tls && !cfg!(feature = "tls") {
         return Err(invalid(format!(
             "`{scheme}:` needs the feature `redis-tls` of dlock-sdk (`tls` of dlock-redis), which is not compiled in"
         )));
     }
-    if rest.contains('#') {
-        return Err(invalid(
-            "the URL has a fragment; certificates are always verified, so give a private root certificate with \
-             with_root_certificate instead of #insecure"
-                .into(),
-        ));
-    }
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, path) = match rest.find('/') {
-        Some(at) => rest.split_at(at),
-        None => (rest, ""),
-    };
     let (user_info, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
     let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
     let mut target = Target {
@@ -171,7 +166,7 @@ impl Target {
     fn set_db(&mut self, text: &str) -> Result<(), Failure> {
         self.db =
             text.parse().ok().filter(|db| *db >= 0).ok_or_else(|| {
-                invalid(format!("the database {text:?} is no number; write for example /0"))
+                invalid("the database in the URL is no number; write for example /0".into())
             })?;
         Ok(())
     }
@@ -207,11 +202,12 @@ impl Target {
                     self.hash_slots =
                         Some(yes.map_err(|_| invalid("hash_slots is neither true nor false".into()))?);
                 }
-                other => {
-                    return Err(invalid(format!(
-                        "nothing is known of the parameter {other:?}; known are db, user, pass, sentinel_user, \
-                         sentinel_pass, prefix, min_replicas, redisson, hash_slots and tracking"
-                    )));
+                _ => {
+                    return Err(invalid(
+                        "the URL has an unknown parameter; known are db, user, pass, sentinel_user, sentinel_pass, \
+                         prefix, min_replicas, redisson, hash_slots and tracking"
+                            .into(),
+                    ));
                 }
             }
         }
@@ -327,6 +323,36 @@ mod tests {
             let failure = parse(url).unwrap_err();
             assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{url}");
             assert!(!failure.to_string().contains("hunter2"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_password_of_any_characters_is_read_whole_or_refused_without_being_repeated() {
+        let dividers = (' '..='~').chain("\n\0ä🔒".chars()).map(String::from);
+        for divider in dividers.chain(["1/".into(), "@h/".into()]) {
+            for (before, after) in [
+                ("redis://u:", "@h/0"),
+                ("redis://:", "@h?db=0"),
+                ("redis+sentinel://u:", "@h/m"),
+                ("redis+cluster://u:", "@h?prefix=x"),
+                ("redis+unix://u:", "@/run/x"),
+            ] {
+                // What looks like a port may be taken for one.
+                for secret in ["Xq7Vz", "54321"] {
+                    let url = format!("{before}{secret}{divider}Wk9Jp{after}");
+                    let plain = parse(&format!("{before}p{after}")).unwrap();
+                    let text = match parse(&url) {
+                        Ok(target) => {
+                            assert_eq!(target.topology, plain.topology, "{url}");
+                            let password = target.credentials.password.clone();
+                            assert!(password.is_some_and(|password| password.ends_with("k9Jp")), "{url}");
+                            format!("{target:?} {}", target.place())
+                        }
+                        Err(failure) => format!("{failure} {failure:?}"),
+                    };
+                    assert!(!text.contains(secret) && !text.contains("k9Jp"), "{url}: {text}");
+                }
+            }
         }
     }
 

@@ -342,6 +342,36 @@ mod tests {
         }
     }
 
+    fn keeps_a_password<S: Server>(scheme: &str, host: impl Fn(&DriverOptions<S>) -> String) {
+        for divider in
+            (' '..='~').chain("\n\0ä🔒".chars()).map(String::from).chain(["1/".into(), "@h/".into()])
+        {
+            for after in ["@h:7/d", "@h/d?table=t", "@h?migrate=true"] {
+                let url = format!("{scheme}u:Xq7Vz{divider}Wk9Jp{after}");
+                let text = match ServerOptions::<S>::from_url(&url) {
+                    Ok(options) => {
+                        assert_eq!(host(&options.driver), "h", "{url}");
+                        format!("{options:?} {}", S::address(&options.driver))
+                    }
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                assert!(!text.contains("Xq7Vz") && !text.contains("k9Jp"), "{url}: {text}");
+            }
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_password_of_any_characters_for_postgresql_is_read_whole_or_refused_without_being_repeated() {
+        keeps_a_password::<crate::postgres::PostgresServer>("postgres://", |driver| driver.get_host().into());
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn a_password_of_any_characters_for_mysql_is_read_whole_or_refused_without_being_repeated() {
+        keeps_a_password::<crate::mysql::MysqlServer>("mysql://", |driver| driver.get_host().into());
+    }
+
     /// Of rows with a lease; what it says of the schema is asked of the server.
     fn address<S: Server>(url: &str) -> String {
         let options = ServerOptions::<S>::from_url(url).unwrap();

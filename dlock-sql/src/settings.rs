@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::UrlParts;
 use percent_encoding::percent_decode_str;
 
 use crate::table::TableName;
@@ -64,7 +65,12 @@ impl Settings {
             Failure::invalid_config(format!("the parameter {name} of the URL is not {wanted}"))
         };
         match name {
-            "table" => self.table = TableName::qualified(value)?,
+            "table" => {
+                let table = TableName::qualified(value);
+                self.table = table.map_err(|_| {
+                    wrong("1 to 63 ASCII letters, digits and underscores, not starting with a digit")
+                })?;
+            }
             "max_connections" => self.max_connections = value.parse().map_err(|_| wrong("a number"))?,
             "statements" => {
                 self.simple = match value {
@@ -83,26 +89,27 @@ impl Settings {
 }
 
 /// Divides a URL into our settings and what is for the driver, which knows the parameters `known`. No failure repeats
-/// anything but the name of a parameter: a URL may contain a password.
+/// anything of it but the name of a known parameter: it may contain a password.
 pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, String), Failure> {
-    let wrong = |what: String| Failure::invalid_config(format!("{what}; write {form}"));
-    if url.contains('#') {
-        return Err(wrong("the URL has a fragment (write %23 for a # in a password)".into()));
-    }
-    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let wrong = |what: &str| Failure::invalid_config(format!("{what}; write {form}"));
+    let query = UrlParts::of(url)?.query;
+    let place = url.split_once('?').map_or(url, |(place, _)| place);
     let mut settings = Settings::default();
     let mut rest = Vec::new();
     for part in query.split('&').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         let value = percent_decode_str(value)
             .decode_utf8()
-            .map_err(|_| wrong(format!("the parameter {name:?} is not UTF-8")))?;
+            .map_err(|_| wrong("a parameter of the URL is not UTF-8"))?;
         let ours = name != "statements" || known.contains(&name);
         if ours && settings.take(name, &value)? {
             continue;
         }
         if !known.contains(&name) {
-            return Err(wrong(format!("the parameter {name:?} is not known")));
+            return Err(wrong(&format!(
+                "the URL has an unknown parameter; known are table, migrate, max_connections, fences, mode, {}",
+                known.join(", ")
+            )));
         }
         rest.push(part);
     }

@@ -53,6 +53,7 @@ mod occupancy;
 pub(crate) mod request_clock;
 mod server_address;
 mod signal;
+mod url;
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,6 +71,7 @@ pub use self::request_clock::RequestClock;
 pub use self::server_address::ServerAddress;
 pub use self::signal::Signal;
 pub(crate) use self::signal::SignalSink;
+pub use self::url::UrlParts;
 use crate::clock::Clock;
 use crate::error::Failure;
 pub use crate::guarded::tell;

@@ -78,7 +78,8 @@ impl SqliteOptions {
         }) {
             match (name, value) {
                 ("table", Some(value)) => options = options.table(&value)?,
-                _ => return Err(wrong(&format!("the option {name:?} is not known"))),
+                ("table", None) => return Err(wrong("the table is not UTF-8")),
+                _ => return Err(wrong("the URL has an unknown option")),
             }
         }
         Ok(options)

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::UrlParts;
 use percent_encoding::percent_decode_str;
 
 use crate::recipe::Recipe;
@@ -39,7 +40,7 @@ impl fmt::Debug for Target {
 
 /// Reads a URL. No failure repeats it, since it may hold a password.
 pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("the URL is not one"))?;
+    let UrlParts { scheme, authority, path, query, .. } = UrlParts::of(url)?;
     let tls = match scheme {
         "zk" => false,
         "zk+tls" => true,
@@ -50,14 +51,6 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
             "`zk+tls:` needs the feature `zk-tls` of dlock-sdk (`tls` of dlock-zk), which is not compiled in",
         ));
     }
-    if rest.contains('#') {
-        return Err(invalid("the URL has a fragment, which means nothing here"));
-    }
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, path) = match rest.find('/') {
-        Some(at) => rest.split_at(at),
-        None => (rest, ""),
-    };
     let (credentials, hosts) = match authority.rsplit_once('@') {
         Some((credentials, hosts)) => (Some(credentials), hosts),
         None => (None, authority),
@@ -203,6 +196,29 @@ mod tests {
             let failure = parse(url).unwrap_err();
             assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig, "{url}");
             assert!(!failure.to_string().contains("hunter2"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_password_of_any_characters_is_read_whole_or_refused_without_being_repeated() {
+        for divider in
+            (' '..='~').chain("\n\0ä🔒".chars()).map(String::from).chain(["1/".into(), "@h/".into()])
+        {
+            for after in ["@h:2181", "@h,i/x?base=/y", "@h?create_chroot=true"] {
+                let url = format!("zk://u:Xq7Vz{divider}Wk9Jp{after}");
+                let text = match parse(&url) {
+                    Ok(target) => {
+                        assert!(target.servers.starts_with("h:2181"), "{url}: {}", target.servers);
+                        assert!(
+                            target.credentials.as_ref().is_some_and(|(_, p)| p.ends_with("k9Jp")),
+                            "{url}"
+                        );
+                        format!("{target:?}")
+                    }
+                    Err(failure) => format!("{failure} {failure:?}"),
+                };
+                assert!(!text.contains("Xq7Vz") && !text.contains("k9Jp"), "{url}: {text}");
+            }
         }
     }
 
