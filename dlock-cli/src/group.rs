@@ -4,13 +4,39 @@ use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, getpgrp, kill_process, kill_process_group, test_kill_process, test_kill_process_group,
+};
 use rustix::termios::tcgetpgrp;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
 /// How often to look whether all of a group are gone.
-const LOOK: Duration = Duration::from_millis(10);
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
+
+/// Whom signals reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Members {
+    pub(crate) pid: Pid,
+    /// The whole group that the process leads.
+    pub(crate) all: bool,
+}
+
+impl Members {
+    /// Reads what was written of them.
+    pub(crate) fn parse(pid: &str, all: &str) -> Option<Self> {
+        Some(Self { pid: pid.parse().ok().and_then(Pid::from_raw)?, all: all.parse().ok()? })
+    }
+
+    /// Sends a signal; those who are gone need none.
+    pub(crate) fn send(self, signal: Signal) {
+        let _ = if self.all { kill_process_group(self.pid, signal) } else { kill_process(self.pid, signal) };
+    }
+
+    pub(crate) fn are_there(self) -> bool {
+        if self.all { test_kill_process_group(self.pid) } else { test_kill_process(self.pid) }.is_ok()
+    }
+}
 
 /// A command that runs.
 ///
@@ -19,8 +45,7 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,
-    pid: Pid,
-    leads: bool,
+    pub(crate) members: Members,
 }
 
 impl Group {
@@ -32,21 +57,20 @@ impl Group {
         let child = command.spawn()?;
         let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = id.ok_or_else(|| io::Error::other("the command has no process"))?;
-        Ok(Self { child, pid, leads })
+        Ok(Self { child, members: Members { pid, all: leads } })
     }
 
     /// Passes on a signal that this process was sent.
     pub(crate) fn pass_on(&self, signal: Signal) {
         // What is typed at the terminal went to the command already.
-        if self.leads || !matches!(signal, Signal::INT | Signal::QUIT) {
+        if self.members.all || !matches!(signal, Signal::INT | Signal::QUIT) {
             self.send(signal);
         }
     }
 
-    /// Sends a signal; one that is gone needs none.
+    /// Sends a signal.
     pub(crate) fn send(&self, signal: Signal) {
-        let _ =
-            if self.leads { kill_process_group(self.pid, signal) } else { kill_process(self.pid, signal) };
+        self.members.send(signal);
     }
 
     /// The end of the command itself.
@@ -60,7 +84,7 @@ impl Group {
 
     /// Ends what the command has left behind, by force from `limit` on.
     pub(crate) async fn sweep(&self, limit: Instant) {
-        while self.leads && test_kill_process_group(self.pid).is_ok() {
+        while self.members.all && self.members.are_there() {
             if Instant::now() >= limit {
                 return self.send(Signal::KILL);
             }

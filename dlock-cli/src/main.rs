@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod group;
+mod guardian;
 mod list;
 mod release;
 mod run;
@@ -33,6 +34,9 @@ struct Cli {
     /// (better not a password on the command line, which others on this host can see)
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
     locks: Option<String>,
+    /// A file whose first line is the URL, instead of --locks: it shows no password to others
+    #[arg(long, value_name = "PATH", global = true)]
+    url_file: Option<std::path::PathBuf>,
     /// Print JSON: one document, or with `watch` one in each line
     #[arg(long, global = true)]
     json: bool,
@@ -55,9 +59,13 @@ enum Task {
     ///
     /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed
     /// on to it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse
-    /// lower ones. When the lock is lost it is stopped: TERM, then KILL, and the exit code is 79. When dlock itself is
-    /// killed by KILL, the command goes on, and others get the lock after the lease: then only the fence protects.
+    /// lower ones. When the lock is lost, or cannot be renewed, it is stopped: TERM, so early that KILL comes before
+    /// the lease ends, and the exit code is 79. When dlock itself is killed, by KILL too, a second process of it stops
+    /// the command likewise; TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the
+    /// command goes on, and others get the lock after the lease: then only the fence protects.
     Run(Run),
+    #[command(name = guardian::NAME, hide = true)]
+    Guardian,
     /// Take a lock away from whoever holds it
     ///
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
@@ -86,9 +94,13 @@ struct Run {
     /// How long the lock outlives this process when it dies; it is renewed at a third of that
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     lease: Duration,
-    /// How long the command may take to end when the lock is lost, before it is killed
+    /// How long the command may take to end before it is killed; at most a third of the lease, unless the lock was
+    /// taken away already
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     grace: Duration,
+    /// Pass DLOCK_URL on to the command, although it may hold a password
+    #[arg(long)]
+    keep_env: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<std::ffi::OsString>,
@@ -128,8 +140,15 @@ async fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { trouble::USAGE } else { 0 });
+            let code = if error.use_stderr() { trouble::USAGE } else { 0 };
+            // A URL in the wrong place is repeated by the error, and may hold a password.
+            match std::env::args().find(|argument| argument.contains("://") && argument.contains('@')) {
+                Some(url) if code != 0 => {
+                    eprintln!("dlock: {}", trouble::one_line(&error.to_string().replace(&url, "<URL>")));
+                }
+                _ => drop(error.print()),
+            }
+            return ExitCode::from(code);
         }
     };
     match carry_out(cli).await {
@@ -139,15 +158,25 @@ async fn main() -> ExitCode {
 }
 
 async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
-    let url = cli
-        .locks
-        .filter(|url| !url.is_empty())
-        .ok_or_else(|| Trouble::usage("where are the locks? give --locks URL, or set DLOCK_URL"))?;
+    if matches!(cli.task, Task::Guardian) {
+        guardian::be()?;
+        return Ok(0);
+    }
+    let url = match cli.url_file {
+        Some(path) => store::read_url(&path)?,
+        None => cli.locks.unwrap_or_default(),
+    };
+    if url.is_empty() {
+        return Err(Trouble::usage(
+            "where are the locks? give --locks URL or --url-file PATH, or set DLOCK_URL",
+        ));
+    }
     match cli.task {
         Task::Ls => list::ls(&store::look_into(&url).await?, cli.json).await,
         Task::Inspect { key } => list::inspect(&store::look_into(&url).await?, &key, cli.json).await,
         Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
         Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
+        Task::Guardian => Ok(0),
         Task::Release(release) => release::release(&store::look_into(&url).await?, &release, cli.json).await,
     }
 }

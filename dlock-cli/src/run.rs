@@ -6,11 +6,12 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use dlock::{Guard, Locks};
-use rustix::process::Signal;
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::process::Command;
 use tokio::time::Instant;
 
 use crate::group::Group;
+use crate::guardian::Guardian;
 use crate::signals::{Signals, exit_code};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
 use crate::{Run, trouble};
@@ -53,28 +54,46 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     outcome
 }
 
-/// Runs the command for as long as the lock is held.
+/// Runs the command for as long as the lock is held. It is told to end so early that it is dead before the lease can
+/// end.
 async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
+    // A renewal takes place at a third of the lease, and is tried again until two thirds have passed.
+    let grace = run.grace.min(run.lease / 3);
+    let no_guardian = |error| {
+        Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
+    };
+    let mut guardian = Guardian::start().map_err(no_guardian)?;
     let mut group = start(guard, run)?;
-    // From the loss on: when the command is killed.
-    let mut deadline = None;
+    guardian.guard(group.members, grace).map_err(no_guardian)?;
+    // Once it was told to end: when the command is killed.
+    let mut deadline: Option<Instant> = None;
     let status = loop {
         tokio::select! {
             biased;
             status = group.ended() => break status?,
             () = guard.lost(), if deadline.is_none() => {
                 let why = guard.check().err().map(|error| error.to_string()).unwrap_or_default();
-                warn(&format!("{why}; the command is stopped"));
-                group.send(Signal::TERM);
-                // One that was stopped cannot end.
-                group.send(Signal::CONT);
-                deadline = Some(Instant::now() + run.grace);
+                deadline = Some(end(&group, &mut guardian, &why, run.grace));
+            }
+            left = runs_short(guard, grace), if deadline.is_none() => {
+                let why = format!("the lock cannot be renewed and ends in {left:.1?}");
+                deadline = Some(end(&group, &mut guardian, &why, left * 9 / 10));
             }
             () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                 group.send(Signal::KILL);
                 break group.ended().await?;
             }
-            signal = signals.next() => group.pass_on(signal),
+            signal = signals.next() => match signal {
+                Signal::TSTP => {
+                    // The command does not go on alone, without anybody who renews the lock.
+                    group.send(Signal::STOP);
+                    let _ = kill_process(getpid(), Signal::STOP);
+                    if guard.check().is_ok() {
+                        group.send(Signal::CONT);
+                    }
+                }
+                signal => group.pass_on(signal),
+            },
         }
     };
     match deadline {
@@ -90,12 +109,36 @@ async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Tr
     }
 }
 
+/// Tells the command to end. Returns when it is killed.
+fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> Instant {
+    warn(&format!("{why}; the command is stopped"));
+    guardian.told();
+    group.send(Signal::TERM);
+    // One that was stopped cannot end.
+    group.send(Signal::CONT);
+    Instant::now() + grace
+}
+
+/// Resolves when less than `reserve` is left of the lock, since its renewals fail.
+async fn runs_short(guard: &Guard, reserve: Duration) -> Duration {
+    loop {
+        let Some(left) = guard.remaining() else { return std::future::pending().await };
+        if left <= reserve {
+            return left;
+        }
+        tokio::time::sleep(left - reserve).await;
+    }
+}
+
 fn start(guard: &Guard, run: &Run) -> Result<Group, Trouble> {
     let Some((program, arguments)) = run.command.split_first() else {
         return Err(Trouble::usage("which command?"));
     };
     let mut command = Command::new(program);
     command.args(arguments).env("DLOCK_KEY", &run.key).env_remove("DLOCK_FENCE").kill_on_drop(true);
+    if !run.keep_env {
+        command.env_remove("DLOCK_URL");
+    }
     if let Some(fence) = guard.fence() {
         command.env("DLOCK_FENCE", fence.to_string());
     }

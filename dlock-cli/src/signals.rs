@@ -7,14 +7,15 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// The signals that are passed on, and whether they end a program that does nothing about them.
-const KINDS: [(Signal, bool); 6] = [
+/// The signals that the command gets too, and whether they end a program that does nothing about them.
+const KINDS: [(Signal, bool); 7] = [
     (Signal::HUP, true),
     (Signal::INT, true),
     (Signal::QUIT, true),
     (Signal::TERM, true),
     (Signal::USR1, false),
     (Signal::USR2, false),
+    (Signal::TSTP, false),
 ];
 
 /// Those that have come.

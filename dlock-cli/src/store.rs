@@ -1,5 +1,7 @@
 //! The locks that the URL names.
 
+use std::path::Path;
+
 use dlock::sql::SqliteOptions;
 use dlock::{Locks, LocksBuilder};
 
@@ -20,6 +22,13 @@ pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
         url => dlock::from_url(url).await?,
     };
     build(builder)
+}
+
+/// The first line of a file.
+pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", path.display())))?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn refuse_memory(url: &str) -> Result<&str, Trouble> {

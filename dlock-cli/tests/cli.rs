@@ -187,6 +187,66 @@ fn a_command_that_does_not_end_when_the_lock_is_lost_is_killed_with_what_it_star
 }
 
 #[test]
+fn a_command_does_not_outlive_the_program_whatever_signal_ends_that() {
+    let store = Store::new();
+    for (name, number) in [("ALRM", 14), ("XCPU", 24), ("KILL", 9), ("RTMIN", 34)] {
+        let beat = store.path(name);
+        let script = format!(
+            "trap '' TERM; (trap '' TERM; while :; do echo >> {0}; sleep 0.01; done) & \
+             echo $$; while :; do sleep 0.02; done",
+            beat.display()
+        );
+        let options = ["--lease", "1s", "--grace", "50ms", "--wait", "forever"];
+        let mut running = store.run("k", &options, &script).start();
+        let pid: u32 = running.line().trim().parse().unwrap();
+        running.signal(number);
+        until("the command to be dead", || !store.is_alive(pid));
+        let length = || std::fs::metadata(&beat).map_or(0, |file| file.len());
+        until("what it started to be dead", || {
+            let before = length();
+            std::thread::sleep(Duration::from_millis(100));
+            length() == before
+        });
+    }
+}
+
+#[test]
+fn a_command_is_stopped_and_goes_on_with_the_program() {
+    let store = Store::new();
+    let script = "trap 'echo went on; exit 3' USR1; echo $$; while :; do sleep 0.02; done";
+    let mut running = store.run("k", &[], script).start();
+    let pid: u32 = running.line().trim().parse().unwrap();
+    running.signal(20);
+    until("the command to stop", || store.state(pid) == 'T');
+    until("the program to stop", || store.state(running.pid()) == 'T');
+    running.signal(18);
+    until("the command to go on", || store.state(pid) != 'T');
+    running.signal(10);
+    let done = running.wait();
+    assert_eq!((done.code, done.out.contains("went on")), (3, true), "{}", done.err);
+}
+
+#[test]
+fn a_command_does_not_see_the_url_unless_that_was_asked_for() {
+    let store = Store::new();
+    std::fs::write(store.path("url"), format!("{}\n", store.url())).unwrap();
+    let task = ["run", "--key", "k"];
+    let echo = ["--", "/bin/sh", "-c", "echo \"url=$DLOCK_URL\""];
+    let run = |options: &[&str]| {
+        let all: Vec<_> = task.iter().chain(options).chain(&echo).copied().collect();
+        store.plain(&all)
+    };
+    let hidden = run(&[]).env("DLOCK_URL", store.url()).done();
+    assert_eq!((hidden.out.trim(), hidden.code), ("url=", 0), "{}", hidden.err);
+    let asked = run(&["--keep-env"]).env("DLOCK_URL", store.url()).done();
+    assert_eq!(asked.out.trim(), format!("url={}", store.url()));
+    let file = run(&["--url-file", "url"]).done();
+    assert_eq!((file.out.trim(), file.code), ("url=", 0), "{}", file.err);
+    let missing = run(&["--url-file", "nowhere"]).done();
+    assert_eq!((missing.out.as_str(), missing.code), ("", 64), "{}", missing.err);
+}
+
+#[test]
 fn a_release_by_force_is_asked_for_and_needs_a_yes() {
     let store = Store::new();
     let mut running = store.holding("room_7");
@@ -297,6 +357,11 @@ fn wrong_and_unreachable_stores_are_one_line_and_a_code() {
         }
     }
     assert!(!store.path("missing.db").exists(), "looking makes no database");
+    let url = "redis://user:hunter2@h/";
+    for task in [&[url][..], &["--lock", url, "ls"], &["ls", url], &["watch", "--times", url]] {
+        let done = store.plain(task).done();
+        assert!(done.code == 64 && !done.err.is_empty() && !done.err.contains("hunter2"), "{}", done.err);
+    }
     let help = store.plain(&["--help"]).env("DLOCK_URL", "redis://user:hunter2@h/").done();
     assert_eq!(help.code, 0);
     assert!(help.out.contains("DLOCK_URL") && !help.out.contains("hunter2"), "{}", help.out);

@@ -2,6 +2,7 @@
 
 mod support;
 
+use dlock_rig::proxy::Proxy;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
@@ -71,6 +72,29 @@ fn a_holder_that_nobody_can_be_is_shown_and_released_without_a_panic() {
     let long = store.dlock(["--json", "release", "--force", "--yes", "long"]).done();
     assert_eq!(long.json()["holder"]["label"], "not a lock of dlock", "{}", long.err);
     assert_eq!(server.command::<u64>(&["EXISTS", "dlock:k"]), 0);
+}
+
+#[test]
+fn a_command_that_does_not_end_is_dead_before_a_lease_that_is_not_renewed_ends() {
+    let server = RedisServer::start().unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = Store::at(&server.url_through(proxy.address()));
+    let beat = store.path("beat");
+    let script = format!(
+        "trap '' TERM; (trap '' TERM; while :; do date +%s%3N > {0}.new; mv {0}.new {0}; sleep 0.01; done) & \
+         echo ready; wait; while :; do sleep 0.01; done",
+        beat.display()
+    );
+    let mut running = store.run("k", &["--lease", "3s", "--grace", "10s"], &script).start();
+    running.says("ready");
+    proxy.black_hole();
+    // Nobody renews it any more.
+    let ends: u64 = server.command(&["PEXPIRETIME", "dlock:k"]);
+    let done = running.wait();
+    let last: u64 = std::fs::read_to_string(&beat).unwrap().trim().parse().unwrap();
+    assert_eq!(done.code, 79, "{}", done.err);
+    assert!(done.err.contains("cannot be renewed"), "{}", done.err);
+    assert!(last < ends, "it ran for {} ms beside the next one", last - ends);
 }
 
 #[test]

@@ -59,6 +59,20 @@ impl Store {
         self.directory.path().join(name)
     }
 
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What the system says of a process; `X` when there is none.
+    pub fn state(&self, pid: u32) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('X')
+    }
+
+    pub fn is_alive(&self, pid: u32) -> bool {
+        !matches!(self.state(pid), 'X' | 'Z')
+    }
+
     /// The program without a store.
     pub fn plain(&self, arguments: &[&str]) -> Program {
         let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_dlock")));
