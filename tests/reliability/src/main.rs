@@ -1,7 +1,8 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
 //! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
-//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`
+//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for a node of a quorum that
+//! hangs `--only hung [--hang SECONDS] [--rate N]`.
 //!
 //! The exit code is 1 when a promise was broken.
 
@@ -16,13 +17,14 @@ mod failover;
 mod faults;
 mod figure;
 mod frozen;
+mod hung;
 mod killed;
 mod resident;
 mod store;
 mod thawed;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -47,6 +49,12 @@ struct Arguments {
     /// The seed of everything that is random.
     #[arg(long)]
     seed: Option<u64>,
+    /// For how many seconds a node of a quorum hangs.
+    #[arg(long)]
+    hang: Option<u64>,
+    /// How many sections of a quorum are asked for each second.
+    #[arg(long)]
+    rate: Option<u64>,
     /// Only these measurements.
     #[arg(long)]
     only: Vec<Measurement>,
@@ -76,6 +84,8 @@ enum Measurement {
     Failover,
     /// Connections that end while a session goes on, and sessions that run out.
     Disconnected,
+    /// A node of a quorum that hangs, see `--hang` and `--rate`.
+    Hung,
 }
 
 #[derive(Debug, Subcommand)]
@@ -164,6 +174,11 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
         if kind == Kind::Zk && wanted(Measurement::Disconnected) {
             runtime.block_on(disconnected::measure(&store, volume, &mut report))?;
         }
+    }
+    let quorum = arguments.backend.is_empty() && arguments.hours.is_none();
+    if quorum && wanted(Measurement::Hung) {
+        let hang = arguments.hang.map(Duration::from_secs);
+        runtime.block_on(hung::measure(volume, arguments.rate, hang, &mut report))?;
     }
     println!("{report}");
     let kept = report.is_kept();
