@@ -175,8 +175,8 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             runtime.block_on(disconnected::measure(&store, volume, &mut report))?;
         }
     }
-    let quorum = arguments.backend.is_empty() && arguments.hours.is_none();
-    if quorum && wanted(Measurement::Hung) {
+    // It measures speed, and is made only when it is asked for.
+    if arguments.only.contains(&Measurement::Hung) {
         let hang = arguments.hang.map(Duration::from_secs);
         runtime.block_on(hung::measure(volume, arguments.rate, hang, &mut report))?;
     }
