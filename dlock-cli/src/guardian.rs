@@ -14,7 +14,7 @@ use crate::group::{LOOK, Members};
 /// The command under which this program is the guardian.
 pub(crate) const NAME: &str = "guard-a-command";
 
-/// The command was told to end.
+/// The command was asked to end.
 const TOLD: u8 = b't';
 /// The command has ended.
 const DONE: u8 = b'd';
@@ -40,7 +40,7 @@ impl Guardian {
         self.0.write_all(line.as_bytes())
     }
 
-    /// Says that the command was told to end: from now on it has had its time.
+    /// Says that the command was asked to end: from now on it has had its time.
     pub(crate) fn told(&mut self) {
         let _ = self.0.write_all(&[TOLD]);
     }

@@ -54,7 +54,7 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     outcome
 }
 
-/// Runs the command for as long as the lock is held. It is told to end so early that it is dead before the lease can
+/// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lease can
 /// end.
 async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
     // A renewal takes place at a third of the lease, and is tried again until two thirds have passed.
@@ -65,7 +65,7 @@ async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Tr
     let mut guardian = Guardian::start().map_err(no_guardian)?;
     let mut group = start(guard, run)?;
     guardian.guard(group.members, grace).map_err(no_guardian)?;
-    // Once it was told to end: when the command is killed.
+    // Once it was asked to end: when the command is killed.
     let mut deadline: Option<Instant> = None;
     let status = loop {
         tokio::select! {

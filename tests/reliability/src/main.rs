@@ -1,7 +1,8 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
 //! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
-//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for a node of a quorum that
+//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for
+//! a node of a quorum that
 //! hangs `--only hung [--hang SECONDS] [--rate N]`.
 //!
 //! The exit code is 1 when a promise was broken.
