@@ -104,7 +104,7 @@ impl Settings {
         backend: &str,
         url: &str,
         far: Option<&str>,
-        calls: Option<&dyn Fn() -> u64>,
+        calls: Option<&(dyn Fn() -> u64 + Sync)>,
     ) -> Result<Vec<Row>> {
         runtime(true)?.block_on(async {
             // The table is made by one.
@@ -180,7 +180,7 @@ impl Settings {
     async fn shares(
         &self,
         backend: &str,
-        (url, calls): (&str, Option<&dyn Fn() -> u64>),
+        (url, calls): (&str, Option<&(dyn Fn() -> u64 + Sync)>),
         fleet: &Fleet<'_>,
     ) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
