@@ -61,8 +61,8 @@ pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Ended, Error, ErrorKind, Failure, Faults, Fence,
     Guard, Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory,
-    Node, OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment,
-    Segmented, Semaphore, Stats, Timestamp, Wait, backend, current_hold,
+    Node, NodeSetup, OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result,
+    Segment, Segmented, Semaphore, Stats, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]

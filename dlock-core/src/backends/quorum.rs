@@ -3,6 +3,7 @@
 mod administration;
 mod ballot;
 mod claim;
+mod marks;
 mod node;
 mod round;
 mod tally;
@@ -21,6 +22,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::Token;
 pub use claim::QuorumClaim;
+pub use marks::NodeSetup;
 pub(crate) use node::LendsBackend;
 use node::Member;
 pub use node::Node;
@@ -80,6 +82,7 @@ pub struct QuorumBuilder {
     node_timeout: Duration,
     longest_lease: Duration,
     durable: bool,
+    name: Option<String>,
 }
 
 /// How many nodes of a [`Quorum`] answered: the [source](std::error::Error::source) of an error of the kind
@@ -127,15 +130,17 @@ impl Quorum {
             node_timeout: Duration::from_millis(200),
             longest_lease: Duration::from_secs(60),
             durable: false,
+            name: None,
         }
     }
 
     /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest
-    /// lease.
+    /// lease. Returns what was done on each, in their order.
     ///
-    /// For the operator, once, when the servers are first set up, before any service runs. Never call it when a service
-    /// starts: it would undo the protection against nodes that have forgotten their locks. Nodes that are in use
-    /// already are left as they are.
+    /// For the operator, while no service runs: when the servers are first set up, when the members or the longest
+    /// lease change, or when a node's clock was ahead and does not vote since it was corrected. Never call it when a
+    /// service starts: it would undo the protection against nodes that have forgotten their locks. Nodes that vote in
+    /// this quorum already are left as they are.
     ///
     /// # Errors
     ///
@@ -143,15 +148,16 @@ impl Quorum {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some nodes may have been set up.
-    pub async fn bootstrap(&self) -> Result<()> {
+    /// When dropped midway, some nodes may have been set up; call it again.
+    pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
+        let mut done = Vec::new();
         for member in &self.0.members {
-            member.bootstrap().await.map_err(|failure| {
+            done.push(member.bootstrap().await.map_err(|failure| {
                 let what = member.says(&failure);
                 Error::new(Operation::Configure, Failure::new(failure.kind(), what)).on(NAME)
-            })?;
+            })?);
         }
-        Ok(())
+        Ok(done)
     }
 }
 
@@ -168,6 +174,17 @@ impl QuorumBuilder {
     /// the nodes have to agree on it: this long a node that has forgotten its locks does not vote.
     pub const fn with_longest_lease(mut self, lease: Duration) -> Self {
         self.longest_lease = lease;
+        self
+    }
+
+    /// Names the quorum, where processes reach the same nodes by different addresses.
+    ///
+    /// The marks on nodes that may forget say which members and which longest lease the quorum has, and a client with
+    /// others is refused by [`ErrorKind::InvalidConfig`]: it would not need a majority of the same nodes. The members
+    /// are identified by their addresses, or by this name instead: give another one whenever the members change.
+    /// Default: no name. Nodes that are durable or keep locks by sessions have no marks, and nothing is noticed there.
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -190,7 +207,7 @@ impl QuorumBuilder {
     pub fn build(self) -> Result<Quorum> {
         let refuse =
             |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)).on(NAME));
-        let Self { nodes, node_timeout, longest_lease, durable } = self;
+        let Self { nodes, node_timeout, longest_lease, durable, name } = self;
         if !(1..=MOST_NODES).contains(&nodes.len()) {
             return refuse(format!(
                 "a quorum of {} nodes; use 3 or 5, at the most {MOST_NODES}",
@@ -209,12 +226,15 @@ impl QuorumBuilder {
             ));
         }
         let abilities: Vec<_> = nodes.iter().map(|node| node.backend().capabilities()).collect();
+        let settings = marks::settings(&nodes, name.as_deref(), longest_lease);
         let keeps = |can: &Capabilities| durable || can.durable || can.session_kept;
         let members: Vec<_> = nodes
             .into_iter()
             .zip(&abilities)
             .enumerate()
-            .map(|(place, (node, can))| Member::new(place + 1, node, (!keeps(can)).then_some(longest_lease)))
+            .map(|(place, (node, can))| {
+                Member::new(place + 1, node, (!keeps(can)).then_some(longest_lease), Arc::clone(&settings))
+            })
             .collect();
         let mut capabilities = Capabilities::basic();
         // So many nodes that no majority is left whose leases run out.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Backend, ErrorKind, Key, Locks, ManualClock, Memory, Quorum};
+use dlock_core::{Backend, ErrorKind, Key, Locks, ManualClock, Memory, NodeSetup, Quorum};
 
 use crate::support::{KEY, nodes, nodes_on, process, try_take, until};
 
@@ -125,13 +125,19 @@ async fn new_nodes_vote_after_the_longest_lease_or_when_somebody_vouches_for_the
 }
 
 #[tokio::test]
-async fn somebody_who_vouches_later_changes_nothing() {
+async fn somebody_who_vouches_is_told_what_was_done_also_when_a_client_was_there_before() {
     let nodes = nodes(3);
     let locks = process_that_checks(&nodes);
     try_take(&locks).await.unwrap_err();
     until("the marks", || nodes.iter().all(is_marked));
-    let locks = founded(&nodes).await;
-    assert_eq!(try_take(&locks).await.unwrap_err().kind(), ErrorKind::QuorumNotReached);
+    restart_empty(&nodes[0]);
+    let quorum = Quorum::new(nodes.clone()).unwrap();
+    let [marked, repaired] = [NodeSetup::Marked, NodeSetup::Repaired];
+    assert_eq!(quorum.bootstrap().await.unwrap(), [marked, repaired, repaired]);
+    drop(try_take(&locks).await.unwrap().expect("somebody vouched for them"));
+    assert_eq!(quorum.bootstrap().await.unwrap(), [NodeSetup::Kept; 3]);
+    let durable = Quorum::builder(nodes).with_durable_nodes().build().unwrap();
+    assert_eq!(durable.bootstrap().await.unwrap(), [NodeSetup::Durable; 3]);
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::node::{Member, is_mark};
+use super::marks::is_mark;
+use super::node::Member;
 use super::round::Round;
 use super::{QuorumShared, too_few};
 use crate::backend::Host;

@@ -210,8 +210,12 @@ impl Claim for QuorumClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.shared.check_lease(&self.request)?;
         let (sent, started) = (self.shared.clock.now(), Instant::now());
+        for member in &self.shared.members {
+            member.agrees(self.limit()).await?;
+        }
         let (mut ballot, round) = self.poll_nodes().await?;
-        if ballot.is_won() {
+        let is_refused = self.shared.members.iter().any(|member| member.is_foreign());
+        if ballot.is_won() && !is_refused {
             round.leave()?;
             let mut lengths: Vec<_> = self.votes.iter().filter_map(|vote| vote.length()).collect();
             lengths.sort_unstable();
@@ -225,6 +229,12 @@ impl Claim for QuorumClaim {
         let granted = ballot.granted();
         // In time for the engine to hear of it.
         self.give_up(&mut ballot, round, started + self.request.request_timeout * 4 / 5).await?;
+        if is_refused {
+            for member in &self.shared.members {
+                member.agrees(self.limit()).await?;
+            }
+            return Err(Failure::unavailable("the settings of a node have just changed"));
+        }
         if !ballot.is_busy() {
             self.busy = Default::default();
             return Err(ballot.into_failure(&self.shared.members));

@@ -1,0 +1,294 @@
+//! What is left on nodes that may forget: since when they remember, and to which quorum they belong.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock, PoisonError};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::node::{Member, Node};
+use crate::backend::{Attempt, ClaimRequest, Entropy, Host, Mode};
+use crate::error::{ErrorKind, Failure};
+use crate::holder::Identity;
+use crate::key::Key;
+use crate::telemetry::Trace;
+use crate::token::Token;
+
+/// How long a mark of memory lasts on a node. The marks of two names take turns, so that there is always one.
+const MARK: Duration = Duration::from_secs(30 * 24 * 3_600);
+/// What may be left of the lease of a mark beyond that, by rounding.
+const ROUNDING: Duration = Duration::from_secs(1);
+/// How often to see to the other mark, when one is old.
+const TENDING: Duration = Duration::from_secs(600);
+/// How long a request about a mark may take.
+const MARKING: Duration = Duration::from_secs(5);
+/// What the label of a mark begins with.
+const LABEL: &str = "dlock quorum";
+
+static MARKS: LazyLock<[Option<Key>; 2]> =
+    LazyLock::new(|| ["dlock-quorum-memory-1", "dlock-quorum-memory-2"].map(|name| Key::new(name).ok()));
+
+/// Whether a key is that of a mark, and no lock of anybody.
+pub(super) fn is_mark(key: &Key) -> bool {
+    MARKS.iter().flatten().any(|mark| mark == key)
+}
+
+/// What [`Quorum::bootstrap`](super::Quorum::bootstrap) did on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeSetup {
+    /// Nothing: it forgets no lock, and has no mark.
+    Durable,
+    /// Nothing: it votes already.
+    Kept,
+    /// It had no mark, and has one now.
+    Marked,
+    /// It had a mark by which it would not have voted, and has another one now: of a client that had tried before, of a
+    /// clock that was ahead, or of a quorum of other settings.
+    Repaired,
+}
+
+/// What all clients of a quorum have to agree on, as its marks say it.
+pub(super) fn settings(nodes: &[Node], name: Option<&str>, longest: Duration) -> Arc<str> {
+    let mut digest = Sha256::new();
+    match (name, Key::new("k")) {
+        (None, Ok(key)) => {
+            let mut members: Vec<_> =
+                nodes.iter().map(|node| format!("{:?}", node.backend().lock_id(&key))).collect();
+            members.sort();
+            members.iter().for_each(|member| digest.update(format!("{member}\0")));
+        }
+        (name, _) => digest.update(name.unwrap_or_default()),
+    }
+    let members: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{LABEL} nodes={} longest={}ms members={members}", nodes.len(), longest.as_millis()).into()
+}
+
+/// What is found in the place of a mark.
+enum Found {
+    Nothing,
+    /// A mark that was left so long ago.
+    Aged(Duration),
+    /// It lasts longer than any mark: the node's clock was ahead when it was left.
+    OfTheFuture,
+    /// Of clients with these settings.
+    Foreign(String),
+}
+
+impl Member {
+    /// Whether it has forgotten nothing for so long that it may vote. Otherwise the failure says what is missing, and a
+    /// mark is left from which its memory is counted.
+    ///
+    /// A mark is a lock with a long lease that nobody releases: what is left of the lease tells its age, measured by
+    /// the node's own clock.
+    pub(super) async fn remembers(self: &Arc<Self>, host: &Host) -> Result<(), Failure> {
+        let Some(longest) = self.longest else { return Ok(()) };
+        let first = self.mark.load(Ordering::Relaxed);
+        let (mut oldest, mut of_the_future) = (None, false);
+        for mark in [first, 1 - first] {
+            match self.look(mark).await? {
+                Found::Nothing => {}
+                Found::OfTheFuture => of_the_future = true,
+                Found::Foreign(theirs) => return Err(self.disagreement(&theirs)),
+                Found::Aged(age) if age >= longest => {
+                    self.mark.store(mark, Ordering::Relaxed);
+                    if age > MARK / 2 {
+                        self.tend(1 - mark, host)?;
+                    }
+                    return Ok(());
+                }
+                Found::Aged(age) => oldest = oldest.max(Some(age)),
+            }
+        }
+        let missing = match oldest {
+            Some(age) => longest - age,
+            None => {
+                self.leave_mark(first, of_the_future, host)?;
+                longest
+            }
+        };
+        Err(Failure::unavailable(format!(
+            "it is new or has forgotten its locks, and does not vote for another {missing:.1?}"
+        )))
+    }
+
+    /// Whether its marks are of this quorum, as far as is known. Asks again where they were of another.
+    pub(super) async fn agrees(&self, limit: Duration) -> Result<(), Failure> {
+        if !self.disagrees.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for mark in [0, 1] {
+            let looked = tokio::time::timeout(limit, self.look(mark)).await;
+            let found =
+                looked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {limit:?}"))));
+            if let Found::Foreign(theirs) = found? {
+                return Err(self.disagreement(&theirs));
+            }
+        }
+        self.disagrees.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether its marks were found to be of another quorum.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.disagrees.load(Ordering::Acquire)
+    }
+
+    fn disagreement(&self, theirs: &str) -> Failure {
+        self.disagrees.store(true, Ordering::Release);
+        Failure::invalid_config(format!(
+            "node {} belongs to a quorum of other members or another longest lease ({}; here {}); configure all \
+             processes alike (`with_name` where they reach its nodes by different addresses), or change them with \
+             `Quorum::bootstrap` while no lock is held",
+            self.number(),
+            theirs.trim_start_matches(LABEL).trim().escape_debug(),
+            self.settings.trim_start_matches(LABEL).trim(),
+        ))
+    }
+
+    async fn look(&self, mark: usize) -> Result<Found, Failure> {
+        let Some(key) = &MARKS[mark] else { return Ok(Found::Nothing) };
+        let Some(holder) = self.backend().inspect(key).await? else { return Ok(Found::Nothing) };
+        // Marks of earlier versions say nothing of the settings.
+        let foreign =
+            |label: &String| label.starts_with(LABEL) && label != LABEL && **label != *self.settings;
+        if let Some(theirs) = holder.label.filter(foreign) {
+            return Ok(Found::Foreign(theirs));
+        }
+        match holder.expires_in {
+            Some(left) if left > MARK + ROUNDING => Ok(Found::OfTheFuture),
+            Some(left) => Ok(Found::Aged(MARK.saturating_sub(left))),
+            None => Err(Failure::new(
+                ErrorKind::Unsupported,
+                "it does not tell how long a lease still runs, so that its memory cannot be checked; use nodes that \
+                 are durable, and say so with `with_durable_nodes`",
+            )),
+        }
+    }
+
+    /// Leaves the other mark, now and then.
+    fn tend(self: &Arc<Self>, mark: usize, host: &Host) -> Result<(), Failure> {
+        {
+            let mut tended = self.tended.lock().unwrap_or_else(PoisonError::into_inner);
+            if tended.is_some_and(|last| last.elapsed() < TENDING) {
+                return Ok(());
+            }
+            *tended = Some(Instant::now());
+        }
+        self.leave_mark(mark, false, host)
+    }
+
+    /// Leaves a mark, in the background; in the place of those there are, if they are to be `replaced`.
+    fn leave_mark(self: &Arc<Self>, mark: usize, replaced: bool, host: &Host) -> Result<(), Failure> {
+        if self.marking.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let member = Arc::clone(self);
+        let marking = async move {
+            // When this fails, the next check finds no mark, or the same, and tries again.
+            if !replaced || member.unmark([0, 1]).await.is_ok() {
+                let _ = member.mark(mark, MARK).await;
+            }
+            member.marking.store(false, Ordering::Release);
+        };
+        host.spawn(marking).inspect_err(|_| self.marking.store(false, Ordering::Release))
+    }
+
+    async fn mark(&self, mark: usize, lease: Duration) -> Result<(), Failure> {
+        let Some(key) = MARKS[mark].clone() else { return Ok(()) };
+        let request = ClaimRequest {
+            mode: Mode::Exclusive,
+            fair: false,
+            key,
+            token: Token::random()?,
+            lease,
+            request_timeout: MARKING,
+            recheck: false,
+            waits: false,
+            identity: Identity::of_this_process(Some((*self.settings).into())),
+            entropy: Entropy::new(),
+            trace: Trace::default(),
+            host: Host::default(),
+        };
+        // Never released. When it is busy, somebody else has left it.
+        let mut claim = self.claim(request);
+        match tokio::time::timeout(MARKING, claim.attempt()).await {
+            Ok(Ok(Attempt::Granted(_) | Attempt::Busy(_))) => Ok(()),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
+        }
+    }
+
+    async fn unmark(&self, marks: impl IntoIterator<Item = usize>) -> Result<(), Failure> {
+        for key in marks.into_iter().filter_map(|mark| MARKS[mark].as_ref()) {
+            match tokio::time::timeout(MARKING, self.backend().force_release(key)).await {
+                Ok(answer) => drop(answer?),
+                Err(_) => return Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Vouches that nobody holds a lock on this node: sees to it that it has a mark that counts as old enough, and none
+    /// of another quorum.
+    pub(super) async fn bootstrap(&self) -> Result<NodeSetup, Failure> {
+        let Some(longest) = self.longest else { return Ok(NodeSetup::Durable) };
+        let (mut votes, mut young, mut wrong) = (false, Vec::new(), Vec::new());
+        for mark in [0, 1] {
+            match self.look(mark).await? {
+                Found::Nothing => {}
+                Found::Aged(age) if age >= longest => votes = true,
+                Found::Aged(_) => young.push(mark),
+                Found::OfTheFuture | Found::Foreign(_) => wrong.push(mark),
+            }
+        }
+        if votes && wrong.is_empty() {
+            return Ok(NodeSetup::Kept);
+        }
+        let had_none = !votes && young.is_empty() && wrong.is_empty();
+        self.unmark(wrong).await?;
+        if !votes {
+            self.unmark(young).await?;
+            self.mark(0, MARK.saturating_sub(longest)).await?;
+            if !matches!(self.look(0).await?, Found::Aged(age) if age >= longest) {
+                return Err(Failure::unavailable(
+                    "somebody else left a mark at the same moment; call it again",
+                ));
+            }
+        }
+        Ok(if had_none { NodeSetup::Marked } else { NodeSetup::Repaired })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Locks, ManualClock, Memory, Quorum};
+
+    #[tokio::test]
+    async fn a_mark_of_the_future_is_replaced_and_keeps_its_node_out_no_longer_than_none() {
+        let clock = ManualClock::running();
+        let (hour, longest) = (Duration::from_secs(3_600), Duration::from_secs(60));
+        for vouched in [true, false] {
+            let node = Memory::with_clock(clock.clock());
+            let nodes = [Node::from(node.clone())];
+            let ahead =
+                Member::new(1, Node::from(node.clone()), Some(longest), settings(&nodes, None, longest));
+            ahead.mark(0, MARK + hour).await.unwrap();
+            let quorum = Quorum::new([node]).unwrap();
+            if vouched {
+                assert_eq!(quorum.bootstrap().await.unwrap(), [NodeSetup::Repaired]);
+            }
+            let locks = Locks::new(quorum);
+            if !vouched {
+                locks.lock("k").try_acquire().await.unwrap_err();
+                while !matches!(ahead.look(0).await.unwrap(), Found::Aged(_)) {
+                    tokio::task::yield_now().await;
+                }
+                clock.advance(longest);
+            }
+            drop(locks.lock("k").try_acquire().await.unwrap().expect("it has remembered for long enough"));
+        }
+    }
+}
