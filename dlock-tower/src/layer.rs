@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use dlock_core::ErrorKind;
 use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -99,9 +98,8 @@ where
                 })
                 .await;
             worked.unwrap_or_else(|error| {
-                if !matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) {
-                    tracing::warn!(%error, "a request was not served");
-                }
+                // Not louder: in an outage there is one for each request, and the lock's span and warnings tell why.
+                tracing::debug!(%error, "a request was not served");
                 Ok(rejections.response(&error, grpc))
             })
         })

@@ -26,7 +26,7 @@
 //! |---|---|---|
 //! | the lock was busy for as long as its options wait | 423 Locked with `Retry-After`, see [`Rejections`] | `ABORTED` |
 //! | the lock was lost while the request was worked on, which ends it | 503 Service Unavailable | `UNAVAILABLE` |
-//! | the lock's server cannot be reached, or the locks are shut down | 503 Service Unavailable | `UNAVAILABLE` |
+//! | the lock's server cannot be reached, the locks are shut down, or another failure that may pass | 503 Service Unavailable | `UNAVAILABLE` |
 //! | the key that the function made is not one | 400 Bad Request | `INVALID_ARGUMENT` |
 //! | the lock is refused for another reason, such as a missing right | 500 Internal Server Error | `INTERNAL` |
 //!

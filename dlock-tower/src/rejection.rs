@@ -42,22 +42,22 @@ impl Rejections {
     /// Makes the response to a request that failed with `error`, with an empty body.
     pub fn response<B: Default>(&self, error: &Error, grpc: bool) -> Response<B> {
         let answer = Answer::to(error);
+        let pause = answer.pause(error);
         let mut response = Response::new(B::default());
-        let headers = response.headers_mut();
         if grpc {
+            let headers = response.headers_mut();
             answer.grpc(headers);
-        } else {
-            if let Some(pause) = answer.pause(error) {
-                // Rounded up: who comes earlier finds the lease running.
-                let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
-                headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            if let Some(pause) = pause {
+                let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+                headers.insert(GRPC_PUSHBACK, HeaderValue::from(millis.max(1)));
             }
-            *response.status_mut() = answer.status(self);
             return response;
         }
-        if let Some(pause) = answer.pause(error) {
-            let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-            headers.insert(GRPC_PUSHBACK, HeaderValue::from(millis.max(1)));
+        *response.status_mut() = answer.status(self);
+        if let Some(pause) = pause {
+            // Rounded up: who comes earlier finds the lease running.
+            let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         response
     }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 /// How many clients of a process come at the same time.
 const COMING: usize = 16;
 
-/// What the process does.
+/// The part of a process in the measurement.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Part {
     /// The server
@@ -29,7 +29,7 @@ pub(crate) struct Part {
     pub(crate) lease: u64,
 }
 
-/// What a process says of itself.
+/// The figures of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Said {
     /// Seconds that the last thing took.
