@@ -59,10 +59,11 @@ pub use connect::{connect, from_url};
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
-    Backend, Batch, BatchGuard, Capabilities, Claim, Clock, Ended, Error, ErrorKind, Failure, Faults, Fence,
-    Guard, Held, Holder, Key, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory,
-    Node, NodeSetup, OnLost, Operation, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result,
-    Segment, Segmented, Semaphore, Stats, Timestamp, Wait, backend, current_hold,
+    Backend, Batch, BatchGuard, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended, Error,
+    ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
+    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeSetup, OnLost, Operation,
+    Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented, Semaphore, Stats,
+    Term, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -116,6 +117,11 @@ struct QuestionPages;
 #[cfg(all(doctest, feature = "macros"))]
 #[doc = include_str!("../docs/coming-from.md")]
 struct ComingFromPage;
+
+/// And those of the page on jobs and leaders.
+#[cfg(all(doctest, feature = "macros"))]
+#[doc = include_str!("../docs/jobs-and-leaders.md")]
+struct JobsAndLeadersPage;
 
 /// And those of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]

@@ -1,7 +1,8 @@
 //! Who holds a lock, as stored with it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::Mode;
@@ -17,7 +18,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// Who holds a lock, as far as the backend knows. Any field may be missing: a holder of another library
 /// stores less.
 ///
-/// What others stored is bounded: of a host, a label and a trace at most 256 bytes are kept, with an ellipsis behind
+/// What others stored is bounded: of a host, a label, a trace and a candidate at most 256 bytes are kept, with an ellipsis behind
 /// them, and a time that no calendar has is left out. The characters are those of the store: escape them where a
 /// terminal would obey them, as [`Display`](fmt::Display) does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +40,9 @@ pub struct Holder {
     pub mode: Mode,
     /// The W3C trace context of the holder.
     pub trace: Option<String>,
+    /// Which process it is among the candidates of an [election](crate::Election), where it leads: drawn at random, so
+    /// that two processes of one host name and one process id, as in containers, are two candidates.
+    pub candidate: Option<String>,
 }
 
 impl Holder {
@@ -53,6 +57,7 @@ impl Holder {
                 "pid" => holder.pid = value.parse().ok(),
                 "label" => holder.label = Some(unescape(value)),
                 "trace" => holder.trace = Some(unescape(value)),
+                "leads" => holder.candidate = Some(unescape(value)),
                 "since" => {
                     holder.since = value
                         .parse()
@@ -68,7 +73,9 @@ impl Holder {
 
     /// Cuts what others made longer, or later, than anything that dlock writes.
     pub(crate) fn bound(&mut self) {
-        for name in [&mut self.host, &mut self.label, &mut self.trace].into_iter().flatten() {
+        for name in
+            [&mut self.host, &mut self.label, &mut self.trace, &mut self.candidate].into_iter().flatten()
+        {
             if name.len() > LONGEST_NAME {
                 name.truncate(cut(name, LONGEST_NAME).len());
                 name.push('…');
@@ -117,12 +124,20 @@ fn host_name() -> String {
     std::env::var("COMPUTERNAME").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_else(|_| "unknown".into())
 }
 
+/// Names this process: no other one, on whatever host, has the same name. A child made by `fork` has another one.
+fn process_id() -> String {
+    static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+    format!("{:016x}", *DRAWN ^ u64::from(std::process::id()))
+}
+
 /// Who this process is, as it tells the backends: host, process id, and the label of its `Locks`.
 #[derive(Debug)]
 pub struct Identity {
     host: String,
     pid: u32,
     label: Option<String>,
+    /// Among the candidates of an election.
+    candidate: Option<String>,
     /// Host, process and label, escaped once for all acquires.
     line: String,
 }
@@ -137,7 +152,24 @@ impl Identity {
         if let Some(label) = &label {
             line = format!("{line} label={}", Escaped(label));
         }
-        Self { host, pid, label, line }
+        Self { host, pid, label, candidate: None, line }
+    }
+
+    /// The same where the process leads.
+    pub(crate) fn to_candidate(&self) -> Arc<Self> {
+        let candidate = process_id();
+        let line = format!("{} leads={candidate}", self.line);
+        Arc::new(Self {
+            host: self.host.clone(),
+            label: self.label.clone(),
+            candidate: Some(candidate),
+            line,
+            ..*self
+        })
+    }
+
+    pub(crate) fn candidate(&self) -> Option<&str> {
+        self.candidate.as_deref()
     }
 
     /// Returns one line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where
@@ -164,6 +196,7 @@ impl Identity {
             pid: Some(self.pid),
             label: self.label.clone(),
             since: Some(since),
+            candidate: self.candidate.clone(),
             ..Holder::default()
         }
     }
@@ -225,6 +258,17 @@ mod tests {
             assert!(text.is_ascii() && !text.contains('\n'), "{text:?}");
             assert_eq!(Holder::parse(&text), identity.to_holder(since));
         }
+    }
+
+    #[test]
+    fn whoever_leads_is_named_by_its_process() {
+        let identity = Identity::new("web 1".into(), 7, Some("orders".into()));
+        let candidate = identity.to_candidate();
+        let holder = Holder::parse(&candidate.describe(UNIX_EPOCH));
+        assert_eq!(holder, candidate.to_holder(UNIX_EPOCH));
+        assert_eq!(holder.candidate.as_deref(), candidate.candidate());
+        assert!(holder.candidate.is_some_and(|candidate| candidate.len() == 16));
+        assert_eq!(Holder::parse(&identity.describe(UNIX_EPOCH)).candidate, None);
     }
 
     #[test]

@@ -101,6 +101,7 @@ pub const WITH_FENCES: &[&str] = &[
     "sections_that_follow_each_other_have_higher_fences_each",
     "a_process_that_is_cut_off_in_a_line_of_sections_is_superseded",
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
+    "each_term_has_a_higher_number",
 ];
 
 /// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests
@@ -150,6 +151,9 @@ pub const LEASES: &[&str] = &[
     "what_the_holder_has_left_is_not_more_than_the_lease",
     "an_expired_lock_has_no_place_in_the_list",
     "a_release_by_force_leaves_other_locks_of_its_holder_alone",
+    "a_body_is_dropped_when_its_term_is_lost_and_the_campaign_goes_on",
+    "a_leader_that_is_cut_off_stops_believing_before_another_leads",
+    "a_leader_that_was_released_by_force_stops_and_another_leads",
 ];
 
 /// What a case needs the backend to be able to do.
@@ -322,6 +326,7 @@ pub const ADMINISTRATION: &[&str] = &[
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
     "a_release_by_force_leaves_the_locks_of_others_alone",
     "a_release_by_force_leaves_other_locks_of_its_holder_alone",
+    "a_leader_that_was_released_by_force_stops_and_another_leads",
 ];
 
 /// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`].

@@ -259,7 +259,7 @@ impl Hold {
     }
 
     /// Marks the hold lost, for good. Does nothing to one that was released.
-    pub(super) fn lose_by(&self, loss: Loss) {
+    pub(crate) fn lose_by(&self, loss: Loss) {
         self.note_loss(loss, loss.sentence());
     }
 
@@ -445,7 +445,8 @@ impl Hold {
         let _ = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
-        self.engine.registry.unlist(self, was == Condition::Lost, now);
+        // Another thread may have noticed the loss since.
+        self.engine.registry.unlist(self, self.is_lost(), now);
         wake_all(&self.changed);
         was
     }

@@ -48,6 +48,8 @@ pub(crate) struct Engine {
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
     pub(crate) identity: Arc<Identity>,
+    /// Who we are where we lead.
+    pub(crate) candidate: Arc<Identity>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
@@ -71,13 +73,15 @@ impl Engine {
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
+        let identity = Identity::of_this_process(label);
         let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), keeper));
         Arc::new(Self {
             name: backend.name(),
             capabilities,
             entropy,
             clock,
-            identity: Identity::of_this_process(label),
+            candidate: identity.to_candidate(),
+            identity,
             telemetry,
             wait_queue: WaitQueue::new(
                 Backoff::new(capabilities.poll_from, capabilities.poll_to),
@@ -224,7 +228,7 @@ impl Spec {
             self.key.clone(),
             engine.entropy.token()?,
             &self.options,
-            Arc::clone(&engine.identity),
+            Arc::clone(if self.options.leads { &engine.candidate } else { &engine.identity }),
             engine.entropy.clone(),
             Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),
         );

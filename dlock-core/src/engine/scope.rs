@@ -421,7 +421,7 @@ pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
 }
 
 /// Resolves when the calling code may not acquire any more, and says why.
-pub(super) async fn refused(engine: &Engine) -> Failure {
+pub(crate) async fn refused(engine: &Engine) -> Failure {
     loop {
         let shut = engine.registry.shut();
         if let Err(failure) = may_acquire(engine) {

@@ -11,7 +11,7 @@ use crate::handles::guard::Guard;
 use crate::handles::options::{Options, Wait, option_setters};
 use crate::handles::requirement;
 use crate::key::Key;
-use crate::telemetry::Site;
+use crate::telemetry::{LEADER, Site};
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -175,7 +175,8 @@ impl Lock {
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.
     pub(crate) fn spec(&self, key: &Key, options: Options) -> Spec {
-        let site = Site { mode: options.mode.label(), ..self.site };
+        let mode = if options.leads { Some(LEADER) } else { options.mode.label() };
+        let site = Site { mode, ..self.site };
         Spec { engine: Arc::clone(&self.engine), key: key.clone(), site, options }
     }
 
@@ -198,6 +199,13 @@ impl Lock {
     pub(super) const fn with_mode(mut self, mode: Mode) -> Self {
         self.options.mode = mode;
         self
+    }
+
+    /// The same lock for a candidate of an election: whoever has it leads. It is asked for by a campaign, which waits
+    /// without end, and goes to nobody but by way of the servers.
+    pub(super) fn leading(mut self) -> Self {
+        (self.options.leads, self.options.mode) = (true, Mode::Exclusive);
+        self.with_wait(Wait::Forever).with_handoff(false).with_reentrancy(false)
     }
 
     pub(crate) const fn engine(&self) -> &Arc<Engine> {

@@ -15,6 +15,7 @@ use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
+use crate::handles::election::Election;
 use crate::handles::lock::Lock;
 use crate::handles::options::{Options, option_setters};
 use crate::handles::requirement::{self, Requirement};
@@ -98,6 +99,12 @@ impl Locks {
     /// Returns the semaphore named `key`, which has so many permits, for all processes together. See [`Semaphore`].
     pub fn semaphore(&self, key: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore::new(self.lock(key), permits)
+    }
+
+    /// Returns the election named `key`, in which the processes that stand for it have one leader at a time. See
+    /// [`Election`].
+    pub fn election(&self, key: impl AsRef<str>) -> Election {
+        Election::new(self.clone(), key.as_ref())
     }
 
     /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and

@@ -77,6 +77,8 @@ pub(crate) struct Options {
     pub(crate) on_lost: OnLost,
     /// Said by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
+    /// Whether who has it leads: said by the handle too.
+    pub(crate) leads: bool,
 }
 
 /// The shortest lease.
@@ -103,6 +105,7 @@ impl Default for Options {
             fair: false,
             on_lost: OnLost::Abort,
             mode: Mode::Exclusive,
+            leads: false,
         }
     }
 }

@@ -395,6 +395,22 @@ const fn is_unavailable(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::QuorumNotReached)
 }
 
+/// Runs `body` under what is held already; `None` when that was lost before the body was done. The caller keeps the
+/// guard.
+pub(super) fn run_held<F: Future>(held: Held, body: F) -> impl Future<Output = Option<F::Output>> {
+    // On the heap, as in `run`.
+    let mut body = Box::pin(body);
+    async move {
+        let mut running = Running::new(held, OnLost::Abort);
+        let mut output = None;
+        std::future::poll_fn(|cx| {
+            running.poll(cx, &mut |cx| body.as_mut().poll(cx).map(|returned| output = Some(returned)))
+        })
+        .await;
+        output
+    }
+}
+
 impl Lock {
     /// Takes the lock, runs `body`, and releases the lock.
     ///

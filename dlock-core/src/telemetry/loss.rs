@@ -15,6 +15,8 @@ pub(crate) enum Loss {
     Backend,
     /// The locks were shut down.
     Shutdown,
+    /// The candidate who led is not eligible any more.
+    Ineligible,
     /// The keeper has ended, so that it is not renewed.
     Keeper,
 }
@@ -27,6 +29,7 @@ impl Loss {
             Self::Gone => "gone",
             Self::Backend => "backend",
             Self::Shutdown => "shutdown",
+            Self::Ineligible => "ineligible",
             Self::Keeper => "keeper",
         }
     }
@@ -39,6 +42,7 @@ impl Loss {
             Self::Gone => "the backend no longer has it under our token",
             Self::Backend => "the backend said that it is gone",
             Self::Shutdown => "these locks were shut down",
+            Self::Ineligible => "this candidate is not eligible any more",
             Self::Keeper => "dlock's own thread has ended, so that it is not renewed",
         })
     }

@@ -35,6 +35,8 @@ pub(super) struct Metrics {
     hold: Histogram<f64>,
     held: UpDownCounter<i64>,
     waiters: UpDownCounter<i64>,
+    leader: UpDownCounter<i64>,
+    terms: Counter<u64>,
     rechecks: Counter<u64>,
     requeues: Counter<u64>,
     renew: Histogram<f64>,
@@ -97,6 +99,8 @@ impl Metrics {
                 "{waiter}",
                 "Acquires that wait for somebody else's lock now.",
             ),
+            leader: level("dlock.leader", "{term}", "Elections in which this process leads now."),
+            terms: count("dlock.leader.terms", "{term}", "Terms that this process began."),
             rechecks: count(
                 "dlock.rechecks",
                 "{recheck}",
@@ -196,6 +200,18 @@ impl Metrics {
         let labels = self.labels(site);
         tell(|| self.held.add(-1, &labels.plain));
         tell(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
+    }
+
+    /// This process leads from now on.
+    pub(super) fn term_begins(&self, site: Site) {
+        let labels = self.labels(site);
+        tell(|| self.leader.add(1, &labels.plain));
+        tell(|| self.terms.add(1, &labels.plain));
+    }
+
+    /// It does so no more, whether its body has noticed or not.
+    pub(super) fn term_ends(&self, site: Site) {
+        tell(|| self.leader.add(-1, &self.labels(site).plain));
     }
 
     pub(super) fn requeued(&self, site: Site) {

@@ -39,7 +39,7 @@ use off::{Holders, Metrics};
 pub(crate) use off::{Meter, Trace};
 use outage::Outage;
 pub(crate) use span::{Span, Spanned};
-pub(crate) use subject::{Site, Subject, Waiters};
+pub(crate) use subject::{LEADER, Site, Subject, Waiters};
 #[cfg(feature = "otel")]
 use trace::Holders;
 #[cfg(feature = "otel")]
@@ -129,6 +129,9 @@ impl Telemetry {
     /// A lock is held from now on, by the span `trace`.
     pub(crate) fn granted(&self, lock: Subject<'_>, trace: &Trace) {
         self.metrics.hold_begins(lock.site);
+        if lock.site.leads() {
+            self.metrics.term_begins(lock.site);
+        }
         self.holders.begins(lock.key, trace);
     }
 
@@ -142,6 +145,9 @@ impl Telemetry {
         waiters: &dyn Waiters,
     ) {
         self.metrics.hold_ends(lock.site, lost, held);
+        if lock.site.leads() && !lost {
+            self.metrics.term_ends(lock.site);
+        }
         self.holders.ends(lock.key, trace, waiters);
     }
 
@@ -222,6 +228,9 @@ impl Telemetry {
         self.counts.lost.add();
         wake();
         self.metrics.lost(lock.site, loss);
+        if lock.site.leads() {
+            self.metrics.term_ends(lock.site);
+        }
         let report = self.losses.failed(lock.site.template, loss.as_str(), Instant::now());
         spans::lost(self, lock, cause, held, report);
     }

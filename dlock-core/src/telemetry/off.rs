@@ -23,6 +23,8 @@ impl Metrics {
     pub(super) const fn wait_ends(&self, _: Site) {}
     pub(super) const fn hold_begins(&self, _: Site) {}
     pub(super) const fn hold_ends(&self, _: Site, _: bool, _: Duration) {}
+    pub(super) const fn term_begins(&self, _: Site) {}
+    pub(super) const fn term_ends(&self, _: Site) {}
     pub(super) const fn requeued(&self, _: Site) {}
     pub(super) const fn rechecked(&self, _: Site, _: &'static str) {}
     pub(super) fn renewal(

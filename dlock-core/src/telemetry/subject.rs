@@ -2,6 +2,9 @@
 
 use crate::key::Key;
 
+/// The mode of a lock whose holder leads.
+pub(crate) const LEADER: &str = "leader";
+
 /// Where in the program a lock is used: labels with few values, for spans and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
@@ -11,6 +14,13 @@ pub(crate) struct Site {
     pub(crate) function: Option<&'static str>,
     /// How it is held; `None` for the common way, which is alone.
     pub(crate) mode: Option<&'static str>,
+}
+
+impl Site {
+    /// Whether who holds the lock leads.
+    pub(super) fn leads(&self) -> bool {
+        self.mode == Some(LEADER)
+    }
 }
 
 /// The lock that something happens to.

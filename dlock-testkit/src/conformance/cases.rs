@@ -5,6 +5,7 @@ mod basic;
 mod batches;
 mod cancelling;
 mod dropping;
+mod electing;
 mod fences;
 mod handing_over;
 mod inspecting;
@@ -47,6 +48,7 @@ pub(super) const ALL: &[&[Case]] = &[
     shutting_down::CASES,
     sharing::CASES,
     permits::CASES,
+    electing::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dlock::{
     Batch, Error, ErrorKind, Guard, Lock, Locks, ManualClock, Memory, Quorum, Wait, distributed_lock,
 };
@@ -53,6 +53,7 @@ pub(crate) async fn take(mark: &str, exported: &Exported, turn: &mut Turn) -> Re
     tour.in_doubt().instrument(info_span!("in_doubt")).await?;
     tour.renewed().instrument(info_span!("renewed")).await?;
     tour.lost().instrument(info_span!("lost")).await?;
+    tour.led().instrument(info_span!("led")).await?;
     tour.abandoned().instrument(info_span!("abandoned")).await?;
     tour.composed().instrument(info_span!("composed")).await?;
     tour.secret().await;
@@ -99,6 +100,19 @@ impl Tour {
         say("passed on", (kind(first), kind(second), kind(released)));
         let nested = self.lock("nested");
         say("nested", kind(nested.run(async { nested.run(async {}).await }).await));
+        Ok(())
+    }
+
+    async fn led(&self) -> Result<()> {
+        let election = self.locks.election(format!("leads_{}", self.mark)).with_template("leads_<id>");
+        let mut campaign = election.campaign();
+        let term = campaign.next().await.context("nobody else stands")?;
+        say("led", term.run(async {}).await.is_some());
+        campaign.eligibility().set(false);
+        say("not eligible", kind(term.resign().await));
+        campaign.eligibility().set(true);
+        let term = campaign.next().await.context("nobody else stands")?;
+        say("resigned", kind(term.resign().await));
         Ok(())
     }
 

@@ -12,6 +12,8 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("dlock.hold.duration", "s", "histogram"),
     ("dlock.lock.held", "{lock}", "up-down counter"),
     ("dlock.lock.waiting", "{waiter}", "up-down counter"),
+    ("dlock.leader", "{term}", "up-down counter"),
+    ("dlock.leader.terms", "{term}", "counter"),
     ("dlock.rechecks", "{recheck}", "counter"),
     ("dlock.lock.handoffs", "{handoff}", "counter"),
     ("dlock.renew.duration", "s", "histogram"),
@@ -36,6 +38,7 @@ const NAMES: &[&str] = &[
     "server.address",
     "server.port",
     "dlock.template",
+    "dlock.mode",
     "code.function.name",
     "dlock.outcome",
     "dlock.cause",
@@ -112,6 +115,10 @@ async fn every_metric_of_the_table_arrives_with_its_unit_and_its_value() {
     for lost in ["taken_<id>", "deleted_<id>", "expired_<id>", "capped_<id>", "stopped_<id>", "shut_<id>"] {
         assert_eq!(holds(lost, &[outcome("lost")]), 1, "{lost}");
     }
+
+    let leads = of("leads_<id>", &[("dlock.mode", "leader")]);
+    assert_eq!(end.count("dlock.leader.terms", &leads), 2);
+    assert_eq!(end.count("dlock.leader", &leads), 0, "both terms are over");
 
     let renewals = |more: &[_]| end.histogram("dlock.renew.duration", &of("renewed_<id>", more)).count;
     assert_eq!(renewals(&[outcome("renewed")]), 2);

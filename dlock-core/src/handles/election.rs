@@ -1,0 +1,161 @@
+//! One leader at a time.
+
+mod campaign;
+mod eligibility;
+mod observing;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::campaign::{Campaign, Term};
+pub use self::eligibility::Eligibility;
+pub use self::observing::{Leader, LeaderChanges};
+use crate::engine::Engine;
+use crate::error::{Failure, Operation, Result};
+use crate::handles::lock::Lock;
+use crate::handles::locks::Locks;
+
+/// How long a candidate lets those of the next better priority go first.
+const STEP: Duration = Duration::from_secs(1);
+const LAST_PRIORITY: u8 = 60;
+
+/// An election: of the processes that stand for it, one leads at a time. Made by
+/// [`Locks::election`](crate::Locks::election). A value; nothing is asked for before a [campaign](Self::campaign).
+///
+/// A term of office is a lock that is held alone: with a lease that is renewed, a fence that is its number, and a loss
+/// that its body notices before anybody else leads. An election and a [lock](crate::Lock) of one key exclude each
+/// other.
+///
+/// What it does not give: a leader that was stopped for longer than its lease may wake up in the middle of a step, with
+/// another leader in office. It runs no further step of its body; but only a resource that refuses lower
+/// [fences](crate::Fence) is safe from what was under way.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Fence, Locks, Memory};
+///
+/// async fn lead(number: Option<Fence>) {
+///     println!("we lead, in term {number:?}");
+/// }
+///
+/// let locks = Locks::new(Memory::new());
+/// let mut campaign = locks.election("billing").campaign();
+/// while let Some(term) = campaign.next().await {
+///     term.run(lead(term.fence())).await;
+/// #   break;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "an election does nothing until somebody campaigns or asks who leads"]
+pub struct Election {
+    locks: Locks,
+    lock: Lock,
+    priority: u8,
+    eligibility: Eligibility,
+}
+
+impl Election {
+    pub(crate) fn new(locks: Locks, key: &str) -> Self {
+        let lock = locks.lock(key).leading();
+        Self { locks, lock, priority: 0, eligibility: Eligibility::new() }
+    }
+
+    /// Sets how long this candidate lets others go first: the lower, the sooner it tries. Default 0; up to 60.
+    ///
+    /// * A candidate of priority 0 waits in line, and takes over as soon as the backend lets it.
+    /// * One of priority *n* tries once it has seen nobody lead for *n* seconds in a row, which it looks for at every
+    ///   tenth of the lease, and at least every second. So it leads only when those before it are gone, cut off, not
+    ///   eligible, or slower than that.
+    /// * A leader stays in office when a candidate of a better priority appears. It may resign.
+    pub const fn with_priority(mut self, priority: u8) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Sets the switch that says whether this process may lead. Default one of its own, which is on.
+    pub fn with_eligibility(mut self, eligibility: &Eligibility) -> Self {
+        self.eligibility = eligibility.clone();
+        self
+    }
+
+    /// Sets after which time others lead when nothing is heard of the leader. See [`Lock::with_lease`]. Default 30 s:
+    /// shorten it for a service that cannot be without a leader for so long.
+    pub fn with_lease(self, lease: Duration) -> Self {
+        self.with_options(|lock| lock.with_lease(lease))
+    }
+
+    /// Sets how long one request may take. See [`Lock::with_request_timeout`].
+    pub fn with_request_timeout(self, limit: Duration) -> Self {
+        self.with_options(|lock| lock.with_request_timeout(limit))
+    }
+
+    /// Sets after which time a term ends, so that others get their turn. See [`Lock::with_max_hold`].
+    pub fn with_max_term(self, limit: Duration) -> Self {
+        self.with_options(|lock| lock.with_max_hold(limit))
+    }
+
+    /// Sets the label of spans and metrics. See [`Lock::with_template`]; give it the key where that is fixed.
+    pub fn with_template(self, template: &'static str) -> Self {
+        self.with_options(|lock| lock.with_template(template))
+    }
+
+    /// Sets the function that leads: a label for spans and metrics. The attribute gives it by itself.
+    pub fn with_function(self, function: &'static str) -> Self {
+        self.with_options(|lock| lock.with_function(function))
+    }
+
+    /// Changes the lock that this is made of, for other options. How long it waits, whether it is reentrant or passed
+    /// on inside the process stays as it is.
+    pub fn with_options(mut self, change: impl FnOnce(Lock) -> Lock) -> Self {
+        self.lock = change(self.lock).leading();
+        self
+    }
+
+    /// Stands for the election: see [`Campaign`]. Makes no request before its first [`next`](Campaign::next). One
+    /// process may campaign several times, each of which is a candidate.
+    pub fn campaign(self) -> Campaign {
+        Campaign::new(self)
+    }
+
+    /// Returns who leads; `None` when nobody does. By the time it is read, another one may.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) and other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn leader(&self) -> Result<Option<Leader>> {
+        let key = self.lock.checked(self.lock.options())?;
+        let holder = self.locks.inspect(key.as_str()).await?;
+        Ok(holder.map(|holder| Leader::of(holder, self.engine())))
+    }
+
+    /// Follows who leads: see [`LeaderChanges`]. Makes no request before its first [`next`](LeaderChanges::next).
+    pub fn changes(self) -> LeaderChanges {
+        LeaderChanges::new(self)
+    }
+
+    /// Returns the key, if it is valid.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.lock.key().map(crate::key::Key::as_str)
+    }
+
+    const fn engine(&self) -> &Arc<Engine> {
+        self.lock.engine()
+    }
+
+    fn refuse(&self, what: String) -> crate::error::Error {
+        self.lock.error(Operation::Configure, Failure::invalid_config(what))
+    }
+}
+
+/// Waits, also for a caller who has no runtime with timers.
+async fn pause(engine: &Engine, length: Duration) {
+    // Without a keeper's thread nothing is left to wait for, and the next step says so.
+    let _ = engine.run(async move { tokio::time::sleep(length).await }).await;
+}

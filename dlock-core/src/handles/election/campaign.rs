@@ -1,0 +1,277 @@
+//! A candidate, and its terms of office.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::time::Instant;
+
+use super::{Election, LAST_PRIORITY, STEP, pause};
+use crate::engine::hold::{Condition, Hold};
+use crate::engine::scope;
+use crate::error::{Error, Operation, Result};
+use crate::fence::Fence;
+use crate::guarded::guard;
+use crate::handles::election::Eligibility;
+use crate::handles::guard::Guard;
+use crate::handles::held::{Ended, Held};
+use crate::handles::section::run_held;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// After a failure that may pass.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long whoever resigned lets others go first where these are notified; where they ask, as long as they pause.
+const STAND_BACK: Duration = Duration::from_millis(100);
+const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);
+
+/// A candidate of an [`Election`]: each [`next`](Self::next) waits until it leads. It stands for as long as it is
+/// waited for; dropped, it withdraws, and a term that it won goes on until that ends by itself.
+///
+/// It goes on through outages of the backend and lost terms, and ends when the locks are drained or shut down, or when
+/// it cannot work at all: [`failure`](Self::failure) then says why.
+#[derive(Debug)]
+#[must_use = "a campaign does nothing until its next term is waited for"]
+pub struct Campaign {
+    election: Election,
+    failure: Option<Error>,
+    /// Whether the last term was given up, so that others are to have their turn.
+    resigned: Arc<AtomicBool>,
+}
+
+impl Campaign {
+    pub(super) fn new(election: Election) -> Self {
+        Self { election, failure: None, resigned: Arc::default() }
+    }
+
+    /// Waits until this candidate leads; `None` when the campaign has ended.
+    ///
+    /// * While it is not [eligible](Self::eligibility), it waits to be.
+    /// * After a term that was resigned or dropped, it first lets the others have their turn: for 100 ms where the
+    ///   backend notifies, else for its longest pause between two polls, at most 1 s. After a term that was lost it
+    ///   stands at once.
+    /// * While an earlier term of this campaign is still held, this waits for its end as for anybody's.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await and called again. The candidate withdraws meanwhile, in the background, and loses
+    /// its place among those who wait.
+    pub async fn next(&mut self) -> Option<Term> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let won = {
+            let (stands, refused) = (pin!(self.win()), pin!(scope::refused(self.election.engine())));
+            match select(stands, refused).await {
+                Either::Left((won, _)) => won,
+                Either::Right((failure, _)) => Err(self.election.lock.error(Operation::Acquire, failure)),
+            }
+        };
+        won.map_err(|error| self.failure = Some(error)).ok()
+    }
+
+    /// Returns why the campaign has ended: [`ErrorKind::Closed`](crate::ErrorKind::Closed) when the locks were drained
+    /// or shut down; otherwise an error that no further try would change, such as an invalid option or missing rights.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// Consumes the campaign and returns what [`failure`](Self::failure) does.
+    #[must_use]
+    pub fn into_failure(self) -> Option<Error> {
+        self.failure
+    }
+
+    /// Returns the switch that says whether this candidate may lead.
+    #[must_use]
+    pub const fn eligibility(&self) -> &Eligibility {
+        &self.election.eligibility
+    }
+
+    /// Stands until it leads, or can never.
+    async fn win(&self) -> Result<Term> {
+        let Election { priority, eligibility, .. } = &self.election;
+        if *priority > LAST_PRIORITY {
+            let what = format!("the priority is {priority}; use 0 (the first to try) to {LAST_PRIORITY}");
+            return Err(self.election.refuse(what));
+        }
+        loop {
+            eligibility.becomes(true).await;
+            let (stands, ineligible) = (pin!(self.stand()), pin!(eligibility.becomes(false)));
+            let taken = match select(stands, ineligible).await {
+                Either::Left((taken, _)) => taken,
+                Either::Right(_) => continue,
+            };
+            match taken {
+                Ok(guard) if eligibility.admit(guard.hold()) => return Ok(Term::new(guard, &self.resigned)),
+                // The switch went off at this moment, and the guard goes.
+                Ok(_) => {}
+                Err(error) if error.is_retryable() => pause(self.election.engine(), AFTER_FAILURE).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn stand(&self) -> Result<Guard> {
+        let Election { lock, priority, .. } = &self.election;
+        let engine = self.election.engine();
+        if self.resigned.load(Ordering::Acquire) {
+            let capabilities = &engine.capabilities;
+            let polls = capabilities.poll_to.min(LONGEST_STAND_BACK);
+            pause(engine, if capabilities.notified { STAND_BACK } else { polls }).await;
+            self.resigned.store(false, Ordering::Release);
+        }
+        if *priority == 0 {
+            return lock.acquire().await;
+        }
+        loop {
+            self.vacancy().await?;
+            if let Some(guard) = lock.try_acquire().await? {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Resolves when nobody has led for as long as this candidate lets others go first.
+    async fn vacancy(&self) -> Result<()> {
+        let Election { lock, priority, .. } = &self.election;
+        let patience = STEP * u32::from(*priority);
+        let between = (lock.options().lease / 10).clamp(Duration::from_millis(50), STEP);
+        let mut vacant_since = None;
+        loop {
+            let asked = Instant::now();
+            match self.election.leader().await? {
+                Some(_) => vacant_since = None,
+                None if vacant_since.get_or_insert(asked).elapsed() >= patience => return Ok(()),
+                None => {}
+            }
+            pause(self.election.engine(), between).await;
+        }
+    }
+}
+
+/// A term of office: from [`Campaign::next`] until it is lost, [resigned](Self::resign) or dropped.
+///
+/// Dropping it resigns in the background. It can be lost at any time: the lease ran out while the process was paused
+/// or cut off, an operator released it by force, the candidate is not [eligible](Eligibility) any more, the locks were
+/// shut down. [`run`](Self::run) then drops its body; who leads by hand asks [`check`](Self::check) before each step
+/// that matters, and sends the [`fence`](Self::fence) along with every write.
+#[must_use = "the term ends as soon as this is dropped"]
+#[clippy::has_significant_drop]
+pub struct Term {
+    guard: Guard,
+    /// Dropped after the guard.
+    end: End,
+}
+
+impl Term {
+    fn new(guard: Guard, resigned: &Arc<AtomicBool>) -> Self {
+        let end = End { hold: Arc::clone(guard.hold()), resigned: Arc::clone(resigned) };
+        Self { guard, end }
+    }
+
+    /// Returns the number of this term: its [fence](Self::fence), for logs. `None` on backends without fences.
+    #[must_use]
+    pub fn number(&self) -> Option<u64> {
+        self.fence().map(Fence::get)
+    }
+
+    /// Returns the fencing token of this term, higher than those of all terms before it; `None` on backends without
+    /// fences.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.guard.fence()
+    }
+
+    /// Checks that this process leads at this moment: a local test, no I/O. See [`Guard::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the term has ended, for good;
+    /// [`ErrorKind::Suspect`](crate::ErrorKind::Suspect) while that cannot be told.
+    pub fn check(&self) -> Result<()> {
+        self.guard.check()
+    }
+
+    /// Returns how long the term lasts if no renewal succeeds. See [`Guard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.guard.remaining()
+    }
+
+    /// Waits until the term is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn lost(&self) {
+        self.guard.lost().await;
+    }
+
+    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the term.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.guard.held()
+    }
+
+    /// Waits until the term is over, and says whether it was lost or resigned. See [`Held::ended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn ended(&self) -> Ended {
+        self.guard.ended().await
+    }
+
+    /// Runs `body` for as long as the term lasts, and returns what it returned; `None` when the term was lost before,
+    /// and the body was dropped at its current await. The loss is looked for before each poll, so that a process that
+    /// was stopped for longer than its lease runs no further step.
+    ///
+    /// The term goes on when the body has returned, until it is resigned or dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the body.
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Option<F::Output>> + use<'_, F> {
+        run_held(self.held(), body)
+    }
+
+    /// Gives the term up and waits until the backend confirms it. Where the backend notifies, the next candidate leads
+    /// as soon as it hears of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`]; whatever the error, this process does not lead any more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Goes on in the background when dropped.
+    pub async fn resign(self) -> Result<()> {
+        let Self { guard, end } = self;
+        let result = guard.release().await;
+        drop(end);
+        result
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term").field("number", &self.number()).field("held", &self.held()).finish()
+    }
+}
+
+/// Notes how a term ended.
+struct End {
+    hold: Arc<Hold>,
+    resigned: Arc<AtomicBool>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Ok(Condition::Released) = guard(|| self.hold.condition()) {
+            self.resigned.store(true, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Who leads, as others see it.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Election, pause};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::fence::Fence;
+use crate::holder::Holder;
+
+const OFTENEST: Duration = Duration::from_millis(50);
+const SELDOMEST: Duration = Duration::from_secs(3_600);
+
+/// Who leads an [`Election`], as the backend says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    holder: Holder,
+    is_us: bool,
+}
+
+impl Leader {
+    pub(super) fn of(holder: Holder, engine: &Engine) -> Self {
+        let is_us = holder.candidate.is_some() && holder.candidate.as_deref() == engine.candidate.candidate();
+        Self { holder, is_us }
+    }
+
+    /// Returns the number of its term; `None` on backends without fences.
+    #[must_use]
+    pub fn number(&self) -> Option<u64> {
+        self.fence().map(Fence::get)
+    }
+
+    /// Returns the fencing token of its term; `None` on backends without fences.
+    #[must_use]
+    pub const fn fence(&self) -> Option<Fence> {
+        self.holder.fence
+    }
+
+    /// Returns whether it is this process: not merely one of the same host and process id. `false` where the backend
+    /// does not keep what tells processes apart.
+    #[must_use]
+    pub const fn is_this_process(&self) -> bool {
+        self.is_us
+    }
+
+    /// Returns what is known of it: host, process, label, since when.
+    #[must_use]
+    pub const fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// Whether it is the same term.
+    fn is_same_term(&self, other: &Self) -> bool {
+        let who = |leader: &Self| {
+            let Holder { host, pid, label, candidate, fence, since, .. } = leader.holder.clone();
+            // A fence says it all, and is the same in every answer.
+            (fence, fence.is_none().then_some((host, pid, label, candidate, since)))
+        };
+        who(self) == who(other)
+    }
+}
+
+impl fmt::Display for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.holder.fmt(f)
+    }
+}
+
+/// Follows who leads an [`Election`]. The backend is asked every second, or [as often as is
+/// wanted](Self::with_interval): a change is seen that much later at most, and a term that is shorter may not be seen
+/// at all.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Locks, Memory};
+///
+/// let locks = Locks::new(Memory::new());
+/// let mut changes = locks.election("billing").changes();
+/// assert!(changes.next().await?.is_none(), "nobody leads at first");
+/// let term = locks.election("billing").campaign().next().await.expect("nobody else stands");
+/// let leader = changes.next().await?.expect("somebody leads now");
+/// assert_eq!(leader.fence(), term.fence());
+/// assert!(leader.is_this_process());
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "it does nothing until its next change is waited for"]
+pub struct LeaderChanges {
+    election: Election,
+    interval: Duration,
+    /// What was reported last; nothing at first, and after an error.
+    known: Option<Option<Leader>>,
+    /// Whether an error was reported last.
+    failed: bool,
+    asked: Option<Instant>,
+}
+
+impl LeaderChanges {
+    pub(super) const fn new(election: Election) -> Self {
+        Self { election, interval: Duration::from_secs(1), known: None, failed: false, asked: None }
+    }
+
+    /// Sets how often the backend is asked. Default 1 s; 50 ms to 1 h.
+    pub const fn with_interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// Returns who leads, at first; after that, waits until it is somebody else, or nobody.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Election::leader`], and [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for an interval
+    /// out of bounds. Each can be followed by another call. An outage is reported once; when it is over, this returns
+    /// who leads then.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again at any time.
+    pub async fn next(&mut self) -> Result<Option<Leader>> {
+        if !(OFTENEST..=SELDOMEST).contains(&self.interval) {
+            let what = format!("the interval is {:?}; use {OFTENEST:?} to {SELDOMEST:?}", self.interval);
+            return Err(self.election.refuse(what));
+        }
+        loop {
+            if let Some(asked) = self.asked {
+                let left = self.interval.saturating_sub(asked.elapsed());
+                pause(self.election.engine(), left).await;
+            }
+            let found = self.election.leader().await;
+            self.asked = Some(Instant::now());
+            match found {
+                Ok(leader) if self.is_news(leader.as_ref()) => {
+                    self.failed = false;
+                    self.known = Some(leader.clone());
+                    return Ok(leader);
+                }
+                Err(error) if !self.failed || !error.is_retryable() => {
+                    self.failed = true;
+                    self.known = None;
+                    return Err(error);
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    fn is_news(&self, leader: Option<&Leader>) -> bool {
+        match (&self.known, leader) {
+            (Some(Some(known)), Some(leader)) => !known.is_same_term(leader),
+            (Some(None), None) => false,
+            _ => true,
+        }
+    }
+}
