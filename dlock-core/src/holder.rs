@@ -18,9 +18,9 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// Who holds a lock, as far as the backend knows. Any field may be missing: a holder of another library
 /// stores less.
 ///
-/// What others stored is bounded: of a host, a label, a trace and a candidate at most 256 bytes are kept, with an ellipsis behind
-/// them, and a time that no calendar has is left out. The characters are those of the store: escape them where a
-/// terminal would obey them, as [`Display`](fmt::Display) does.
+/// What others stored is bounded: of a host, a label, a trace and a candidate at most 256 bytes are kept, with an
+/// ellipsis behind them, and a time that no calendar has is left out. The characters are those of the store: escape
+/// them where a terminal would obey them, as [`Display`](fmt::Display) does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {

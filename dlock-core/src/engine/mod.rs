@@ -37,7 +37,7 @@ use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
 use crate::handles::options::Options;
-use crate::holder::Identity;
+use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::telemetry::{Site, Subject, Telemetry};
 
@@ -138,6 +138,17 @@ impl Engine {
         // Boxed: these are rare, and their futures would be part of the caller's twice.
         let answer = self.run(Box::pin(async move { tokio::time::timeout(limit, request).await })).await?;
         answer.unwrap_or(Err(unanswered))
+    }
+
+    /// Asks who holds `key`.
+    pub(crate) async fn inspect(
+        self: &Arc<Self>,
+        key: &Key,
+        limit: Duration,
+    ) -> Result<Option<Holder>, Failure> {
+        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
+        let (asked, of) = (Arc::clone(self), key.clone());
+        self.ask(limit, unanswered, async move { asked.backend.inspect(&of).await }).await
     }
 
     /// Asks who holds `key`, and how much of it.

@@ -13,7 +13,6 @@ pub use self::observing::{Leader, LeaderChanges};
 use crate::engine::Engine;
 use crate::error::{Failure, Operation, Result};
 use crate::handles::lock::Lock;
-use crate::handles::locks::Locks;
 
 /// How long a candidate lets those of the next better priority go first.
 const STEP: Duration = Duration::from_secs(1);
@@ -49,16 +48,14 @@ const LAST_PRIORITY: u8 = 60;
 #[derive(Clone, Debug)]
 #[must_use = "an election does nothing until somebody campaigns or asks who leads"]
 pub struct Election {
-    locks: Locks,
     lock: Lock,
     priority: u8,
     eligibility: Eligibility,
 }
 
 impl Election {
-    pub(crate) fn new(locks: Locks, key: &str) -> Self {
-        let lock = locks.lock(key).leading();
-        Self { locks, lock, priority: 0, eligibility: Eligibility::new() }
+    pub(crate) fn new(lock: Lock) -> Self {
+        Self { lock: lock.leading(), priority: 0, eligibility: Eligibility::new() }
     }
 
     /// Sets how long this candidate lets others go first: the lower, the sooner it tries. Default 0; up to 60.
@@ -129,8 +126,10 @@ impl Election {
     ///
     /// Cancel-safe.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let key = self.lock.checked(self.lock.options())?;
-        let holder = self.locks.inspect(key.as_str()).await?;
+        let options = self.lock.options();
+        let key = self.lock.checked(options)?;
+        let found = self.engine().inspect(key, options.request_timeout()).await;
+        let holder = found.map_err(|failure| self.lock.error(Operation::Inspect, failure))?;
         Ok(holder.map(|holder| Leader::of(holder, self.engine())))
     }
 

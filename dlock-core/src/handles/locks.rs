@@ -104,7 +104,7 @@ impl Locks {
     /// Returns the election named `key`, in which the processes that stand for it have one leader at a time. See
     /// [`Election`].
     pub fn election(&self, key: impl AsRef<str>) -> Election {
-        Election::new(self.clone(), key.as_ref())
+        Election::new(self.lock(key))
     }
 
     /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and
@@ -169,10 +169,7 @@ impl Locks {
     pub async fn inspect(&self, key: impl AsRef<str> + Send) -> Result<Option<Holder>> {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Inspect, failure))?;
-        let limit = self.defaults.request_timeout();
-        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
-        let (asked, of) = (Arc::clone(engine), key.clone());
-        let answer = engine.ask(limit, unanswered, async move { asked.backend.inspect(&of).await }).await;
+        let answer = engine.inspect(&key, self.defaults.request_timeout()).await;
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
