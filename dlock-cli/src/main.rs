@@ -13,6 +13,7 @@ mod guardian;
 mod list;
 mod release;
 mod run;
+mod semaphore;
 mod show;
 mod signals;
 mod store;
@@ -66,11 +67,33 @@ enum Task {
     Run(Run),
     #[command(name = guardian::NAME, hide = true)]
     Guardian,
+    /// How many permits a semaphore has
+    Semaphore {
+        #[command(subcommand)]
+        task: SemaphoreTask,
+    },
     /// Take a lock away from whoever holds it
     ///
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
     /// grant has a higher fence.
     Release(Release),
+}
+
+#[derive(Debug, Subcommand)]
+enum SemaphoreTask {
+    /// Change the number of permits
+    ///
+    /// Whoever asks for permits with another number is refused from then on, so do it before or while programs that say
+    /// the new number replace those that say the old one. Permits that are taken stay so.
+    Resize(Resize),
+}
+
+#[derive(Debug, Args)]
+struct Resize {
+    /// The semaphore's key
+    key: String,
+    /// How many permits it shall have, 1 to 1 000 000
+    permits: u32,
 }
 
 #[derive(Debug, Args)]
@@ -88,6 +111,18 @@ struct Run {
     /// The lock's key
     #[arg(long)]
     key: String,
+    /// Share the lock with others who read; who runs without this waits until all have ended
+    #[arg(long, conflicts_with_all = ["permits", "fair"])]
+    read: bool,
+    /// Run at most so many at a time, instead of one: the key is a semaphore of so many permits
+    #[arg(long, value_name = "COUNT", conflicts_with = "fair")]
+    permits: Option<u32>,
+    /// How many of the permits the command needs
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "permits")]
+    take: u32,
+    /// Wait in the order in which all came, those of other hosts too, where the backend can
+    #[arg(long)]
+    fair: bool,
     /// How long to wait for the lock: a time, 0 to try once, or `forever`
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = wait)]
     wait: Wait,
@@ -177,6 +212,9 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
         Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
         Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
         Task::Guardian => Ok(0),
+        Task::Semaphore { task: SemaphoreTask::Resize(resize) } => {
+            semaphore::resize(&store::look_into(&url).await?, &resize, cli.json).await
+        }
         Task::Release(release) => release::release(&store::look_into(&url).await?, &release, cli.json).await,
     }
 }

@@ -22,9 +22,8 @@ const SHUTDOWN: Duration = Duration::from_secs(5);
 /// Takes the lock, runs the command, releases the lock.
 pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
-    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(run.wait);
     let taken = tokio::select! {
-        taken = lock.acquire() => taken,
+        taken = acquire(locks, run) => taken,
         signal = signals.end() => {
             // Whatever was asked for is withdrawn.
             let _ = locks.shutdown(SHUTDOWN).await;
@@ -52,6 +51,16 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     }
     let _ = locks.shutdown(SHUTDOWN).await;
     outcome
+}
+
+/// Takes the lock in the way that was asked for.
+async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
+    if let Some(permits) = run.permits {
+        let semaphore = locks.semaphore(&run.key, permits).take(run.take);
+        return semaphore.with_lease(run.lease).with_wait(run.wait).acquire().await;
+    }
+    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(run.wait).with_fairness(run.fair);
+    if run.read { lock.read().acquire().await } else { lock.acquire().await }
 }
 
 /// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lease can

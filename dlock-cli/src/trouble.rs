@@ -20,7 +20,7 @@ pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 /// The exit codes, for the help.
 pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on those of its command):
   0    done
-  64   a wrong argument, URL or key
+  64   a wrong argument, URL or key, such as one that the backend cannot keep, or another number of permits
   69   the backend cannot be reached, or it is not known what became of a request
   70   another error
   75   somebody else holds the lock
@@ -69,7 +69,11 @@ impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
             ErrorKind::Busy | ErrorKind::TimedOut => BUSY,
-            ErrorKind::InvalidKey | ErrorKind::InvalidConfig | ErrorKind::UnknownBackend => USAGE,
+            ErrorKind::InvalidKey
+            | ErrorKind::InvalidConfig
+            | ErrorKind::UnknownBackend
+            | ErrorKind::Unsupported
+            | ErrorKind::Conflict => USAGE,
             ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::QuorumNotReached => UNAVAILABLE,
             ErrorKind::Denied => DENIED,
             ErrorKind::Lost | ErrorKind::Suspect | ErrorKind::NotHeld => LOST,

@@ -107,6 +107,70 @@ fn who_does_not_get_the_lock_in_time_is_told_who_has_it_and_runs_nothing() {
 }
 
 #[test]
+fn commands_that_read_run_side_by_side_and_no_other_beside_them() {
+    let store = Store::new();
+    let reads = |what| store.run("page", &["--read", "--wait", "0"], what);
+    let mut running = reads("echo ready; read end; true").start();
+    running.says("ready");
+    assert_eq!(reads("true").done().code, 0);
+    assert_eq!(store.run("page", &["--wait", "0"], "true").done().code, 75);
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+    let mut running = store.holding("page");
+    assert_eq!(reads("true").done().code, 75);
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+}
+
+#[test]
+fn as_many_commands_run_at_a_time_as_there_are_permits_and_an_operator_changes_their_number() {
+    let store = Store::new();
+    let resize = |permits| store.dlock(["semaphore", "resize", "gpu", permits]).done();
+    let unknown = resize("3");
+    assert_eq!(
+        (unknown.code, unknown.out.starts_with("there is no semaphore gpu")),
+        (0, true),
+        "{unknown:?}"
+    );
+    let takes = |of, take, what| store.run("gpu", &["--permits", of, "--take", take, "--wait", "0"], what);
+    let mut running = takes("3", "2", "echo ready; read end; true").start();
+    running.says("ready");
+    assert_eq!(takes("3", "2", "true").done().code, 75);
+    assert_eq!(takes("3", "1", "true").done().code, 0);
+    let other = takes("4", "1", "true").done();
+    assert_eq!(other.code, 64, "{}", other.err);
+    assert_eq!(resize("4").out.trim(), "gpu has 4 permits, and had 3");
+    assert_eq!(takes("4", "2", "true").done().code, 0);
+    let document = store.dlock(["--json", "semaphore", "resize", "gpu", "5"]).done().json();
+    assert_eq!((document["before"].as_u64(), document["permits"].as_u64()), (Some(4), Some(5)));
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+    let mut running = store.holding("page");
+    let lock = store.dlock(["semaphore", "resize", "page", "2"]).done();
+    assert_eq!(lock.code, 64, "a lock is no semaphore: {}", lock.err);
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+}
+
+#[test]
+fn modes_that_exclude_each_other_or_that_the_store_cannot_keep_are_refused_before_anything_runs() {
+    let store = Store::new();
+    for options in [
+        &["--read", "--permits", "2"][..],
+        &["--read", "--fair"],
+        &["--permits", "2", "--fair"],
+        &["--take", "2"],
+        &["--permits", "0"],
+        &["--permits", "2", "--take", "3"],
+        // SQLite has no line of waiters.
+        &["--fair"],
+    ] {
+        let done = store.run("k", options, "echo it ran").done();
+        assert_eq!((done.code, done.out.as_str()), (64, ""), "{options:?}: {}", done.err);
+    }
+}
+
+#[test]
 fn signals_reach_the_command_and_what_it_started() {
     let store = Store::new();
     // A shell has what it starts in the background ignore INT.
