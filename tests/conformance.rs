@@ -17,7 +17,7 @@ impl Harness for OverMemory {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WAITERS]
+        &[conformance::WAITERS, conformance::FAIRNESS]
     }
 }
 
@@ -37,7 +37,7 @@ impl Harness for ByExclusiveBatches {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
+        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS, conformance::FAIRNESS]
     }
 }
 
@@ -117,7 +117,13 @@ impl Harness for OverQuorum {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
+        &[
+            conformance::WITH_FENCES,
+            conformance::WAITERS,
+            conformance::SHARING,
+            conformance::PERMITS,
+            conformance::FAIRNESS,
+        ]
     }
 }
 
@@ -144,8 +150,8 @@ mod sqlite {
         }
 
         fn left_out(&self) -> &'static [&'static [&'static str]] {
-            use dlock_testkit::conformance::WAITERS;
-            &[WAITERS]
+            use dlock_testkit::conformance::{FAIRNESS, WAITERS};
+            &[WAITERS, FAIRNESS]
         }
     }
 }

@@ -55,7 +55,7 @@ impl Harness for ByBatches {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
+        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS, conformance::FAIRNESS]
     }
 }
 
@@ -89,7 +89,13 @@ impl Harness for OnMajority {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WITH_FENCES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS]
+        &[
+            conformance::WITH_FENCES,
+            conformance::WAITERS,
+            conformance::SHARING,
+            conformance::PERMITS,
+            conformance::FAIRNESS,
+        ]
     }
 }
 

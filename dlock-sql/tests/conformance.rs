@@ -21,7 +21,7 @@ trait Way: Send + Sync + 'static {
     type Backend: Backend;
     /// The cases that need what it cannot do.
     const LEFT_OUT: &'static [&'static [&'static str]] =
-        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
+        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS, conformance::FAIRNESS];
 
     /// How many locks a process can hold at once.
     const AT_ONCE: usize = 300;
@@ -107,8 +107,13 @@ const LOCKED_AT_ONCE: u32 = 120;
 
 impl Way for PostgresSession {
     type Backend = PostgresSessions;
-    const LEFT_OUT: &'static [&'static [&'static str]] =
-        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
+    const LEFT_OUT: &'static [&'static [&'static str]] = &[
+        conformance::LEASES,
+        conformance::WAITERS,
+        conformance::SHARING,
+        conformance::PERMITS,
+        conformance::FAIRNESS,
+    ];
 
     async fn connect(url: &str) -> Result<PostgresSessions> {
         PostgresSessions::connect(url).await
@@ -117,8 +122,13 @@ impl Way for PostgresSession {
 
 impl Way for MysqlSession {
     type Backend = MysqlSessions;
-    const LEFT_OUT: &'static [&'static [&'static str]] =
-        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
+    const LEFT_OUT: &'static [&'static [&'static str]] = &[
+        conformance::LEASES,
+        conformance::WAITERS,
+        conformance::SHARING,
+        conformance::PERMITS,
+        conformance::FAIRNESS,
+    ];
 
     async fn connect(url: &str) -> Result<MysqlSessions> {
         MysqlSessions::connect(url).await
@@ -127,8 +137,13 @@ impl Way for MysqlSession {
 
 impl Way for PostgresRow {
     type Backend = PostgresRowLocks;
-    const LEFT_OUT: &'static [&'static [&'static str]] =
-        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
+    const LEFT_OUT: &'static [&'static [&'static str]] = &[
+        conformance::LEASES,
+        conformance::WAITERS,
+        conformance::SHARING,
+        conformance::PERMITS,
+        conformance::FAIRNESS,
+    ];
     const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<PostgresRowLocks> {
@@ -139,8 +154,13 @@ impl Way for PostgresRow {
 
 impl Way for MysqlRow {
     type Backend = MysqlRowLocks;
-    const LEFT_OUT: &'static [&'static [&'static str]] =
-        &[conformance::LEASES, conformance::WAITERS, conformance::SHARING, conformance::PERMITS];
+    const LEFT_OUT: &'static [&'static [&'static str]] = &[
+        conformance::LEASES,
+        conformance::WAITERS,
+        conformance::SHARING,
+        conformance::PERMITS,
+        conformance::FAIRNESS,
+    ];
     const AT_ONCE: usize = 110;
 
     async fn connect(url: &str) -> Result<MysqlRowLocks> {

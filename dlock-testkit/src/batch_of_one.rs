@@ -28,7 +28,8 @@ impl<B> BatchOfOne<B> {
         Self(Arc::new(backend), Modes::All)
     }
 
-    /// Creates the same of a backend that takes only locks that are held alone in one step: it has no other ones.
+    /// Creates the same of a backend that takes only locks that are held alone, and not waited for in line, in one step:
+    /// it has no other ones.
     #[must_use]
     pub fn of_exclusive_locks(backend: B) -> Self {
         Self(Arc::new(backend), Modes::Exclusive)
@@ -47,6 +48,7 @@ impl<B: Backend> Backend for BatchOfOne<B> {
         let mut capabilities = self.0.capabilities();
         if matches!(self.1, Modes::Exclusive) {
             (capabilities.shared, capabilities.permits) = (false, false);
+            capabilities.fair_on_request = false;
         }
         capabilities
     }

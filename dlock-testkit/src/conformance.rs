@@ -17,7 +17,9 @@
 //! impl Harness for OverMemory {
 //!     type Backend = Memory;
 //!     async fn open(&self) -> Result<Memory> { Ok(self.0.clone()) }
-//!     fn left_out(&self) -> &'static [&'static [&'static str]] { &[conformance::WAITERS] }
+//!     fn left_out(&self) -> &'static [&'static [&'static str]] {
+//!         &[conformance::WAITERS, conformance::FAIRNESS]
+//!     }
 //! }
 //!
 //! fn main() {
@@ -154,6 +156,9 @@ pub const LEASES: &[&str] = &[
     "a_body_is_dropped_when_its_term_is_lost_and_the_campaign_goes_on",
     "a_leader_that_is_cut_off_stops_believing_before_another_leads",
     "a_leader_that_was_released_by_force_stops_and_another_leads",
+    "a_waiter_in_line_that_is_cut_off_loses_its_place",
+    "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
+    "a_fair_lock_is_renewed_while_others_stand_in_line",
 ];
 
 /// What a case needs the backend to be able to do.
@@ -190,6 +195,14 @@ pub enum Needs {
     PermitsAndFences,
     /// [`Capabilities::permits`], and [`Capabilities::administered`].
     PermitsAndAdministration,
+    /// [`Capabilities::fair`] or [`Capabilities::fair_on_request`].
+    Fair,
+    /// Waiters in line, and fences.
+    FairAndFences,
+    /// Waiters in line, and a lease.
+    FairAndLease,
+    /// Waiters in line, and [`Capabilities::administered`].
+    FairAndAdministration,
 }
 
 impl Needs {
@@ -202,6 +215,7 @@ impl Needs {
                 | Self::AdministrationAndFences
                 | Self::SharedAndFences
                 | Self::PermitsAndFences
+                | Self::FairAndFences
         );
         let shared = matches!(
             self,
@@ -210,7 +224,11 @@ impl Needs {
         let permits = matches!(self, Self::Permits | Self::PermitsAndFences | Self::PermitsAndAdministration);
         let lease = matches!(
             self,
-            Self::Lease | Self::LeaseAndFences | Self::LeaseAndAdministration | Self::SharedAndLease
+            Self::Lease
+                | Self::LeaseAndFences
+                | Self::LeaseAndAdministration
+                | Self::SharedAndLease
+                | Self::FairAndLease
         );
         let administration = matches!(
             self,
@@ -219,11 +237,18 @@ impl Needs {
                 | Self::LeaseAndAdministration
                 | Self::SharedAndAdministration
                 | Self::PermitsAndAdministration
+                | Self::FairAndAdministration
+        );
+        let fair = matches!(
+            self,
+            Self::Fair | Self::FairAndFences | Self::FairAndLease | Self::FairAndAdministration
         );
         if shared && !capabilities.shared {
             Some("the backend has no readers")
         } else if permits && !capabilities.permits {
             Some("the backend has no semaphores")
+        } else if fair && !capabilities.fair && !capabilities.fair_on_request {
+            Some("the backend keeps no waiters in line")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {
@@ -397,6 +422,40 @@ pub const PERMITS: &[&str] = &[
     "semaphores_of_different_keys_do_not_know_each_other",
 ];
 
+/// The cases that a backend without [`Capabilities::fair`] and [`Capabilities::fair_on_request`] leaves out, for
+/// [`Harness::left_out`].
+pub const FAIRNESS: &[&str] = &[
+    "waiters_of_all_processes_are_served_in_the_order_in_which_they_came",
+    "waiters_of_one_process_are_served_in_the_order_in_which_they_came",
+    "fences_follow_the_order_of_the_line",
+    "a_fair_lock_that_nobody_wants_is_taken_at_once_and_leaves_nothing",
+    "one_who_only_tries_takes_no_place_in_line",
+    "one_who_only_tries_does_not_overtake_those_who_wait",
+    "a_turn_that_was_not_taken_yet_is_kept_for_a_while",
+    "one_who_comes_back_stands_at_the_end_of_the_line",
+    "a_waiter_whose_time_is_over_leaves_its_place",
+    "waiters_that_are_dropped_leave_their_places_and_those_behind_move_up",
+    "the_first_in_line_gives_its_turn_on_when_it_is_dropped",
+    "a_waiter_in_line_dropped_at_any_await_leaves_nothing",
+    "a_dropped_guard_gives_the_turn_to_the_first_in_line",
+    "a_waiter_in_line_that_is_cut_off_loses_its_place",
+    "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
+    "a_fair_lock_is_renewed_while_others_stand_in_line",
+    "a_fair_lock_that_was_deleted_goes_to_the_first_in_line",
+    "a_fair_grant_whose_reply_is_lost_is_adopted",
+    "a_place_whose_reply_is_lost_is_kept_and_not_taken_twice",
+    "a_fair_release_whose_reply_is_lost_gives_one_turn",
+    "a_fair_attempt_of_an_unknown_outcome_is_cleaned_up",
+    "a_fair_lock_that_is_released_by_force_goes_to_the_first_in_line",
+    "a_nested_acquire_of_a_fair_lock_does_not_stand_in_line",
+    "the_holder_of_a_fair_lock_is_known",
+    "one_who_takes_it_again_and_again_waits_for_its_turn",
+    "all_who_want_it_all_the_time_get_it_in_turns",
+    "no_two_hold_a_fair_lock_at_once",
+    "lines_of_different_keys_do_not_know_each_other",
+    "locks_that_are_required_to_be_fair_are_so",
+];
+
 /// Returns all cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
     cases::ALL.iter().copied().flatten()
@@ -524,11 +583,12 @@ mod tests {
             .map(Case::name)
             .collect();
         account_for(&Capabilities::basic(), &[&named]).unwrap();
-        let modes: &[&[&str]] = &[SHARING, PERMITS];
+        let modes: &[&[&str]] = &[SHARING, PERMITS, FAIRNESS];
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat())
             .unwrap();
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
-        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION, WAITERS, PERMITS]).unwrap_err();
+        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION, WAITERS, PERMITS, FAIRNESS])
+            .unwrap_err();
         account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
         account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
         account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();

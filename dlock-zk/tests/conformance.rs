@@ -68,6 +68,7 @@ impl Harness for OnMajority {
             conformance::WAITERS,
             conformance::SHARING,
             conformance::PERMITS,
+            conformance::FAIRNESS,
         ]
     }
 }

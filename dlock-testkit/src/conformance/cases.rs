@@ -6,6 +6,7 @@ mod batches;
 mod cancelling;
 mod dropping;
 mod electing;
+mod fairness;
 mod fences;
 mod handing_over;
 mod inspecting;
@@ -49,6 +50,7 @@ pub(super) const ALL: &[&[Case]] = &[
     sharing::CASES,
     permits::CASES,
     electing::CASES,
+    fairness::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the
