@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redis::FromRedisValue;
 
-use super::{RedisOptions, RedisServer, START, ServerError, wait_until};
+use super::{RedisOptions, RedisServer, START, ServerError, is_at_least_7, wait_until};
 use crate::servers::Ports;
 
 /// Three masters and three replicas. Node `i` and node `i + 3` belong together; which of them is the master can change.
@@ -42,10 +42,13 @@ impl RedisCluster {
     /// When `redis-server` is missing, does not start, or the cluster does not come together.
     pub fn start_with(options: RedisOptions) -> Result<Self, ServerError> {
         let node = |_| {
+            let options = options.clone().argument("cluster-enabled", "yes");
+            // Before 7 it is the port of the clients and 10 000.
+            let options = match is_at_least_7() {
+                true => options.argument("cluster-port", &Ports::free().to_string()),
+                false => options,
+            };
             options
-                .clone()
-                .argument("cluster-enabled", "yes")
-                .argument("cluster-port", &Ports::free().to_string())
                 .argument("cluster-node-timeout", "1000")
                 .argument("cluster-replica-validity-factor", "0")
                 .argument("cluster-allow-replica-migration", "no")
@@ -62,11 +65,15 @@ impl RedisCluster {
             let first = (SLOTS / masters) * index;
             let last = if index + 1 == masters { SLOTS - 1 } else { first + SLOTS / masters - 1 };
             node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
-            node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            let slots: Vec<String> = (first..=last).map(|slot| slot.to_string()).collect();
+            let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+            node.command::<()>(&words.collect::<Vec<_>>());
         }
         for node in &self.nodes[1..] {
+            let port = node.port().to_string();
             let bus: Vec<String> = node.command(&["CONFIG", "GET", "cluster-port"]);
-            self.nodes[0].command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus[1]]);
+            let words = ["CLUSTER", "MEET", "127.0.0.1", &port].into_iter().chain(bus.get(1).map(|bus| &**bus));
+            self.nodes[0].command::<()>(&words.collect::<Vec<_>>());
         }
         wait_until(START, || {
             let known = |node: &RedisServer| {

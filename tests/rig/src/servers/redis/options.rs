@@ -113,7 +113,9 @@ impl RedisOptions {
         set("dir", &directory);
         set("unixsocket", &directory.join(UNIX_SOCKET));
         set("save", &"");
-        set("enable-debug-command", &"local");
+        if super::is_at_least_7() {
+            set("enable-debug-command", &"local");
+        }
         // A replica is there at once, instead of after five seconds.
         set("repl-diskless-sync-delay", &"0");
         if let Some(tls_port) = tls_port {
