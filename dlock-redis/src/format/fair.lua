@@ -13,16 +13,7 @@
 --   renew     1, or 0 when there was nothing
 --   withdraw  the same
 local ALIVE = 2000
-local call, try = redis.call, redis.pcall
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function text(number)
-  return string.format('%.0f', number)
-end
-local function done(result)
-  return { result, ARGV[1] }
-end
 
 local kind = call('TYPE', name)
 kind = kind.ok or kind
@@ -137,19 +128,9 @@ if held or waiter and waiter ~= token then
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
-local counter = KEYS[2]
-local fence = try('INCR', counter)
-if type(fence) ~= 'number' then
-  fence.err = fence.err .. ' in the counter of fences'
-  return fence
-end
-local micros = time[1] * 1000000 + time[2]
-if fence < micros - 1000 then
-  fence = micros + 1
-  call('SET', counter, text(fence))
-elseif fence >= micros + 315360000000000 then
-  call('DECR', counter)
-  return redis.error_reply('FENCES ' .. counter)
+local fence, refused = draw(KEYS[2])
+if refused then
+  return refused
 end
 if place then
   call('HDEL', name, 'q' .. place, '?' .. token)

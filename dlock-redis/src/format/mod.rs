@@ -19,7 +19,7 @@ use crate::request::{Answer, By, CallNumber, Request, RequestAll, Step, TakenAll
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
 
-const FENCE: &str = include_str!("fence.lua");
+const FENCE: &str = concat!(include_str!("head.lua"), include_str!("fence.lua"));
 
 /// Makes the call that draws a fence for a lock that is held.
 pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {

@@ -1,8 +1,9 @@
 -- Operations on different locks, each on its own: one that is refused changes nothing, and nothing of the others.
 -- Written without functions, since the server would make them anew at each call. Each command that a script calls, and
 -- each text that it makes, costs the server about as much as all that is around the script.
--- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with " !" where somebody
--- listens for its release.
+-- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with "!" where somebody
+-- listens for its release, and with " ?!" where one who listens wants to read: a release then leaves the field r of what
+-- several hold, see there, until when readers have their chance.
 -- KEYS: the locks to release, those to renew, and those to acquire; then, where any is acquired, the counter of fences.
 -- ARGV: the number of the call; then, in one of three forms:
 --   only releases: their tokens
@@ -61,6 +62,13 @@ for place = 1, own do
   else
     reply = removed and 1 or try('DEL', name)
     if byte(value, -1) == 33 then
+      if sub(value, -3) == ' ?!' and reply == 1 then
+        local time = call('TIME')
+        local chance = time[1] * 1000 + math.floor(time[2] / 1000) + 100
+        if type(try('HSET', name, 'n', 0, 'e', 0, 'l', 1, 'r', string.format('%.0f', chance))) == 'number' then
+          try('PEXPIRE', name, 100)
+        end
+      end
       try('PUBLISH', name, '')
       reply = reply == 1 and 2 or reply
     end
@@ -135,7 +143,7 @@ for n = 1, taken do
       -- Only what is a lock is written to.
       if
         sub(listening, n, n) == '1'
-        and sub(value, -2) ~= ' !'
+        and byte(value, -1) ~= 33
         and find(value, '^%x+ %d+%+%d+ ')
       then
         try('APPEND', name, ' !')

@@ -200,6 +200,7 @@ struct Stored<'a> {
 
 impl<'a> Stored<'a> {
     fn parse(value: &'a str) -> Option<Self> {
+        let value = value.strip_suffix(" ?!").unwrap_or(value);
         let value = value.strip_suffix(" !").unwrap_or(value);
         let (token, rest) = value.split_once(' ')?;
         let (fence, who) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -16,7 +16,7 @@ elseif value == '' then
   value = token .. ' 0+0 ' .. ARGV[4]
 elseif string.sub(value, 1, #token) ~= token then
   -- Only what is a lock is written to.
-  if ARGV[5] == '1' and string.sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
+  if ARGV[5] == '1' and string.sub(value, -1) ~= '!' and string.find(value, '^%x+ %d+%+%d+ ') then
     redis.pcall('APPEND', name, ' !')
   end
   return { { redis.call('PTTL', name), value }, ARGV[6] }

@@ -15,7 +15,7 @@ if call('EXISTS', unpack(KEYS, 1, count)) > 0 then
     elseif value ~= '' and sub(value, 1, #token) == token then
       adopted[n], free = value, free - 1
     elseif value ~= '' then
-      if ARGV[2] == '1' and sub(value, -2) ~= ' !' and string.find(value, '^%x+ %d+%+%d+ ') then
+      if ARGV[2] == '1' and sub(value, -1) ~= '!' and string.find(value, '^%x+ %d+%+%d+ ') then
         try('APPEND', KEYS[n], ' !')
       end
       return { { n, call('PTTL', KEYS[n]), value }, ARGV[1] }

@@ -2,7 +2,8 @@
 -- who wants it alone and found such.
 -- A lock with readers, and a semaphore, is a hash: n, how many permits or readers there are now; e, when the first of
 -- them may end; of, the number of permits of a semaphore; h, the token that was granted last; l, where somebody listens
--- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; and for
+-- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; r, until
+-- when only readers are let in, since one of them waited while the lock was held alone, if nobody had it since; and for
 -- each token until when it holds the lock, how many permits, the fence, and who it is. Times are in ms of the server's
 -- clock. A lock that is held alone is a string, as in the other scripts. One with waiters in line has the field f, and
 -- is not changed here: see the script for these.
@@ -24,25 +25,18 @@
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
 --   force     1, or 0 when nobody holds it
 local PREFERENCE, ALIVE, REMEMBERED = 10000, 2000, 86400000
-local call, try = redis.call, redis.pcall
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local wrong = 'WRONGTYPE the key holds something that is no lock'
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function text(number)
-  return string.format('%.0f', number)
-end
-local function done(result)
-  return { result, ARGV[1] }
-end
 
 local kind = call('TYPE', name)
 kind = kind.ok or kind
 local n, ends, of, last, listens, waits, own, fair
+local chance = 0
 if kind == 'hash' then
-  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token, 'f')
+  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token, 'f', 'r')
   n, ends, of = tonumber(found[1]), tonumber(found[2]), tonumber(found[3])
   last, listens, waits, own, fair = found[4], found[5], found[6], found[7], found[8]
+  chance = tonumber(found[9]) or 0
   if not n or not ends then
     return redis.error_reply(wrong)
   end
@@ -151,7 +145,7 @@ if operation == 'withdraw' then
       return done(0)
     end
     call('DEL', name)
-    if string.sub(value, -2) ~= ' !' then
+    if string.sub(value, -1) ~= '!' then
       return done(1)
     end
     try('PUBLISH', name, '')
@@ -162,14 +156,15 @@ if operation == 'withdraw' then
   local kept_out = waits and string.sub(waits, 1, #token) == token
   if own then
     n = n - tonumber(string.match(own, '^%d+ (%d+) '))
-    call('HDEL', name, token)
+    call('HDEL', name, token, n == 0 and 'r' or token)
     call('HSET', name, 'n', n)
+    chance = n == 0 and 0 or chance
   end
   if kept_out then
     call('HDEL', name, 'w')
     waits = false
   end
-  if n == 0 and not of and not waits then
+  if n == 0 and not of and not waits and chance <= now then
     call('DEL', name)
   elseif own and of then
     keep(0)
@@ -194,8 +189,9 @@ if kind == 'string' then
     call('PEXPIRE', name, text(lease))
     return done({ value })
   end
-  if listening and string.sub(value, -2) ~= ' !' then
-    call('APPEND', name, ' !')
+  local mark = mode == 'read' and ' ?!' or '!'
+  if listening and string.sub(value, -#mark) ~= mark then
+    call('APPEND', name, mark == '!' and ' !' or mark)
   end
   return done({ call('PTTL', name), value })
 end
@@ -221,7 +217,10 @@ if kind == 'hash' then
   end
   local ours = waiter == token
   local kept_out = waiter and not ours and math.min(alive, since + PREFERENCE) or 0
-  local room = mode == 'read' or mode == 'write' and n == 0 or permits and n + take <= permits
+  if mode == 'read' and chance > now then
+    kept_out = 0
+  end
+  local room = mode == 'read' or mode == 'write' and n == 0 and chance <= now or permits and n + take <= permits
   if not room or kept_out > now then
     if prefers then
       if not waiter or alive <= now or since + 2 * PREFERENCE <= now then
@@ -235,26 +234,16 @@ if kind == 'hash' then
     if listening and not listens then
       call('HSET', name, 'l', 1)
     end
-    local left = room and kept_out - now or ends - now
+    local left = room and kept_out - now or (n == 0 and chance or ends) - now
     return done({ math.max(left, 1), last and call('HGET', name, last) or '' })
   end
   waits = not ours and waits
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-local counter = KEYS[2]
-local fence = try('INCR', counter)
-if type(fence) ~= 'number' then
-  fence.err = fence.err .. ' in the counter of fences'
-  return fence
-end
-local micros = time[1] * 1000000 + time[2]
-if fence < micros - 1000 then
-  fence = micros + 1
-  call('SET', counter, text(fence))
-elseif fence >= micros + 315360000000000 then
-  call('DECR', counter)
-  return redis.error_reply('FENCES ' .. counter)
+local fence, refused = draw(KEYS[2])
+if refused then
+  return refused
 end
 
 if mode == 'write' then

@@ -1,5 +1,6 @@
 //! Waiters in line: the order of all processes, and those who leave it.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -51,6 +52,76 @@ async fn waiters_of_two_processes_are_served_in_the_order_in_which_they_came() {
     }
     guard.release().await.unwrap();
     assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn hundreds_who_stand_in_line_are_all_served_once_and_leave_nothing() {
+    let waiters: usize = 600;
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let guard = fair(&clients[0]).acquire().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for number in 0..waiters {
+        let lock = fair(&clients[number % 2]);
+        tasks.spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            let fence = fence(&guard);
+            guard.release().await.unwrap();
+            fence
+        });
+    }
+    until("all places", || in_line(&server) == waiters).await;
+    guard.release().await.unwrap();
+    let fences = soon("their turns", tasks.join_all()).await;
+    let different: HashSet<u64> = fences.into_iter().collect();
+    assert_eq!(different.len(), waiters, "each has a fence of its own");
+    until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
+/// Before anybody who wants to write, whether it waited already or comes at that moment.
+#[tokio::test]
+async fn a_reader_that_waits_gets_in_at_the_next_release() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    for round in 0..20 {
+        let guard = clients[0].lock("room").acquire().await.unwrap();
+        let reader = clients[1].lock("room").read();
+        let reader = tokio::spawn(async move { reader.acquire().await });
+        until("the mark", || server.command::<String>(&["GET", "dlock:room"]).ends_with(" ?!")).await;
+        let writers: Vec<_> = (0..4)
+            .map(|number| {
+                let lock = clients[(number + round) % 2].lock("room").with_handoff(false);
+                tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
+            })
+            .collect();
+        guard.release().await.unwrap();
+        assert!(clients[0].lock("room").try_acquire().await.unwrap().is_none(), "readers have their chance");
+        let reading = soon("its turn", reader).await.unwrap().unwrap();
+        assert!(!writers.iter().any(JoinHandle::is_finished), "one wrote before it");
+        reading.release().await.unwrap();
+        for writer in writers {
+            soon("their turns", writer).await.unwrap();
+        }
+    }
+    until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
+    until("the end of the last chance", || held(&server).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_reader_that_has_gone_keeps_writers_out_for_a_moment_only() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let reader = locks.lock("room").read();
+    let reader = tokio::spawn(async move { reader.acquire().await });
+    until("the mark", || server.command::<String>(&["GET", "dlock:room"]).ends_with(" ?!")).await;
+    assert!(locks.inspect("room").await.unwrap().is_some(), "the mark is no part of who holds it");
+    reader.abort();
+    guard.release().await.unwrap();
+    assert!(locks.inspect("room").await.unwrap().is_none());
+    soon("its turn", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+    until("the end of the chance", || held(&server).is_empty()).await;
 }
 
 /// A place of one that is never heard of again, alive until then, in ms of the server's clock.
