@@ -55,8 +55,8 @@ enum Command {
     Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
     /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench hot` shares
-    /// one key between tasks and processes, `bench fleet` holds many locks; `bench otel` measures what metrics and
-    /// spans cost, `bench attribute` what the attribute costs to compile
+    /// one key between tasks and processes, `bench modes` compares readers, permits and fair locks with Redisson's,
+    /// `bench fleet` holds many locks; `bench otel` measures what metrics and spans cost, `bench attribute` what the attribute costs to compile
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -109,6 +109,8 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {
             let (which, arguments) = match arguments.split_first() {
+                // One of those on Redis.
+                Some((which, _)) if which == "modes" => ("redis", &*arguments),
                 Some((which, rest))
                     if matches!(
                         &**which,

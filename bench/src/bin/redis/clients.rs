@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use dlock_core::{Locks, Wait};
 use dlock_redis::Redis;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, IntoConnectionInfo, Script};
 use rslock::LockManager;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 
 use crate::recorded::Recorded;
 use dlock_bench::measure::Pairs;
@@ -44,6 +47,35 @@ impl Pairs for Scripts {
         let token = token();
         self.recorded.acquire.command(key, &token).exec_async(&mut connection).await?;
         self.recorded.release.command(key, &token).exec_async(&mut connection).await?;
+        Ok(())
+    }
+}
+
+/// The same scripts on a socket that the caller's task itself writes and reads, one request after the other.
+pub(crate) struct OwnTask {
+    socket: Mutex<TcpStream>,
+    recorded: Recorded,
+}
+
+impl OwnTask {
+    pub(crate) async fn new(url: &str, recorded: Recorded) -> Result<Self> {
+        let address = url.trim_start_matches("redis://").trim_end_matches('/');
+        let socket = TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        Ok(Self { socket: Mutex::new(socket), recorded })
+    }
+}
+
+impl Pairs for OwnTask {
+    async fn pair(&self, key: &str) -> Result<()> {
+        let token = token();
+        for request in [&self.recorded.acquire, &self.recorded.release] {
+            let packed = request.command(key, &token).get_packed_command();
+            let (mut socket, mut reply) = (self.socket.lock().await, [0; 512]);
+            socket.write_all(&packed).await?;
+            let count = socket.read(&mut reply).await?;
+            ensure!(reply.starts_with(b"$"), "{}", String::from_utf8_lossy(&reply[..count]));
+        }
         Ok(())
     }
 }

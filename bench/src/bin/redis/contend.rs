@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(10);
 /// What the process does.
 #[derive(Debug, Args)]
 pub(crate) struct Part {
-    /// Which client: dlock, polling or rslock
+    /// Which client: dlock, dlock in order (fair), polling or rslock
     pub(crate) client: String,
     /// The server
     pub(crate) url: String,
@@ -46,11 +46,12 @@ impl Part {
     pub(crate) async fn play(&self) -> Result<()> {
         let recorder = Recorder::append(&self.history)?;
         match self.client.as_str() {
-            "dlock" => {
+            "dlock" | "fair" => {
                 let locks = clients::dlock(&self.url).await?;
                 for hold in 0..self.count {
                     let asked = now_ns();
-                    let guard = locks.lock(&self.key).acquire().await?;
+                    let lock = locks.lock(&self.key).with_fairness(self.client == "fair");
+                    let guard = lock.acquire().await?;
                     let released = self.hold(&recorder, hold, asked).await?;
                     guard.release().await?;
                     self.pause(&recorder, hold, released).await?;

@@ -62,6 +62,12 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// From the release in one process to the acquire in the other one, in microseconds, the median.
+pub(crate) async fn of_fair_locks(bench: &Bench, key: &str) -> Result<f64> {
+    let client = Client { name: "fair", title: "fair", part: 1, hold: 5 };
+    Ok(millis(percentile(&hand_to_and_fro(bench, &client, key).await?, 50)) * 1e3)
+}
+
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

@@ -16,11 +16,13 @@ mod batches;
 mod clients;
 mod contend;
 mod counts;
+mod crowd;
 mod elsewhere;
 mod handoff;
 mod held;
 mod majority;
 mod measure;
+mod modes;
 mod pairs;
 mod profile;
 mod recorded;
@@ -52,6 +54,12 @@ enum Role {
     /// One of the processes that contend for a lock, started by the bench itself
     #[command(hide = true)]
     Contend(contend::Part),
+    /// One of the processes that want one key in some mode, started by the bench itself
+    #[command(hide = true)]
+    Crowd(crowd::Part),
+    /// One that answers messages, started by the bench itself
+    #[command(hide = true)]
+    Echo { url: String },
     /// Make pairs with one client only, for a profiler to look at
     Profile(profile::Part),
 }
@@ -84,12 +92,15 @@ const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("batches", batches::of_ten),
     ("majority", majority::of_five),
     ("held", held::many),
+    ("modes", modes::beside_each_other),
 ];
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     match &cli.role {
         Some(Role::Contend(part)) => runtime(false)?.block_on(part.play()),
+        Some(Role::Crowd(part)) => runtime(true)?.block_on(part.play()),
+        Some(Role::Echo { url }) => runtime(false)?.block_on(modes::echo(url)),
         Some(Role::Profile(part)) => part.play(),
         None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
             Ok(Bench {

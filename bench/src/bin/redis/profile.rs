@@ -13,11 +13,13 @@ use dlock_bench::measure::{Pace, drive, runtime};
 use dlock_rig::servers::redis::RedisServer;
 
 use crate::clients::{self, Rslock, SetNx};
+use crate::recorded::Recorded;
 use crate::stats::{self, Calls, Traffic};
 
 #[derive(Debug, Args)]
 pub(crate) struct Part {
-    /// dlock, set-nx or rslock
+    /// dlock, set-nx or rslock; the scripts of dlock on the connection of the bare client (scripts), or on a socket that
+    /// the caller's task itself writes and reads (own-task)
     client: String,
     /// How many locks at a time
     #[arg(long, default_value_t = 64)]
@@ -53,6 +55,13 @@ impl Part {
         let pace: Pace = match &*self.client {
             "dlock" => drive(&Arc::new(clients::dlock(url).await?), tasks, time).await?,
             "set-nx" => drive(&Arc::new(SetNx::new(clients::connection(url).await?)), tasks, time).await?,
+            "scripts" => {
+                let (connection, recorded) = (clients::connection(url).await?, recorded(url).await?);
+                drive(&Arc::new(clients::Scripts { connection, recorded }), tasks, time).await?
+            }
+            "own-task" => {
+                drive(&Arc::new(clients::OwnTask::new(url, recorded(url).await?).await?), tasks, time).await?
+            }
             "rslock" => drive(&Arc::new(Rslock::new(url)), tasks, time).await?,
             other => bail!("no client is called {other}"),
         };
@@ -68,4 +77,8 @@ impl Part {
         println!("  commands of a pair: {}", calls.listed_of(pairs));
         Ok(())
     }
+}
+
+async fn recorded(url: &str) -> Result<Recorded> {
+    Recorded::of(&clients::dlock(url).await?, url).await
 }

@@ -7,14 +7,17 @@ import org.redisson.Redisson;
 import org.redisson.api.RBucket;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
 final class RedissonService implements Service {
     private static final String CLUSTER = "redis+cluster://";
+    private static final String PERMITS = "permits-";
 
     private final RedissonClient client;
+    private final int lease;
 
     RedissonService(String url, int leaseMillis) {
         Config config = new Config();
@@ -26,15 +29,28 @@ final class RedissonService implements Service {
             config.useSingleServer().setAddress(url);
         }
         client = Redisson.create(config);
+        lease = leaseMillis;
     }
 
     @Override
     public Lock lock(String kind, String name) {
+        if (kind.startsWith(PERMITS)) {
+            return permit(name, kind.substring(PERMITS.length()));
+        }
         return switch (kind) {
             case "rlock" -> new Plain(client.getLock(name));
             case "fenced" -> new Fenced(client.getFencedLock(name));
+            case "read" -> new Plain(client.getReadWriteLock(name).readLock());
+            case "write" -> new Plain(client.getReadWriteLock(name).writeLock());
+            case "fair" -> new Plain(client.getFairLock(name));
             default -> throw new IllegalArgumentException("Redisson has no such kind of lock: " + kind);
         };
+    }
+
+    private Lock permit(String name, String permits) {
+        RPermitExpirableSemaphore semaphore = client.getPermitExpirableSemaphore(name);
+        semaphore.trySetPermits(Integer.parseInt(permits));
+        return new Permit(semaphore, lease);
     }
 
     @Override
@@ -106,6 +122,35 @@ final class RedissonService implements Service {
         @Override
         public void release() {
             lock.unlock();
+        }
+    }
+
+    /** One of so many, with a lease that nobody renews. */
+    private static final class Permit implements Lock {
+        private final RPermitExpirableSemaphore semaphore;
+        private final int lease;
+        private String id;
+
+        Permit(RPermitExpirableSemaphore semaphore, int lease) {
+            this.semaphore = semaphore;
+            this.lease = lease;
+        }
+
+        @Override
+        public Long acquire() throws InterruptedException {
+            id = semaphore.acquire(lease, TimeUnit.MILLISECONDS);
+            return null;
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws InterruptedException {
+            id = semaphore.tryAcquire(millis, lease, TimeUnit.MILLISECONDS);
+            return id != null;
+        }
+
+        @Override
+        public void release() {
+            semaphore.release(id);
         }
     }
 }

@@ -23,6 +23,7 @@ import java.util.concurrent.locks.LockSupport;
  * participants NAME                                        who holds it and who waits, in order, with commas
  * sections KIND NAME COUNTER COUNT HOLD-MICROS PAUSE-MICROS    count
  * bench KIND PREFIX CONCURRENCY MILLIS                     pairs p50-nanos p99-nanos
+ * crowd KIND NAME CONCURRENCY MILLIS HOLD-MICROS           sections
  * </pre>
  *
  * Times are {@link System#nanoTime} plus the offset, which makes them those of the other processes.
@@ -78,6 +79,8 @@ public final class Worker {
             case "sections" -> sections(words);
             case "bench" -> Bench.run(
                 service, words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]));
+            case "crowd" -> Crowd.run(
+                service, words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]), Long.parseLong(words[5]));
             default -> throw new IllegalArgumentException("no command: " + words[0]);
         };
     }

@@ -1,0 +1,251 @@
+//! Readers, permits and waiters in line, beside the exclusive lock and Redisson.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use dlock_bench::measure::runtime;
+use dlock_bench::report::{Row, Spread};
+use dlock_interop::peer::{Peer, Setting};
+use futures_util::StreamExt as _;
+
+use crate::Bench;
+use crate::clients::{self, LEASE};
+use crate::crowd::{Part, begin_after};
+use crate::handoff;
+
+/// What some processes did: the waits of each, in microseconds.
+type Waits = Vec<Vec<u32>>;
+
+/// Processes of one kind: how many, of how many tasks each, in which mode.
+type Group<'a> = (usize, usize, &'a str);
+
+pub(crate) fn beside_each_other(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(async {
+        let mut rows = readers(bench).await?;
+        rows.extend(endless(bench).await?);
+        rows.extend(permits(bench).await?);
+        rows.extend(in_order(bench).await?);
+        Ok(rows)
+    })
+}
+
+impl Bench {
+    fn rounds_of_modes(&self) -> usize {
+        self.settings.handoff_rounds
+    }
+
+    /// Lets processes of dlock have one lock, for as long as a round.
+    async fn crowd(&self, key: &str, groups: &[Group<'_>], hold: u64) -> Result<Vec<Waits>> {
+        let (url, time, begin) = (self.server.url(), ROUND, begin_after(Duration::from_millis(500))?);
+        let mut started = Vec::new();
+        for (processes, tasks, mode) in groups {
+            let part = || Part {
+                url: url.clone(),
+                key: key.to_owned(),
+                mode: (*mode).to_owned(),
+                tasks: *tasks,
+                hold,
+                time,
+                begin,
+            };
+            started.push((0..*processes).map(|_| part().start()).collect::<Result<Vec<_>>>()?);
+        }
+        let mut all = Vec::new();
+        for group in started {
+            let mut waits = Vec::new();
+            for child in group {
+                waits.push(Part::read(child).await?);
+            }
+            all.push(waits);
+        }
+        Ok(all)
+    }
+
+    /// The same with Redisson; how many grants a second.
+    async fn java(&self, key: &str, (processes, tasks, kind): Group<'_>, hold: u64) -> Result<f64> {
+        let (url, histories) = (self.server.url(), tempfile::tempdir()?);
+        let mut workers = Vec::new();
+        for process in (0..).take(processes) {
+            let setting = Setting { url: &url, lease: LEASE, process, histories: histories.path() };
+            workers.push(Peer::java(&self.jar, &[], setting).await?);
+        }
+        let mut rate = 0.0;
+        // The first time the virtual machines compile.
+        for time in [ROUND / 2, ROUND] {
+            for worker in &mut workers {
+                worker.tell(&format!("crowd {kind} {key} {tasks} {time} {hold}")).await?;
+            }
+            rate = 0.0;
+            for worker in &mut workers {
+                rate += worker.answer().await?.parse::<f64>()? * 1e3 / time as f64;
+            }
+        }
+        Ok(rate)
+    }
+}
+
+/// How many milliseconds a crowd has the lock.
+const ROUND: u64 = 2_000;
+
+fn rate(waits: &[Vec<u32>]) -> f64 {
+    waits.iter().map(Vec::len).sum::<usize>() as f64 * 1e3 / ROUND as f64
+}
+
+/// Grants a second of several clients, in turns; the first is ours, the others are compared with.
+fn compared(what: &str, rates: &[(&str, Vec<f64>, Option<f64>)]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let Some((ours, others)) = rates.split_first() else { return rows };
+    let row = |name: &str, rates: &[f64]| {
+        Row::spread(format!("{what}, {name}: grants a second"), Spread::of(rates.to_vec()), "")
+    };
+    rows.push(row(ours.0, &ours.1));
+    for (name, theirs, limit) in others {
+        rows.push(row(name, theirs));
+        let ratio = Spread::of(ours.1.iter().zip(theirs).map(|(a, b)| a / b).collect());
+        let shown = Row::spread(format!("    {} / {name}", ours.0), ratio, "x");
+        rows.push(match limit {
+            Some(limit) => shown.at_least(ratio.median, *limit, "x"),
+            None => shown,
+        });
+    }
+    rows
+}
+
+async fn readers(bench: &Bench) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for millis in [5, 1] {
+        let (mut mixed, mut alone, mut java) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..bench.rounds_of_modes() {
+            let (key, hold) = (|name| format!("readers_{millis}_{name}_{round}"), millis * 1_000);
+            mixed.push(rate(&bench.crowd(&key("mixed"), &[(4, 16, "mixed")], hold).await?[0]));
+            alone.push(rate(&bench.crowd(&key("alone"), &[(4, 16, "alone")], hold).await?[0]));
+            java.push(bench.java(&key("java"), (4, 16, "mixed"), hold).await?);
+        }
+        rows.extend(compared(
+            &format!("four processes of 16 tasks, 19 of 20 read, {millis} ms each"),
+            &[
+                ("dlock", mixed, None),
+                ("the exclusive lock", alone, Some(10.0)),
+                ("RReadWriteLock", java, Some(3.0)),
+            ],
+        ));
+    }
+    Ok(rows)
+}
+
+/// One that writes among readers that never stop, and the other way round.
+async fn endless(bench: &Bench) -> Result<Vec<Row>> {
+    const HOLD: u64 = 5_000;
+    let mut rows = Vec::new();
+    for (who, many, one) in
+        [("writer among readers", "read", "alone"), ("reader among writers", "alone", "read")]
+    {
+        let (mut middle, mut longest) = (Vec::new(), Vec::new());
+        for round in 0..bench.rounds_of_modes() {
+            let key = format!("endless_{one}_{round}");
+            let all = bench.crowd(&key, &[(2, 16, many), (1, 1, one)], HOLD).await?;
+            let mut waits = all[1][0].clone();
+            waits.sort_unstable();
+            let at = |index: usize| waits.get(index).map_or(f64::NAN, |wait| f64::from(*wait) / HOLD as f64);
+            middle.push(at(waits.len() / 2));
+            longest.push(at(waits.len().saturating_sub(1)));
+        }
+        let (middle, longest) = (Spread::of(middle), Spread::of(longest));
+        let what =
+            format!("one {who} that never stop, in two processes of 16: its wait, in sections of 5 ms");
+        rows.push(Row::spread(what, middle, "").at_most(middle.median, 3.0, ""));
+        rows.push(Row::spread("    the longest of 2 s", longest, ""));
+    }
+    Ok(rows)
+}
+
+async fn permits(bench: &Bench) -> Result<Vec<Row>> {
+    let (mut ours, mut java) = (Vec::new(), Vec::new());
+    for round in 0..bench.rounds_of_modes() {
+        let key = |name| format!("permits_{name}_{round}");
+        ours.push(rate(&bench.crowd(&key("dlock"), &[(4, 16, "permits-8")], 1_000).await?[0]));
+        java.push(bench.java(&key("java"), (4, 16, "permits-8"), 1_000).await?);
+    }
+    Ok(compared(
+        "four processes of 16 tasks, 8 permits, 1 ms each",
+        &[("dlock", ours, None), ("RPermitExpirableSemaphore", java, Some(2.0))],
+    ))
+}
+
+async fn in_order(bench: &Bench) -> Result<Vec<Row>> {
+    let (mut fair, mut alone, mut java, mut index) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..bench.rounds_of_modes() {
+        let key = |name| format!("order_{name}_{round}");
+        fair.push(rate(&bench.crowd(&key("fair"), &[(4, 4, "fair")], 0).await?[0]));
+        alone.push(rate(&bench.crowd(&key("alone"), &[(4, 4, "alone")], 0).await?[0]));
+        java.push(bench.java(&key("java"), (4, 4, "fair"), 0).await?);
+        let ten = bench.crowd(&key("ten"), &[(10, 10, "fair")], 1_000).await?;
+        let grants: Vec<f64> = ten[0].iter().map(|waits| waits.len() as f64).collect();
+        let (sum, squares) =
+            (grants.iter().sum::<f64>(), grants.iter().map(|grants| grants * grants).sum::<f64>());
+        index.push(sum * sum / (squares * grants.len() as f64));
+    }
+    let mut rows = compared(
+        "four processes of 4 tasks, fair, empty sections",
+        &[("dlock", fair, None), ("the default", alone, None), ("RFairLock", java, Some(5.0))],
+    );
+    let index = Spread::of(index);
+    rows.push(Row::spread("ten processes of 10, fair, 1 ms each: Jain's index", index, "").at_least(
+        index.median,
+        0.98,
+        "",
+    ));
+    let (mut passed, mut told) = (Vec::new(), Vec::new());
+    for round in 0..bench.rounds_of_modes() {
+        told.push(publish(bench).await?);
+        passed.push(handoff::of_fair_locks(bench, &format!("handed_fair_{round}")).await?);
+    }
+    let ratio = Spread::of(passed.iter().zip(&told).map(|(passed, told)| passed / told).collect());
+    rows.push(Row::spread("from a bare publish to a process that waits for it, p50", Spread::of(told), "us"));
+    rows.push(Row::spread(
+        "from a fair release to the acquire of the next process, p50",
+        Spread::of(passed),
+        "us",
+    ));
+    rows.push(Row::spread("    fair / publish", ratio, "x").at_most(ratio.median, 1.3, "x"));
+    Ok(rows)
+}
+
+/// How many microseconds a message takes, the median: half of the way to a process that answers by another one.
+async fn publish(bench: &Bench) -> Result<f64> {
+    let url = bench.server.url();
+    let mut process = tokio::process::Command::new(std::env::current_exe()?);
+    let mut process = process.args(["echo", &*url]).kill_on_drop(true).spawn()?;
+    let mut connection = clients::connection(&url).await?;
+    let mut messages = redis::Client::open(&*url)?.get_async_pubsub().await?;
+    messages.subscribe("echo_back").await?;
+    let mut messages = messages.into_on_message();
+    // Until it listens.
+    while redis::cmd("PUBLISH").arg("echo").arg("").query_async::<u32>(&mut connection).await? == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let _first = messages.next().await;
+    let mut took = Vec::new();
+    for _ in 0..500 {
+        let begin = Instant::now();
+        redis::cmd("PUBLISH").arg("echo").arg("").exec_async(&mut connection).await?;
+        let _back = messages.next().await;
+        took.push(begin.elapsed().as_secs_f64() * 1e6 / 2.0);
+        // As long as the lock is held, so that both sides have gone to sleep.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    process.kill().await?;
+    Ok(Spread::of(took).median)
+}
+
+/// Answers each message by another one, until it is killed.
+pub(crate) async fn echo(url: &str) -> Result<()> {
+    let mut connection = clients::connection(url).await?;
+    let mut messages = redis::Client::open(url)?.get_async_pubsub().await?;
+    messages.subscribe("echo").await?;
+    let mut messages = messages.into_on_message();
+    while messages.next().await.is_some() {
+        redis::cmd("PUBLISH").arg("echo_back").arg("").exec_async(&mut connection).await?;
+    }
+    Ok(())
+}
