@@ -28,8 +28,8 @@ impl<B> BatchOfOne<B> {
         Self(Arc::new(backend), Modes::All)
     }
 
-    /// Creates the same of a backend that takes only locks that are held alone, and not waited for in line, in one step:
-    /// it has no other ones.
+    /// Creates the same of a backend that takes only locks that are held alone, and not waited for in order, in one
+    /// step: it has no other ones.
     #[must_use]
     pub fn of_exclusive_locks(backend: B) -> Self {
         Self(Arc::new(backend), Modes::Exclusive)

@@ -248,7 +248,7 @@ impl Needs {
         } else if permits && !capabilities.permits {
             Some("the backend has no semaphores")
         } else if fair && !capabilities.fair && !capabilities.fair_on_request {
-            Some("the backend keeps no waiters in line")
+            Some("the backend keeps no waiters in their order")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {

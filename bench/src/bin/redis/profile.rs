@@ -18,8 +18,8 @@ use crate::stats::{self, Calls, Traffic};
 
 #[derive(Debug, Args)]
 pub(crate) struct Part {
-    /// dlock, set-nx or rslock; the scripts of dlock on the connection of the bare client (scripts), or on a socket that
-    /// the caller's task itself writes and reads (own-task)
+    /// dlock, set-nx or rslock; the scripts of dlock on the connection of the bare client (scripts), or on a socket
+    /// that the caller's task itself writes and reads (own-task)
     client: String,
     /// How many locks at a time
     #[arg(long, default_value_t = 64)]

@@ -69,7 +69,7 @@ async fn stand_in_line(process: &Process, lock: Lock) -> Waiter {
     let before = process.wire.attempts();
     let waiter = tokio::spawn(async move { lock.acquire().await });
     let wire = &process.wire;
-    until("the place in line", || wire.attempts() > before && wire.unanswered_attempts() == 0).await;
+    until("the place", || wire.attempts() > before && wire.unanswered_attempts() == 0).await;
     waiter
 }
 
@@ -465,7 +465,7 @@ async fn all_who_want_it_all_the_time_get_it_in_turns(stage: Stage) {
     }
     let mut holder = &processes[0];
     for _ in 0..9 {
-        let (next, turn) = line.pop_front().expect("two stand in line");
+        let (next, turn) = line.pop_front().expect("two wait");
         give_back(guard).await;
         guard = turn_of(turn).await;
         assert!(line.iter().all(|(_, behind)| !behind.is_finished()), "it is not their turn");

@@ -42,7 +42,8 @@ static REDIS: LazyLock<Program> = LazyLock::new(|| {
 fn is_at_least_7() -> bool {
     static IS: LazyLock<bool> = LazyLock::new(|| {
         let said = std::process::Command::new(REDIS.name).arg("--version").output();
-        let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let said =
+            said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
         // As in `Redis server v=6.2.16 sha=...`.
         let version = said.split("v=").nth(1).and_then(|rest| rest.split('.').next()?.parse().ok());
         version.is_none_or(|version: u32| version >= 7)

@@ -72,7 +72,8 @@ impl RedisCluster {
         for node in &self.nodes[1..] {
             let port = node.port().to_string();
             let bus: Vec<String> = node.command(&["CONFIG", "GET", "cluster-port"]);
-            let words = ["CLUSTER", "MEET", "127.0.0.1", &port].into_iter().chain(bus.get(1).map(|bus| &**bus));
+            let words =
+                ["CLUSTER", "MEET", "127.0.0.1", &port].into_iter().chain(bus.get(1).map(|bus| &**bus));
             self.nodes[0].command::<()>(&words.collect::<Vec<_>>());
         }
         wait_until(START, || {
