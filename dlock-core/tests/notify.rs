@@ -25,6 +25,7 @@ enum Asked {
     Broken,
     Subscribe(Vec<String>),
     Unsubscribe(Vec<String>),
+    Ping,
 }
 
 struct OneConnection(Server, mpsc::UnboundedReceiver<Result<Event, Failure>>);
@@ -96,6 +97,7 @@ impl Connection for OneConnection {
     }
 
     async fn ping(&mut self) -> Result<(), Failure> {
+        let _ = self.0.1.send(Asked::Ping);
         Ok(())
     }
 }
@@ -143,6 +145,7 @@ async fn the_first_news_is_that_the_channel_was_subscribed_and_the_next_what_is_
     }
     second.forget();
     assert!(second.is_quiet() && !first.is_quiet());
+    assert!(asked.try_recv().is_err(), "a connection is not tested when it was just opened");
 }
 
 #[tokio::test]
@@ -249,6 +252,7 @@ async fn ten_thousand_channels_come_and_go_and_nothing_stays() {
             Asked::Unsubscribe(names) => left += names.len(),
             Asked::Opened => {}
             Asked::Broken => panic!("it broke"),
+            Asked::Ping => {}
         }
     }
     assert_eq!((subscribed, left), (10_000, 10_000));

@@ -121,7 +121,6 @@ struct HubState {
 /// What happened on a channel, as far as waiters care.
 #[derive(Clone, Debug, Default)]
 struct ChannelState {
-    count: u64,
     /// The server tells what is said on it.
     heard: bool,
     /// The server does not let us listen, with its reason.
@@ -253,7 +252,8 @@ impl Drop for Listener {
 impl HubState {
     fn tell(&self, channel: &str) {
         if let Some(news) = lock(&self.by_name).get(channel) {
-            news.send_modify(|news| news.count += 1);
+            // Whoever waits is woken, although nothing else has changed.
+            news.send_modify(|_| {});
         }
     }
 
@@ -261,18 +261,14 @@ impl HubState {
     fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
         let by_name = lock(&self.by_name);
         for news in names.iter().filter_map(|name| by_name.get(name)) {
-            news.send_modify(|news| {
-                *news = ChannelState { count: news.count + 1, heard, denied: denied.cloned() }
-            });
+            news.send_modify(|news| *news = ChannelState { heard, denied: denied.cloned() });
         }
     }
 
     /// The server tells of nothing any more; a message may have been missed.
     fn deafen(&self) {
         for news in lock(&self.by_name).values() {
-            news.send_modify(|news| {
-                *news = ChannelState { count: news.count + 1, ..ChannelState::default() }
-            });
+            news.send_modify(|news| *news = ChannelState::default());
         }
     }
 

@@ -177,6 +177,17 @@ async fn nodes_of_several_kinds_make_a_quorum() {
 }
 
 #[tokio::test]
+async fn an_error_says_that_it_is_of_a_quorum() {
+    let nodes = nodes(3);
+    for node in &nodes {
+        node.faults().set_unavailable(true);
+    }
+    let error = try_take(&process(&nodes)).await.unwrap_err();
+    assert!(error.to_string().contains("quorum"), "{error}");
+    assert_eq!(error.backend(), Some("quorum"));
+}
+
+#[tokio::test]
 async fn an_even_number_of_nodes_needs_more_than_half() {
     let nodes = nodes(2);
     let locks = process(&nodes);

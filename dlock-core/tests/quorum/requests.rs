@@ -12,6 +12,11 @@ use crate::support::{KEY, until};
 struct Noted {
     memory: Memory,
     requests: Arc<Mutex<Vec<ClaimRequest>>>,
+    session_kept: bool,
+}
+
+fn noted(session_kept: bool) -> Noted {
+    Noted { memory: Memory::new(), requests: Arc::default(), session_kept }
 }
 
 impl Backend for Noted {
@@ -22,7 +27,9 @@ impl Backend for Noted {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities()
+        let mut capabilities = self.memory.capabilities();
+        capabilities.session_kept = self.session_kept;
+        capabilities
     }
 
     fn clock(&self) -> Clock {
@@ -45,7 +52,7 @@ impl Backend for Noted {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_whose_vote_was_withdrawn_is_asked_again_under_another_token_and_never_queued_at() {
-    let nodes: Vec<_> = (0..3).map(|_| Noted { memory: Memory::new(), requests: Arc::default() }).collect();
+    let nodes: Vec<_> = (0..3).map(|_| noted(false)).collect();
     let others: Vec<_> = nodes[1..].iter().map(|node| Locks::new(node.memory.clone())).collect();
     let mut busy = Vec::new();
     for locks in &others {
@@ -65,5 +72,18 @@ async fn a_node_whose_vote_was_withdrawn_is_asked_again_under_another_token_and_
     for request in asked.iter() {
         assert!(request.recheck, "a vote that was lost on its way is asked about");
         assert!(!request.waits, "a place in the queues of several nodes could wait for itself");
+    }
+}
+
+#[test]
+fn sessions_keep_a_lock_as_long_as_no_majority_is_of_leases() {
+    for (nodes, kept) in [
+        ([true, true, true], true),
+        ([true, true, false], true),
+        ([true, false, false], false),
+        ([false, false, false], false),
+    ] {
+        let quorum = Quorum::builder(nodes.map(noted)).with_durable_nodes().build().unwrap();
+        assert_eq!(quorum.capabilities().session_kept, kept, "{nodes:?}");
     }
 }
