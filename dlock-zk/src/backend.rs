@@ -128,15 +128,15 @@ impl Backend for ZooKeeper {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic()
+        let capabilities = Capabilities::basic()
             .with_fencing()
             .with_fairness()
             .with_notifications(SAFETY_NET)
             .with_session()
             .with_durability()
             .with_administration()
-            .with_waiters_shown()
-            .with_sharing()
+            .with_waiters_shown();
+        if self.0.config().recipe.has_readers() { capabilities.with_sharing() } else { capabilities }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {

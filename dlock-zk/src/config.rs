@@ -44,7 +44,7 @@ const OPENINGS: usize = 4;
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | base | `/dlock` | the path below which the locks are; the path of the URL, the chroot, stands before it |
-/// | recipe | mutex | whose nodes the locks have, for other clients: Curator's mutex, or its read-write lock |
+/// | recipe | mutex | whose nodes the locks have, for other clients: Curator's mutex, its read-write lock, or its leader latch |
 /// | session timeout | 10 s | after which the servers give the locks of a dead client to others |
 /// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
 /// | tick time | 2 s | the servers' own `tickTime`, of which a session timeout has to have two |

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | mutex | `_c_<uuid>-lock-<sequence>` | `_c_<uuid>-read-lock-<sequence>` |
 //! | read-write lock | `_c_<uuid>-__WRIT__<sequence>` | `_c_<uuid>-__READ__<sequence>` |
+//! | leader latch | `_c_<uuid>-latch-<sequence>` | |
 
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ const READER: &str = "-read-lock-";
 /// What stands before the number in the nodes of Curator's read-write lock.
 const WRITE: &str = "__WRIT__";
 const READ: &str = "__READ__";
+/// What stands before the number in the nodes of Curator's leader latch.
+const LATCH: &str = "-latch-";
 /// The length of a UUID with its hyphens.
 const UUID: usize = 36;
 /// The least number of digits of a sequence, a sign among them.
@@ -33,6 +36,9 @@ pub enum Recipe {
     Mutex,
     /// Those of Curator's `InterProcessReadWriteLock`, whose readers and writers are ours.
     ReadWriteLock,
+    /// Those of Curator's `LeaderLatch`, for elections together with it: who has the lock leads on either side, and is
+    /// a participant that Curator lists by what is in its node. There are no readers.
+    LeaderLatch,
 }
 
 /// A node in a queue, whichever client made it.
@@ -71,6 +77,7 @@ impl Recipe {
         match name {
             "mutex" => Some(Self::Mutex),
             "read-write-lock" => Some(Self::ReadWriteLock),
+            "leader-latch" => Some(Self::LeaderLatch),
             _ => None,
         }
     }
@@ -84,14 +91,21 @@ impl Recipe {
             (Self::Mutex, true) => READER,
             (Self::ReadWriteLock, false) => "-__WRIT__",
             (Self::ReadWriteLock, true) => "-__READ__",
+            // Nobody asks to read, since the backend says that it has no readers.
+            (Self::LeaderLatch, _) => LATCH,
         };
         [PROTECTED, &uuid, mark].concat().into()
+    }
+
+    /// Whether several may read at a time.
+    pub(crate) const fn has_readers(self) -> bool {
+        !matches!(self, Self::LeaderLatch)
     }
 
     /// Whether whoever stood behind the first node has the lock once that is deleted. A client of Curator that writes
     /// may leave a node of the same number behind it, by which it goes on reading.
     pub(crate) const fn passes_on(self) -> bool {
-        matches!(self, Self::Mutex)
+        matches!(self, Self::Mutex | Self::LeaderLatch)
     }
 
     fn place(self, name: &str) -> Option<Place<'_>> {
@@ -106,6 +120,7 @@ impl Recipe {
                 (None, Some((_, text))) => (true, text),
                 _ => return None,
             },
+            Self::LeaderLatch => (false, name.rsplit_once(LATCH)?.1),
         };
         let digits = text.strip_prefix('-').unwrap_or(text);
         let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -372,6 +387,24 @@ mod tests {
                 let position = other.position(&[name.clone(), own.clone()], &own);
                 assert_eq!(position, Position::Unclear(name));
             }
+        }
+    }
+
+    #[test]
+    fn the_nodes_of_a_leader_latch_are_in_one_line_and_foreign_to_locks() {
+        let own = format!("{}0000000002", Recipe::LeaderLatch.prefix(&Token::random().unwrap(), false));
+        // As Curator names and sorts them.
+        assert_eq!(own.rsplit_once("latch-").map(|(_, number)| number), Some("0000000002"));
+        let java = named('a', LATCH, 1);
+        let behind = Position::Behind { first: java.clone(), previous: java.clone() };
+        assert_eq!(Recipe::LeaderLatch.position(&[own.clone(), java.clone()], &own), behind);
+        assert_eq!(Recipe::LeaderLatch.position(&[own.clone(), java.clone()], &java), Position::First);
+        assert_eq!(Recipe::LeaderLatch.in_order(&[own.clone(), java.clone()]), [&java, &own]);
+        for other in [Recipe::Mutex, Recipe::ReadWriteLock] {
+            let lock = format!("{}0000000003", other.prefix(&Token::random().unwrap(), false));
+            assert_eq!(other.position(&[java.clone(), lock.clone()], &lock), Position::Unclear(java.clone()));
+            let position = Recipe::LeaderLatch.position(&[lock.clone(), own.clone()], &own);
+            assert_eq!(position, Position::Unclear(lock));
         }
     }
 

@@ -84,7 +84,8 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         match name {
             "base" => target.base = Some(decode(value)?),
             "recipe" => {
-                let known = Recipe::of(value).ok_or_else(|| invalid("recipe is mutex or read-write-lock"))?;
+                let known = Recipe::of(value)
+                    .ok_or_else(|| invalid("recipe is mutex, read-write-lock or leader-latch"))?;
                 target.recipe = Some(known);
             }
             "session_timeout" => target.session_timeout = Some(duration(value)?),
@@ -166,6 +167,8 @@ mod tests {
         assert_eq!(plain.recipe, None);
         let shared = parse("zk://h/?recipe=read-write-lock").unwrap();
         assert_eq!(shared.recipe, Some(Recipe::ReadWriteLock));
+        let elects = parse("zk://h/?recipe=leader-latch").unwrap();
+        assert_eq!(elects.recipe, Some(Recipe::LeaderLatch));
         assert_eq!(parse("zk://h?session_timeout=4s").unwrap().session_timeout, Some(Duration::from_secs(4)));
     }
 

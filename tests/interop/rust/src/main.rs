@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod elections;
 mod one_queue;
 mod rows;
 mod scene;
@@ -129,6 +130,9 @@ async fn check_zookeeper(length: Duration) -> Result<()> {
         "a lock whose node is deleted in Java is lost in Rust" => checks::forced(&scene, 0.5),
         "dlock, Curator, kazoo and go-zookeeper wait behind each other" => one_queue::behind_each_other(&scene),
         "dlock, Curator, kazoo and go-zookeeper share one queue" => one_queue::all_at_once(&scene, length),
+        "dlock and Curator's leader latches see the same leader" => elections::seen(&scene),
+        "dlock and Curator's leader latches exclude each other" => elections::exclusion(&scene, 50),
+        "dlock and Curator's leader latches have one leader while some are killed" => elections::killed(&scene, length),
     }
 }
 

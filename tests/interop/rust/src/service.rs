@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use dlock_core::Locks;
 use dlock_redis::Redis;
-use dlock_zk::ZooKeeper;
+use dlock_zk::{Recipe, ZooKeeper};
 use redis::AsyncCommands as _;
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
@@ -35,6 +35,20 @@ pub async fn locks(url: &str, lease: Duration) -> Result<(Locks, Locks)> {
         anyhow::Ok(Locks::builder(backend).with_lease(lease).with_wait(wait).build()?)
     };
     Ok((redis(false).await?, redis(true).await?))
+}
+
+/// Elections that Curator's leader latches take part in; none but on ZooKeeper.
+///
+/// # Errors
+///
+/// When the server does not answer.
+pub async fn elections(url: &str, lease: Duration) -> Result<Option<Locks>> {
+    if !is_zookeeper(url) {
+        return Ok(None);
+    }
+    let backend = ZooKeeper::builder(url).with_tick_time(Duration::from_millis(100));
+    let backend = backend.with_session_timeout(lease).with_recipe(Recipe::LeaderLatch).connect().await?;
+    Ok(Some(Locks::builder(backend).with_wait(Duration::from_secs(120)).build()?))
 }
 
 fn is_zookeeper(url: &str) -> bool {

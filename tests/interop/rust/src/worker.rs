@@ -10,7 +10,7 @@ use dlock_testkit::history::{Event, Op, Outcome, Recorder};
 use dlock_testkit::now_ns;
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
-use crate::service::{Counters, locks};
+use crate::service::{Counters, elections, locks};
 
 /// Does what standard input says, until it ends.
 ///
@@ -20,6 +20,7 @@ use crate::service::{Counters, locks};
 /// try KIND NAME WAIT-MILLIS                                    true|false
 /// busy NAME                                                    free|busy WHY
 /// lost NAME                                                    now, once the lock is lost
+/// leader NAME                                                  who leads
 /// release KIND NAME                                            invoked returned
 /// query NAME                                                   locked ttl-millis hold-count held-by-us
 /// sections KIND NAME COUNTER COUNT HOLD-MICROS PAUSE-MICROS    count
@@ -33,6 +34,7 @@ pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> 
     let mut worker = Worker {
         locks,
         fenced,
+        elections: elections(url, lease).await?,
         counters: Counters::open(url).await?,
         process,
         history: Recorder::append(history)?,
@@ -59,6 +61,8 @@ struct Worker {
     locks: Locks,
     /// With Redisson's fences.
     fenced: Locks,
+    /// With the nodes of Curator's leader latches.
+    elections: Option<Locks>,
     counters: Counters,
     process: u32,
     history: Recorder,
@@ -91,6 +95,11 @@ impl Worker {
                 self.guards.get(*name).context("not held")?.lost().await;
                 Ok(now_ns().to_string())
             }
+            ["leader", name] => {
+                let locks = self.elections.as_ref().context("only on ZooKeeper")?;
+                let leader = locks.election(name).leader().await?.context("nobody leads")?;
+                Ok(leader.to_string())
+            }
             ["release", kind, name] => self.release(kind, name).await,
             ["query", name] => self.query(name).await,
             ["sections", kind, name, counter, count, hold, pause] => {
@@ -110,7 +119,12 @@ impl Worker {
         let event = match kind {
             "none" => self.event(name, Op::Acquire, now_ns()),
             _ => {
-                let locks = if kind == "fenced" { &self.fenced } else { &self.locks };
+                let locks = match kind {
+                    "fenced" => &self.fenced,
+                    // A term of office is a lock that is held alone.
+                    "latch" => self.elections.as_ref().context("only on ZooKeeper")?,
+                    _ => &self.locks,
+                };
                 let lock = locks.lock(name);
                 let (event, guard) = Event::acquire(self.process, self.hold, name, lock.acquire()).await;
                 self.guards.insert(name.to_owned(), guard?);

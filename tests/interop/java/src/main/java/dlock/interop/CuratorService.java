@@ -8,6 +8,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.leader.LeaderLatch;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 import org.apache.zookeeper.KeeperException;
@@ -20,6 +21,7 @@ final class CuratorService implements Service {
     private final CuratorFramework client;
     /** A mutex knows only what was locked through itself. */
     private final Map<String, Mutex> mutexes = new ConcurrentHashMap<>();
+    private final Map<String, Latched> latches = new ConcurrentHashMap<>();
 
     CuratorService(String url, int sessionMillis) throws InterruptedException {
         String servers = url.substring("zk://".length());
@@ -34,6 +36,7 @@ final class CuratorService implements Service {
         return switch (kind) {
             case "mutex" -> new Taken(mutex, null);
             case "fenced" -> new Taken(mutex, client);
+            case "latch" -> latches.computeIfAbsent(name, some -> new Latched(client, LOCKS + some));
             default -> throw new IllegalArgumentException("Curator has no such kind of lock: " + kind);
         };
     }
@@ -68,6 +71,13 @@ final class CuratorService implements Service {
     }
 
     @Override
+    public String leader(String name) throws Exception {
+        try (LeaderLatch latch = new LeaderLatch(client, LOCKS + name, "onlooker")) {
+            return latch.getLeader().getId();
+        }
+    }
+
+    @Override
     public long read(String counter) throws Exception {
         try {
             return Long.parseLong(new String(client.getData().forPath(COUNTERS + counter), StandardCharsets.UTF_8));
@@ -95,6 +105,46 @@ final class CuratorService implements Service {
 
         String node() {
             return getLockPath();
+        }
+    }
+
+    /** A term of office of a leader. A latch is used once. */
+    private static final class Latched implements Lock {
+        private final CuratorFramework client;
+        private final String path;
+        private LeaderLatch latch;
+
+        Latched(CuratorFramework client, String path) {
+            this.client = client;
+            this.path = path;
+        }
+
+        @Override
+        public Long acquire() throws Exception {
+            latch = new LeaderLatch(client, path, "java-" + ProcessHandle.current().pid());
+            latch.start();
+            latch.await();
+            return null;
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws Exception {
+            latch = new LeaderLatch(client, path, "java-" + ProcessHandle.current().pid());
+            latch.start();
+            if (latch.await(millis, TimeUnit.MILLISECONDS)) {
+                return true;
+            }
+            latch.close();
+            return false;
+        }
+
+        @Override
+        public void release() throws Exception {
+            boolean led = latch.hasLeadership();
+            latch.close();
+            if (!led) {
+                throw new IllegalStateException("it led no more");
+            }
         }
     }
 

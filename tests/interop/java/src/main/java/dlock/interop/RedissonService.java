@@ -71,6 +71,11 @@ final class RedissonService implements Service {
     }
 
     @Override
+    public String leader(String name) {
+        throw new IllegalArgumentException("Redisson has no leaders");
+    }
+
+    @Override
     public long read(String counter) {
         String value = bucket(counter).get();
         return value == null ? 0 : Long.parseLong(value);

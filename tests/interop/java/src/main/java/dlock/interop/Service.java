@@ -9,7 +9,7 @@ interface Service extends AutoCloseable {
         return url.startsWith("zk:") ? new CuratorService(url, leaseMillis) : new RedissonService(url, leaseMillis);
     }
 
-    /** A lock to be used by the calling thread: {@code rlock} of Redisson, {@code mutex} of Curator, {@code fenced} of both. */
+    /** A lock to be used by the calling thread: {@code rlock} of Redisson, {@code mutex} and {@code latch} of Curator, {@code fenced} of both. */
     Lock lock(String kind, String name) throws Exception;
 
     /** What is known of a lock: locked ttl-millis hold-count held-by-this-thread. */
@@ -20,6 +20,9 @@ interface Service extends AutoCloseable {
 
     /** Who holds the lock and who waits for it, in order. */
     List<String> participants(String name) throws Exception;
+
+    /** Who leads, as Curator names it. */
+    String leader(String name) throws Exception;
 
     /** The value of a counter, 0 at first. */
     long read(String counter) throws Exception;

@@ -21,6 +21,7 @@ import java.util.concurrent.locks.LockSupport;
  * query NAME                                               locked ttl-millis hold-count held-by-this-thread
  * force NAME                                               true|false
  * participants NAME                                        who holds it and who waits, in order, with commas
+ * leader NAME                                              who leads
  * sections KIND NAME COUNTER COUNT HOLD-MICROS PAUSE-MICROS    count
  * bench KIND PREFIX CONCURRENCY MILLIS                     pairs p50-nanos p99-nanos
  * crowd KIND NAME CONCURRENCY MILLIS HOLD-MICROS           sections
@@ -76,6 +77,7 @@ public final class Worker {
             case "query" -> service.query(words[1]);
             case "force" -> Boolean.toString(service.force(words[1]));
             case "participants" -> String.join(",", service.participants(words[1]));
+            case "leader" -> service.leader(words[1]);
             case "sections" -> sections(words);
             case "bench" -> Bench.run(
                 service, words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]));
