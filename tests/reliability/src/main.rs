@@ -20,6 +20,7 @@ mod figure;
 mod frozen;
 mod hung;
 mod killed;
+mod leader;
 mod resident;
 mod store;
 mod thawed;
@@ -75,6 +76,8 @@ enum Measurement {
     Frozen,
     /// Processes that are killed while they hold a lock.
     Killed,
+    /// Leaders that are killed, frozen, cut off, or blocked meanwhile.
+    Leader,
     /// Random faults, with a record that is checked.
     Faults,
     /// Acquires that give up on a frozen server, which then thaws.
@@ -156,6 +159,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             }
             if wanted(Measurement::Killed) {
                 runtime.block_on(killed::measure(&store, volume, &mut report))?;
+            }
+            if !kind.is_session() && wanted(Measurement::Leader) {
+                runtime.block_on(leader::measure(&store, volume, &mut report))?;
             }
             if !kind.is_session() && wanted(Measurement::Faults) {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;

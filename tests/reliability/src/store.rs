@@ -238,7 +238,12 @@ impl Store {
 
     /// A process of its own with the store open.
     pub(crate) async fn worker(&self, lease: Duration) -> Result<Worker, Failed> {
-        Ok(Worker::open(self.command()?, &self.url(lease), lease).await?)
+        self.worker_at(&self.url(lease), lease).await
+    }
+
+    /// The same by way of this URL.
+    pub(crate) async fn worker_at(&self, url: &str, lease: Duration) -> Result<Worker, Failed> {
+        Ok(Worker::open(self.command()?, url, lease).await?)
     }
 
     /// A key that no other call returned.

@@ -27,6 +27,12 @@ pub enum Order {
     Check,
     /// Release the lock. Answered by [`Report::Done`].
     Release,
+    /// Stand for the election of this key, again and again, until the end. Answered by [`Report::Done`]; each term is
+    /// reported by [`Report::Leads`], and its end by [`Report::Left`].
+    Lead {
+        /// The key.
+        key: String,
+    },
     /// Block the only thread of the runtime. Answered by [`Report::Checked`] after it.
     Block {
         /// For how long.
@@ -107,6 +113,20 @@ pub enum Report {
     Lost {
         /// When, as [`now_ns`](dlock_testkit::now_ns).
         at: u64,
+    },
+    /// A term begins.
+    Leads {
+        /// Its number.
+        term: u64,
+        /// When, as [`now_ns`](dlock_testkit::now_ns).
+        at: u64,
+    },
+    /// A term is over.
+    Left {
+        /// Its number.
+        term: u64,
+        /// When a check was fine, or a step of its body was run, for the last time.
+        believed_until: u64,
     },
     /// What the register answered: its value, or that the fence is stale.
     Value(Option<u64>),

@@ -2,16 +2,19 @@
 
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Error, Guard, Held, Locks, LocksBuilder, Wait};
+use dlock_core::{Campaign, Error, Guard, Held, Locks, LocksBuilder, Wait};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Order, Report, work};
 use crate::register::RegisterClient;
 use dlock_testkit::now_ns;
+
+/// How often one that leads looks whether it does.
+const STEP: Duration = Duration::from_millis(2);
 
 /// The main function of a worker: takes orders from the standard input until it ends, and reports on the standard
 /// output.
@@ -96,9 +99,13 @@ impl WorkerState {
                 guard.release().await.map_err(|error| failed(&error))?;
                 Report::Done
             }
+            Order::Lead { key } => {
+                tokio::spawn(lead(self.locks()?.election(&key).campaign()));
+                Report::Done
+            }
             Order::Block { ms } => {
                 std::thread::sleep(Duration::from_millis(ms));
-                Report::Checked { held: self.guard()?.check().is_ok() }
+                Report::Checked { held: self.guard.as_ref().is_some_and(|guard| guard.check().is_ok()) }
             }
             Order::Watch { gap_ms } => {
                 let held = self.guard()?.held();
@@ -152,6 +159,35 @@ async fn ask(
     let mut client = RegisterClient::connect(register).await.map_err(|error| io_failed(&error))?;
     let answer = ask(&mut client).await.map_err(|error| io_failed(&error))?;
     Ok(answer.ok())
+}
+
+/// Leads whenever it can, and tells of it.
+async fn lead(mut campaign: Campaign) {
+    while let Some(term) = campaign.next().await {
+        let (number, at) = (term.number().unwrap_or_default(), now_ns());
+        let believed = Arc::new(AtomicU64::new(at));
+        let (held, checked) = (term.held(), Arc::clone(&believed));
+        let checks = std::thread::spawn(move || {
+            loop {
+                let began = now_ns();
+                if !held.is_held() {
+                    return;
+                }
+                checked.fetch_max(began, Ordering::SeqCst);
+                std::thread::sleep(STEP);
+            }
+        });
+        let _ = tell(&Report::Leads { term: number, at });
+        let body = async {
+            loop {
+                believed.fetch_max(now_ns(), Ordering::SeqCst);
+                tokio::time::sleep(STEP).await;
+            }
+        };
+        let _: Option<()> = term.run(body).await;
+        let _ = checks.join();
+        let _ = tell(&Report::Left { term: number, believed_until: believed.load(Ordering::SeqCst) });
+    }
 }
 
 /// Checks the lock until it is not held any more, and tells of pauses of the process and of the end.
