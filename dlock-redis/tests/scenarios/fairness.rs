@@ -1,7 +1,7 @@
 //! Waiters in line: the order of all processes, and those who leave it.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::Mode;
@@ -9,6 +9,7 @@ use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement};
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
+use tokio::sync::RwLock;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
@@ -229,28 +230,8 @@ async fn a_lock_that_is_taken_away_by_force_goes_to_the_first_in_line() {
     assert_eq!(held(&server), [""; 0]);
 }
 
-#[tokio::test]
-async fn no_two_have_it_at_once_while_connections_are_killed_and_scripts_forgotten() {
-    let server = RedisServer::start().unwrap();
-    let inside = Arc::new(Mutex::new(()));
-    // Withdrawals whose connection is gone are repeated for as long as a lease.
-    let lease = Duration::from_secs(5);
-    let clients = [locks(&server.url(), lease).await, locks(&server.url(), lease).await];
-    let mut tasks = JoinSet::new();
-    for task in 0..6 {
-        let (lock, inside) = (fair(&clients[task % 2]), Arc::clone(&inside));
-        tasks.spawn(async move {
-            for _ in 0..8 {
-                let guard = match lock.acquire().await {
-                    Ok(guard) => guard,
-                    Err(error) if error.is_retryable() => continue,
-                    Err(error) => panic!("{error}"),
-                };
-                drop(inside.try_lock().expect("two had it"));
-                drop(guard.release().await);
-            }
-        });
-    }
+/// Kills connections and has scripts forgotten until all have come to their end.
+async fn disturbed(server: &RedisServer, mut tasks: JoinSet<()>) {
     soon("all rounds", async {
         loop {
             tokio::select! {
@@ -267,8 +248,61 @@ async fn no_two_have_it_at_once_while_connections_are_killed_and_scripts_forgott
         }
     })
     .await;
+}
+
+/// What one task does, again and again; errors that may pass are none of its business.
+async fn rounds<I>(lock: Lock, enter: impl Fn() -> I) {
+    for _ in 0..8 {
+        let guard = match lock.acquire().await {
+            Ok(guard) => guard,
+            Err(error) if error.is_retryable() => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let inside = enter();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        drop(inside);
+        drop(guard.release().await);
+    }
+}
+
+#[tokio::test]
+async fn no_two_have_it_at_once_while_connections_are_killed_and_scripts_forgotten() {
+    let server = RedisServer::start().unwrap();
+    let inside = Arc::new(RwLock::new(()));
+    // Withdrawals whose connection is gone are repeated for as long as a lease.
+    let lease = Duration::from_secs(5);
+    let clients = [locks(&server.url(), lease).await, locks(&server.url(), lease).await];
+    let mut tasks = JoinSet::new();
+    for task in 0..6 {
+        let (lock, inside) = (fair(&clients[task % 2]), Arc::clone(&inside));
+        let enter = move || Arc::clone(&inside).try_write_owned().expect("two had it");
+        tasks.spawn(rounds(lock, enter));
+    }
+    disturbed(&server, tasks).await;
     until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
     until("the places to be left", || held(&server).is_empty()).await;
+}
+
+#[tokio::test]
+async fn no_writer_is_beside_anybody_while_connections_are_killed_and_scripts_forgotten() {
+    let server = RedisServer::start().unwrap();
+    let inside = Arc::new(RwLock::new(()));
+    let lease = Duration::from_secs(5);
+    let clients = [locks(&server.url(), lease).await, locks(&server.url(), lease).await];
+    let mut tasks = JoinSet::new();
+    for task in 0..8 {
+        let (lock, inside) = (clients[task % 2].lock("room").with_wait(LONG), Arc::clone(&inside));
+        let (alone, beside) = (Arc::clone(&inside), inside);
+        match task % 4 {
+            0 => tasks.spawn(rounds(lock, move || Arc::clone(&alone).try_write_owned().expect("not alone"))),
+            _ => tasks.spawn(rounds(lock.read(), move || {
+                Arc::clone(&beside).try_read_owned().expect("beside a writer")
+            })),
+        };
+    }
+    disturbed(&server, tasks).await;
+    until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
+    until("the end of what was kept", || held(&server).is_empty()).await;
 }
 
 #[tokio::test]

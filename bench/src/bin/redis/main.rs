@@ -92,7 +92,10 @@ const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("batches", batches::of_ten),
     ("majority", majority::of_five),
     ("held", held::many),
-    ("modes", modes::beside_each_other),
+    ("modes-readers", modes::readers),
+    ("modes-endless", modes::endless),
+    ("modes-permits", modes::permits),
+    ("modes-fair", modes::fair),
 ];
 
 fn main() -> Result<()> {

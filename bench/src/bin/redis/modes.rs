@@ -19,14 +19,20 @@ type Waits = Vec<Vec<u32>>;
 /// Processes of one kind: how many, of how many tasks each, in which mode.
 type Group<'a> = (usize, usize, &'a str);
 
-pub(crate) fn beside_each_other(bench: &Bench) -> Result<Vec<Row>> {
-    runtime(true)?.block_on(async {
-        let mut rows = readers(bench).await?;
-        rows.extend(endless(bench).await?);
-        rows.extend(permits(bench).await?);
-        rows.extend(in_order(bench).await?);
-        Ok(rows)
-    })
+pub(crate) fn readers(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(many_readers(bench))
+}
+
+pub(crate) fn endless(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(that_never_stop(bench))
+}
+
+pub(crate) fn permits(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(of_eight(bench))
+}
+
+pub(crate) fn fair(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(in_order(bench))
 }
 
 impl Bench {
@@ -111,7 +117,7 @@ fn compared(what: &str, rates: &[(&str, Vec<f64>, Option<f64>)]) -> Vec<Row> {
     rows
 }
 
-async fn readers(bench: &Bench) -> Result<Vec<Row>> {
+async fn many_readers(bench: &Bench) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for millis in [5, 1] {
         let (mut mixed, mut alone, mut java) = (Vec::new(), Vec::new(), Vec::new());
@@ -134,7 +140,7 @@ async fn readers(bench: &Bench) -> Result<Vec<Row>> {
 }
 
 /// One that writes among readers that never stop, and the other way round.
-async fn endless(bench: &Bench) -> Result<Vec<Row>> {
+async fn that_never_stop(bench: &Bench) -> Result<Vec<Row>> {
     const HOLD: u64 = 5_000;
     let mut rows = Vec::new();
     for (who, many, one) in
@@ -159,7 +165,7 @@ async fn endless(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-async fn permits(bench: &Bench) -> Result<Vec<Row>> {
+async fn of_eight(bench: &Bench) -> Result<Vec<Row>> {
     let (mut ours, mut java) = (Vec::new(), Vec::new());
     for round in 0..bench.rounds_of_modes() {
         let key = |name| format!("permits_{name}_{round}");
