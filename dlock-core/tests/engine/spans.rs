@@ -214,3 +214,25 @@ async fn the_end_of_the_keeper_is_an_event_that_says_how_much_is_lost_by_it() {
     let ends: Vec<_> = lines.all().into_iter().filter(|line| line.contains("the keeper has ended")).collect();
     assert!(ends.len() == 1 && ends[0].contains("held=2"), "{ends:?}");
 }
+
+#[cfg(feature = "otel")]
+#[tokio::test]
+async fn a_meter_that_panics_when_it_is_asked_for_instruments_is_logged_once() {
+    struct Panicking;
+    impl opentelemetry::metrics::InstrumentProvider for Panicking {
+        fn f64_histogram(
+            &self,
+            _: opentelemetry::metrics::HistogramBuilder<'_, opentelemetry::metrics::Histogram<f64>>,
+        ) -> opentelemetry::metrics::Histogram<f64> {
+            panic!("no instruments")
+        }
+    }
+    let lines = traced(async {
+        let meter = opentelemetry::metrics::Meter::new(Arc::new(Panicking));
+        let locks = Locks::builder(Memory::new()).with_meter(meter).build().unwrap();
+        locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+    });
+    let lines = lines.await.all();
+    let told: Vec<_> = lines.iter().filter(|line| line.contains("the meter panicked")).collect();
+    assert!(matches!(told[..], [line] if line.contains("no instruments")), "{lines:?}");
+}

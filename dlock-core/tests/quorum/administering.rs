@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Memory, Quorum};
+use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Quorum};
 
 use crate::support::{KEY, durable, left_with_nothing, nodes, process, short, take, try_take, votes};
 
@@ -33,6 +33,22 @@ async fn what_a_majority_holds_is_listed_and_what_a_minority_has_is_not() {
     guard.release().await.unwrap();
     assert!(listed(&locks).await.unwrap().is_empty());
     left_with_nothing(&nodes);
+}
+
+#[tokio::test]
+async fn a_lock_is_said_to_be_held_for_as_long_as_a_majority_holds_it() {
+    const LEASE: Duration = Duration::from_secs(60);
+    let clocks: [ManualClock; 3] = std::array::from_fn(|_| ManualClock::stopped());
+    let nodes: Vec<_> = clocks.iter().map(|clock| Memory::with_clock(clock.clock())).collect();
+    let locks = short(&nodes, LEASE);
+    let _guard = take(&locks).await;
+    // The lease ends on one node after the other, and one does not answer: two of three have it until the earlier end.
+    for (clock, passed) in clocks.iter().zip([1, 2, 3]) {
+        clock.advance(Duration::from_secs(passed));
+    }
+    set_unavailable(&nodes[2..], true);
+    let holder = locks.inspect(KEY).await.unwrap().expect("it is held");
+    assert_eq!(holder.expires_in, Some(LEASE - Duration::from_secs(2)));
 }
 
 #[tokio::test]
