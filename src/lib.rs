@@ -60,7 +60,7 @@ pub use connect::{connect, from_url};
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended, Error,
-    ErrorKind, Failure, Faults, Fence, Guard, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
+    ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
     LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeSetup, OnLost, Operation,
     Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented, Semaphore, Stats,
     Term, Timestamp, Wait, backend, current_hold,

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod group;
 mod guardian;
 mod list;
@@ -54,6 +55,10 @@ enum Task {
         /// The lock's key
         key: String,
     },
+    /// Ask whether the backend answers, and how fast
+    Ping,
+    /// Look for settings and rights that endanger locks, and say what to do; the exit code is 78 when there is danger
+    Doctor,
     /// Show the locks that are held again and again, until interrupted
     Watch(Watch),
     /// Run a command while holding a lock
@@ -209,6 +214,8 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
     match cli.task {
         Task::Ls => list::ls(&store::look_into(&url).await?, cli.json).await,
         Task::Inspect { key } => list::inspect(&store::look_into(&url).await?, &key, cli.json).await,
+        Task::Ping => doctor::ping(&store::look_into(&url).await?, cli.json).await,
+        Task::Doctor => doctor::doctor(&store::look_into(&url).await?, cli.json).await,
         Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
         Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
         Task::Guardian => Ok(0),

@@ -13,6 +13,7 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const OTHER: u8 = 70;
 pub(crate) const BUSY: u8 = 75;
 pub(crate) const DENIED: u8 = 77;
+pub(crate) const DANGER: u8 = 78;
 pub(crate) const LOST: u8 = 79;
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
@@ -25,6 +26,7 @@ pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on thos
   70   another error
   75   somebody else holds the lock
   77   the backend refused the user or the password, or the user said no
+  78   `doctor` found something by which locks may be lost or granted twice
   79   the lock was lost while the command ran
   126  the command cannot be executed
   127  there is no such command";

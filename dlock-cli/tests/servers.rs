@@ -138,3 +138,49 @@ fn locks_in_databases_are_listed_and_released_by_force_whatever_keeps_them() {
         }
     }
 }
+
+#[test]
+fn ping_tells_whether_a_server_answers_and_doctor_which_settings_endanger_locks() {
+    let mut server = RedisServer::start().unwrap();
+    let store = Store::at(&server.url());
+    assert_eq!(store.dlock(["--json", "ping"]).done().json()["backend"], "redis");
+    let well = store.dlock(["doctor"]).done();
+    assert_eq!(well.code, 0, "{}{}", well.out, well.err);
+    assert!(well.out.contains("fine     maxmemory-policy: noeviction"), "{}", well.out);
+    assert!(well.out.contains("warning  appendfsync"), "{}", well.out);
+    for setting in [["maxmemory", "100mb"], ["maxmemory-policy", "allkeys-lru"]] {
+        server.command::<()>(&["CONFIG", "SET", setting[0], setting[1]]);
+    }
+    let ill = store.dlock(["--json", "doctor"]).done();
+    assert_eq!(ill.code, 78, "{}", ill.err);
+    let worst = &ill.json()["findings"][0];
+    assert_eq!(
+        (&worst["severity"], &worst["subject"]),
+        (&"danger".into(), &"maxmemory-policy".into()),
+        "{worst}"
+    );
+    assert!(worst["advice"].as_str().unwrap().contains("noeviction"), "{worst}");
+    server.command::<()>(&[
+        "ACL",
+        "SETUSER",
+        "few",
+        "on",
+        ">secret",
+        "resetchannels",
+        "~dlock:*",
+        "&dlock:*",
+        "+evalsha",
+        "+eval",
+        "+get",
+        "+getrange",
+        "+pttl",
+    ]);
+    let denied = Store::at(&server.url_as("few", "secret")).dlock(["doctor"]).done();
+    assert_eq!(denied.code, 77, "{}{}", denied.out, denied.err);
+    assert!(!denied.err.contains("secret"), "{}", denied.err);
+    server.kill();
+    for task in ["ping", "doctor"] {
+        let dead = store.dlock([task]).done();
+        assert_eq!(dead.code, 69, "{}", dead.err);
+    }
+}

@@ -43,7 +43,7 @@ pub use handles::election::{Campaign, Election, Eligibility, Leader, LeaderChang
 pub use handles::guard::Guard;
 pub use handles::held::{Ended, Held};
 pub use handles::lock::Lock;
-pub use handles::locks::{Locks, LocksBuilder};
+pub use handles::locks::{Health, Locks, LocksBuilder};
 pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
 pub use handles::requirement::Requirement;
 pub use handles::section::Section;

@@ -97,7 +97,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
         if let Some(kind) = client.format.scanned() {
             scan.arg("TYPE").arg(kind);
         }
-        let reply = answered(client.servers.scan(node, PATIENCE, &scan)).await?;
+        let reply = answered(client.servers.plain(node, PATIENCE, &scan)).await?;
         let (next, names) = page(reply).ok_or_else(senseless)?;
         let locks: Vec<(Key, String)> =
             names.into_iter().filter_map(|name| Some((client.namer.key_of(&name)?, name))).collect();

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, Occupancy, RequestClock, ServerAddress,
+    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy, RequestClock,
+    ServerAddress,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use futures_util::FutureExt;
@@ -14,6 +15,7 @@ use crate::administration;
 use crate::claim::{self, RedisClaim};
 use crate::client::Client;
 use crate::config::{Config, RedisBuilder};
+use crate::diagnosis;
 use crate::existing;
 use crate::keys;
 
@@ -200,6 +202,10 @@ impl Backend for Redis {
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         administration::resize(&self.0, key, permits).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        diagnosis::diagnose(&self.0).await
     }
 
     async fn close(&self) {

@@ -12,6 +12,7 @@ mod backend;
 mod claim;
 mod client;
 mod config;
+mod diagnosis;
 mod error;
 mod existing;
 mod fenced;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Occupancy, Renewed,
-    RequestClock, ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
+    Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -96,6 +96,18 @@ impl<B: Backend> Backend for BatchOfOne<B> {
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         self.0.resize(key, permits).await
+    }
+
+    async fn ping(&self) -> Result<(), Failure> {
+        self.0.ping().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.0.diagnose().await
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.0.nodes()
     }
 
     async fn close(&self) {

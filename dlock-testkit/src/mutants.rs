@@ -10,7 +10,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, MOST_PERMITS, Mode, Occupancy, ServerAddress};
+use dlock_core::backend::{
+    BatchAttempt, ClaimRequest, Finding, LockId, MOST_PERMITS, Mode, NodeState, Occupancy, ServerAddress,
+};
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
 pub use claim::MutantClaim;
@@ -246,6 +248,18 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         self.backend.resize(&self.key(key), permits).await
+    }
+
+    async fn ping(&self) -> Result<(), Failure> {
+        self.backend.ping().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.backend.diagnose().await
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.backend.nodes()
     }
 
     async fn close(&self) {

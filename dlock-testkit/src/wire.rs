@@ -12,7 +12,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, LockId, Occupancy, ServerAddress};
+use dlock_core::backend::{
+    Attempt, BatchAttempt, ClaimRequest, Finding, LockId, NodeState, Occupancy, ServerAddress,
+};
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::sync::{Notify, oneshot};
 
@@ -379,6 +381,22 @@ impl<B: Backend> Backend for Wired<B> {
         wire.count(WireRequest::Withdraw);
         wire.there().await?;
         wire.back(backend.resize(key, permits).await)
+    }
+
+    async fn ping(&self) -> Result<(), Failure> {
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.there().await?;
+        wire.back(backend.ping().await)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.there().await?;
+        wire.back(backend.diagnose().await)
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.0.backend.nodes()
     }
 
     async fn close(&self) {

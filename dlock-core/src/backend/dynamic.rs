@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, LockId, Occupancy, Renewed,
-    RequestClock, ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
+    Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -86,6 +86,9 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>>;
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>>;
     fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>>;
+    fn ping(&self) -> BackendStep<'_, Result<(), Failure>>;
+    fn diagnose(&self) -> BackendStep<'_, Result<Vec<Finding>, Failure>>;
+    fn nodes(&self) -> Vec<NodeState>;
     fn close(&self) -> BackendStep<'_, ()>;
 }
 
@@ -173,6 +176,18 @@ impl<B: Backend> DynBackend for B {
 
     fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>> {
         BackendStep::new("resize", async move { Backend::resize(self, key, permits).await })
+    }
+
+    fn ping(&self) -> BackendStep<'_, Result<(), Failure>> {
+        BackendStep::new("ping", async move { Backend::ping(self).await })
+    }
+
+    fn diagnose(&self) -> BackendStep<'_, Result<Vec<Finding>, Failure>> {
+        BackendStep::new("diagnose", async move { Backend::diagnose(self).await })
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        guard(|| Backend::nodes(self)).unwrap_or_default()
     }
 
     fn close(&self) -> BackendStep<'_, ()> {
@@ -322,6 +337,18 @@ impl Backend for Erased {
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         self.0.resize(key, permits).await
+    }
+
+    async fn ping(&self) -> Result<(), Failure> {
+        self.0.ping().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.0.diagnose().await
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.0.nodes()
     }
 
     async fn close(&self) {

@@ -43,6 +43,7 @@
 mod answers;
 mod backoff;
 mod capabilities;
+mod diagnosis;
 pub(crate) mod dynamic;
 mod entropy;
 mod host;
@@ -62,6 +63,7 @@ use std::time::{Duration, SystemTime};
 pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::capabilities::Capabilities;
+pub use self::diagnosis::{Finding, NodeState, Severity};
 pub use self::entropy::Entropy;
 pub(crate) use self::host::{ClaimHost, Host};
 pub use self::lock_id::LockId;
@@ -189,6 +191,35 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn resize(&self, key: &Key, permits: u32) -> impl Future<Output = Result<Option<u32>, Failure>> + Send {
         let _ = (key, permits);
         std::future::ready(Err(Failure::unsupported("change the number of permits")))
+    }
+
+    /// Asks the server something cheap that it only answers when it could be asked for a lock. The default
+    /// [inspects](Self::inspect) a key that nobody holds.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn ping(&self) -> impl Future<Output = Result<(), Failure>> + Send {
+        async {
+            let key = Key::new("dlock-ping")?;
+            self.inspect(&key).await.map(drop)
+        }
+    }
+
+    /// Looks for settings of the server and rights of the user that endanger locks, and changes nothing. What could not
+    /// be looked at is a finding too. The default finds nothing.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn diagnose(&self) -> impl Future<Output = Result<Vec<Finding>, Failure>> + Send {
+        std::future::ready(Ok(Vec::new()))
+    }
+
+    /// Returns what is known of the nodes of a quorum, in their order; empty, the default, for everything else. No I/O
+    /// happens here.
+    fn nodes(&self) -> Vec<NodeState> {
+        Vec::new()
     }
 
     /// Closes connections, as the last step of a shutdown. Later calls may fail.

@@ -4,7 +4,9 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use crate::backend::{Backend, BatchAttempt, Capabilities, ClaimRequest, LockId, Occupancy, ServerAddress};
+use crate::backend::{
+    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy, ServerAddress,
+};
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::holder::Holder;
@@ -129,6 +131,19 @@ impl<B: Backend> Backend for Prefixed<B> {
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         self.backend.resize(&self.key(key), permits).await
+    }
+
+    /// Asks for a key with this prefix, since the user may have rights on no others.
+    async fn ping(&self) -> Result<(), Failure> {
+        self.inspect(&certain("dlock-ping".to_owned())).await.map(drop)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.backend.diagnose().await
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.backend.nodes()
     }
 
     async fn close(&self) {

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Capabilities, ClaimRequest, LockId};
+use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
@@ -314,6 +314,14 @@ impl Backend for Quorum {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.force(key).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.0.diagnose().await
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        self.0.members.iter().map(|member| member.state()).collect()
     }
 
     async fn close(&self) {

@@ -15,7 +15,7 @@ use crate::engine::tenure::Tenure;
 use crate::engine::timer::bounded;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
-use crate::telemetry::{Site, Spanned, Subject, Telemetry, Trace};
+use crate::telemetry::{Site, Spanned, Subject, Trace};
 
 /// A claim that nobody waits for any more.
 pub(crate) struct Cleanup {
@@ -80,10 +80,13 @@ impl Cleanup {
         loop {
             let answer = withdraw_once(&mut self.claim, self.request_timeout).await;
             let over = clock.now() >= until;
+            if answer.is_ok() {
+                self.engine.registry.contacted(clock.now());
+            }
             others_wait |= answer.as_ref().is_ok_and(|withdrawal| withdrawal.others_wait);
             match answer {
                 Ok(withdrawal) if withdrawal.settled || over => {
-                    Telemetry::cleaned_up();
+                    self.engine.telemetry.cleaned_up();
                     break;
                 }
                 // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait

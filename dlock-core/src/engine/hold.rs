@@ -112,6 +112,7 @@ impl Hold {
     /// proof. Not yet listed with the keeper.
     pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let now = spec.engine.clock.now();
+        spec.engine.registry.contacted(now);
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
         let tenure = match spec.options.mode.is_exclusive() {
             true => spec.engine.tenures.granted(&spec.key, now),
@@ -329,6 +330,12 @@ impl Hold {
 
     pub(crate) fn is_at_risk(&self) -> bool {
         self.at_risk.load(Ordering::Acquire)
+    }
+
+    /// For how long a renewal should have been confirmed and was not.
+    pub(super) fn renewal_overdue(&self, now: Timestamp) -> Option<Duration> {
+        let due = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire)) + self.lease / 3;
+        (matches!(self.term, Term::Lease(_)) && self.is_at_risk() && due < now).then(|| now.since(due))
     }
 
     /// When the keeper has to look at this hold: a renewal, or the end.

@@ -141,6 +141,7 @@ async fn renew_once(hold: &Hold) {
     match answer {
         Ok(Ok(Renewed::Extended)) => {
             hold.confirm(sent);
+            hold.engine.registry.contacted(sent);
             telemetry.renewed(hold.site, took);
         }
         Ok(Ok(Renewed::Gone)) => {

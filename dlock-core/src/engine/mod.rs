@@ -137,7 +137,9 @@ impl Engine {
         self.refuse_in_child()?;
         // Boxed: these are rare, and their futures would be part of the caller's twice.
         let answer = self.run(Box::pin(async move { tokio::time::timeout(limit, request).await })).await?;
-        answer.unwrap_or(Err(unanswered))
+        let answer = answer.unwrap_or(Err(unanswered))?;
+        self.registry.contacted(self.clock.now());
+        Ok(answer)
     }
 
     /// Asks who holds `key`.

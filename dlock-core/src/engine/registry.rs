@@ -1,6 +1,8 @@
 //! What is held, in the order in which the keeper has to look at it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::atomic::AtomicU64 as PlainU64;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +30,9 @@ pub(crate) struct HoldRegistry {
     /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
     pub(super) wake: Notify,
+    /// When the backend answered last, zero before it ever did. It decides nothing, so that a scheduler of threads need
+    /// not know of it.
+    contact: PlainU64,
     closed: AtomicBool,
     draining: AtomicBool,
     /// Nobody renews any more.
@@ -91,6 +96,18 @@ impl HoldIndex {
     }
 }
 
+/// What is known without asking the backend.
+pub(crate) struct EngineHealth {
+    /// Whether acquires are accepted.
+    pub(crate) accepts: bool,
+    /// How long ago the backend answered.
+    pub(crate) contact: Option<Duration>,
+    /// For how long a renewal is overdue.
+    pub(crate) oldest: Option<Duration>,
+    /// How late the keeper is.
+    pub(crate) keeper_lag: Duration,
+}
+
 /// What a look at the registry found.
 pub(super) struct DueWork {
     /// To be renewed.
@@ -120,6 +137,7 @@ impl HoldRegistry {
             holds: Mutex::default(),
             next_look: AtomicU64::new(0),
             wake: Notify::new(),
+            contact: PlainU64::default(),
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -249,6 +267,38 @@ impl HoldRegistry {
             holds.replan(&hold, hold.due_at());
         }
         BATCH
+    }
+
+    /// The backend answered something.
+    pub(crate) fn contacted(&self, at: Timestamp) {
+        self.contact.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// What is known without asking the backend.
+    pub(crate) fn health(&self) -> EngineHealth {
+        let now = self.clock.now();
+        let contact = self.contact.load(Ordering::Relaxed);
+        let next_look = Timestamp::from_nanos(self.next_look.load(Ordering::Acquire));
+        let (mut oldest, mut after) = (None, None);
+        loop {
+            let mut seen = 0;
+            // In steps, so that acquires and releases get their turn.
+            for (place, hold) in
+                self.holds().due.range((after.map_or(Unbounded, Excluded), Unbounded)).take(BATCH)
+            {
+                oldest = oldest.max(hold.renewal_overdue(now));
+                (after, seen) = (Some(*place), seen + 1);
+            }
+            if seen < BATCH {
+                break;
+            }
+        }
+        EngineHealth {
+            accepts: !self.is_closed() && !self.is_draining(),
+            contact: (contact != 0).then(|| now.since(Timestamp::from_nanos(contact))),
+            oldest,
+            keeper_lag: now.since(next_look),
+        }
     }
 
     pub(crate) fn held(&self) -> Vec<Arc<Hold>> {

@@ -57,6 +57,10 @@ impl Batch {
     /// The longest batch.
     pub const MAX_LEN: usize = 1_000;
 
+    pub(super) fn first(&self) -> Option<&Lock> {
+        self.locks.first()
+    }
+
     /// Creates a batch of these locks, also of several [`Locks`](crate::Locks). Each keeps its own options but for the
     /// wait: that of the batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {

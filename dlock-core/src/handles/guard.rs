@@ -205,7 +205,7 @@ impl Leaving {
             // Boxed: rare, and else part of every release's future.
             Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
         };
-        Telemetry::released(&span, result.as_ref().err());
+        hold.engine.telemetry.released(&span, result.as_ref().err());
         result
     }
 

@@ -1,6 +1,10 @@
 //! The handle that users hold.
 
 mod administration;
+mod environment;
+mod health;
+
+pub use health::Health;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -92,6 +92,13 @@ impl SectionTarget {
         })
     }
 
+    fn first(&self) -> Option<&Lock> {
+        match self {
+            Self::Lock(lock) => Some(lock),
+            Self::Batch(batch) => batch.first(),
+        }
+    }
+
     fn on_lost(&self) -> OnLost {
         match self {
             Self::Lock(lock) => lock.options().on_lost,
@@ -196,7 +203,9 @@ impl Section {
         if !self.run_when_unavailable || !is_unavailable(error.kind()) {
             return Err(error);
         }
-        Telemetry::body_unlocked(&error);
+        if let Some(lock) = self.target.first() {
+            lock.engine().telemetry.body_unlocked(lock.site(), &error);
+        }
         self.state = SectionState::Unlocked;
         Ok(())
     }

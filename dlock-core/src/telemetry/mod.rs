@@ -61,8 +61,10 @@ pub(crate) struct Telemetry {
     holders: Holders,
     /// Renewals that fail.
     renewals: Outage,
-    /// Clean-ups that are given up.
-    cleanups: Outage,
+    /// Releases that are not confirmed, or given up.
+    releases: Outage,
+    /// Bodies that run without their lock.
+    unlocked: Outage,
     /// Locks that are lost, which come by the thousand too.
     losses: Outage,
 }
@@ -85,7 +87,8 @@ impl Telemetry {
             counts: Counts::default(),
             holders: Holders::default(),
             renewals: Outage::default(),
-            cleanups: Outage::default(),
+            releases: Outage::default(),
+            unlocked: Outage::default(),
             losses: Outage::default(),
         }
     }
@@ -153,6 +156,9 @@ impl Telemetry {
 
     /// A body begins to run under `locks` locks, of which `first` is one.
     pub(crate) fn body_started(&self, first: Subject<'_>, locks: usize, fence: Option<Fence>) -> Span {
+        if let Some(over) = self.unlocked.succeeded(Instant::now) {
+            spans::over(self, &over, "bodies run under their locks again");
+        }
         spans::hold(self, first, locks, fence)
     }
 
@@ -162,13 +168,18 @@ impl Telemetry {
     }
 
     /// A body runs although its lock could not be asked for.
-    pub(crate) fn body_unlocked(error: &Error) {
-        spans::body_unlocked(error);
+    pub(crate) fn body_unlocked(&self, site: Site, error: &Error) {
+        let report = self.unlocked.failed(site.template, error.kind().as_str(), Instant::now());
+        spans::body_unlocked(self, site, error, report);
     }
 
     /// A body is done, and its lock was not released properly.
     pub(crate) fn release_after_body_failed(&self, first: Subject<'_>, error: &Error) {
-        spans::release_after_body_failed(self, first, error);
+        self.release_failed(
+            first,
+            error.failure(),
+            "the body is done, and its lock was not released properly",
+        );
     }
 
     /// A renewal begins, in the trace of the span that took the lock.
@@ -184,7 +195,7 @@ impl Telemetry {
         self.metrics.renewal(site, "renewed", None, took);
         spans::outcome("renewed");
         if let Some(over) = self.renewals.succeeded(Instant::now) {
-            spans::renewals_succeed_again(self, &over);
+            spans::over(self, &over, "renewals succeed again");
         }
     }
 
@@ -246,8 +257,11 @@ impl Telemetry {
     }
 
     /// The release of `span` is over, with this error if it failed.
-    pub(crate) fn released(span: &Span, error: Option<&Error>) {
+    pub(crate) fn released(&self, span: &Span, error: Option<&Error>) {
         spans::released(span, error);
+        if error.is_none() {
+            self.releases_succeed();
+        }
     }
 
     /// The release of `span` was none: the next section in this process has the lock.
@@ -256,8 +270,19 @@ impl Telemetry {
     }
 
     /// One lock of several was not released properly.
-    pub(crate) fn release_of_many_failed(error: &Error) {
-        spans::release_of_many_failed(error);
+    pub(crate) fn release_of_many_failed(&self, lock: Subject<'_>, error: &Error) {
+        self.release_failed(lock, error.failure(), "one lock of a batch was not released properly");
+    }
+
+    fn release_failed(&self, lock: Subject<'_>, failure: &Failure, what: &'static str) {
+        let report = self.releases.failed(lock.site.template, failure.kind().as_str(), Instant::now());
+        spans::release_failed(self, lock, failure, what, report);
+    }
+
+    fn releases_succeed(&self) {
+        if let Some(over) = self.releases.succeeded(Instant::now) {
+            spans::over(self, &over, "releases succeed again");
+        }
     }
 
     /// A lock was taken away from its holder, if it had one.
@@ -276,8 +301,9 @@ impl Telemetry {
     }
 
     /// Nothing is left on the servers.
-    pub(crate) fn cleaned_up() {
+    pub(crate) fn cleaned_up(&self) {
         spans::outcome("released");
+        self.releases_succeed();
     }
 
     /// A request of a clean-up failed, and is made again unless it was given up.
@@ -295,8 +321,7 @@ impl Telemetry {
     pub(crate) fn abandoned(&self, lock: Subject<'_>, failure: &Failure) {
         self.counts.abandoned.add();
         self.metrics.abandoned(lock.site);
-        let report = self.cleanups.failed(lock.site.template, failure.kind().as_str(), Instant::now());
-        spans::cleanup_given_up(self, lock, failure, report);
+        self.release_failed(lock, failure, "a release was given up; the lease ends the lock");
     }
 
     /// The keeper looks through what is held.

@@ -162,9 +162,10 @@ pub(super) fn renew(to: &Telemetry, lock: Subject<'_>) -> Span {
     with_key(span, to, lock.key)
 }
 
-pub(super) fn renewals_succeed_again(to: &Telemetry, over: &Over) {
+/// An outage has ended.
+pub(super) fn over(to: &Telemetry, over: &Over, what: &'static str) {
     let (backend, Over { lasted, failures }) = (to.backend, over);
-    tell(|| warn!(target: "dlock", backend, ?lasted, failures, "renewals succeed again"));
+    tell(|| warn!(target: "dlock", backend, ?lasted, failures, "{what}"));
 }
 
 pub(super) fn renewal_failed(
@@ -294,15 +295,20 @@ pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fai
     });
 }
 
-pub(super) fn cleanup_given_up(to: &Telemetry, lock: Subject<'_>, failure: &Failure, report: OutageReport) {
-    let backend = to.backend;
+pub(super) fn release_failed(
+    to: &Telemetry,
+    lock: Subject<'_>,
+    failure: &Failure,
+    what: &'static str,
+    report: OutageReport,
+) {
+    let (backend, template) = (to.backend, lock.site.template);
     match report {
-        OutageReport::First => tell(|| {
-            let what = "a release was given up; the lease ends the lock";
-            warn!(target: "dlock", backend, key = shown(to, lock.key), %failure, "{what}");
-        }),
+        OutageReport::First => {
+            tell(|| warn!(target: "dlock", backend, key = shown(to, lock.key), template, %failure, "{what}"));
+        }
         OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "more releases were given up"));
+            tell(|| warn!(target: "dlock", backend, counts, "releases go on failing"));
         }
         OutageReport::Nothing => {}
     }
@@ -316,24 +322,18 @@ pub(super) fn nested_options_ignored(to: &Telemetry, lock: Subject<'_>, lease: D
     });
 }
 
-pub(super) fn body_unlocked(error: &Error) {
-    let (backend, failure) = (error.backend(), error.failure());
-    tell(
-        || warn!(target: "dlock", backend, %failure, "the body runs without the lock, as the caller asked for this case"),
-    );
-}
-
-pub(super) fn release_after_body_failed(to: &Telemetry, first: Subject<'_>, error: &Error) {
-    tell(|| {
-        let (backend, failure) = (error.backend(), error.failure());
-        let what = "the body is done, and its lock was not released properly";
-        warn!(target: "dlock", backend, key = shown(to, first.key), %failure, "{what}");
-    });
-}
-
-pub(super) fn release_of_many_failed(error: &Error) {
-    let (backend, failure) = (error.backend(), error.failure());
-    tell(|| warn!(target: "dlock", backend, %failure, "one lock of a batch was not released properly"));
+pub(super) fn body_unlocked(to: &Telemetry, site: Site, error: &Error, report: OutageReport) {
+    let (backend, template, failure) = (to.backend, site.template, error.failure());
+    match report {
+        OutageReport::First => tell(|| {
+            let what = "the body runs without the lock, as the caller asked for this case";
+            warn!(target: "dlock", backend, template, %failure, "{what}");
+        }),
+        OutageReport::Counts(counts) => {
+            tell(|| warn!(target: "dlock", backend, counts, "bodies go on running without their locks"));
+        }
+        OutageReport::Nothing => {}
+    }
 }
 
 #[cfg(feature = "otel")]

@@ -148,10 +148,15 @@ impl Servers {
         route.connection.ask_all(calls).await.map_err(|fault| self.failed(&route, fault))
     }
 
-    /// Has a server look at some of its names.
-    pub(crate) async fn scan(&self, node: &Node, patience: Duration, scan: &Cmd) -> Result<Value, Failure> {
+    /// Sends one plain command, such as a look at some of its names, to a server.
+    pub(crate) async fn plain(
+        &self,
+        node: &Node,
+        patience: Duration,
+        command: &Cmd,
+    ) -> Result<Value, Failure> {
         let route = node.route(patience).await?;
-        let reply = route.connection.client().send_packed_command(scan).await;
+        let reply = route.connection.client().send_packed_command(command).await;
         let reply = reply.and_then(Value::extract_error);
         reply.map_err(|error| self.failed(&route, Fault::of(error)))
     }

@@ -8,13 +8,15 @@ use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
 use super::{QuorumShared, too_few};
-use crate::backend::Host;
+use crate::backend::{Finding, Host};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
 use crate::key::Key;
 
 /// How long the lists of all nodes may take.
 const LISTING: Duration = Duration::from_secs(25);
+/// How long a node may take to look at itself.
+const DIAGNOSIS: Duration = Duration::from_secs(3);
 
 impl QuorumShared {
     /// Who holds it on a majority.
@@ -58,6 +60,32 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
+    /// What each node says of itself; one that does not answer is a finding.
+    pub(super) async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        let mut round = Round::new(DIAGNOSIS, &Host::default());
+        for (place, member) in self.members.iter().enumerate() {
+            let member = Arc::clone(member);
+            round.ask(place, async move {
+                member.backend().ping().await?;
+                member.backend().diagnose().await
+            });
+        }
+        let mut findings = Vec::new();
+        while let Some((place, answer)) = round.next().await {
+            let member = &self.members[place];
+            match answer {
+                Ok(found) => findings.extend(found.into_iter().map(|mut finding| {
+                    finding.found = member.says(&finding.found);
+                    finding
+                })),
+                Err(failure) => findings.push(unreachable(member, &failure)),
+            }
+        }
+        let silent = Failure::unknown("no answer in time");
+        findings.extend(round.silent().map(|place| unreachable(&self.members[place], &silent)));
+        Ok(findings)
+    }
+
     /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
         let mut round = Round::new(self.node_timeout, &Host::default());
@@ -83,6 +111,11 @@ impl QuorumShared {
         }
         Ok(freed > 0 && freed + count.unheard() >= count.needed)
     }
+}
+
+fn unreachable(member: &Member, failure: &Failure) -> Finding {
+    let advice = "bring the node back: a quorum works while a majority answers, and has no reserve meanwhile";
+    Finding::warning("node", member.says(failure), advice)
 }
 
 /// What the nodes said.

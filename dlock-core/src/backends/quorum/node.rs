@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Backend, ClaimRequest};
+use crate::backend::{Backend, ClaimRequest, NodeState};
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose
 /// defaults do not matter here).
@@ -141,6 +141,17 @@ impl Member {
 
     pub(super) fn did_not_answer(&self) {
         self.unanswered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What is known of it.
+    pub(super) fn state(&self) -> NodeState {
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        NodeState {
+            number: self.number,
+            backend: self.backend().name(),
+            answered: answered.map(|at| at.elapsed()),
+            is_silent: self.unanswered.load(Ordering::Relaxed) >= SILENT_AFTER,
+        }
     }
 
     /// What it says, with its name.

@@ -45,7 +45,10 @@ pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> At
         let Some(claim) = claims.next() else { return AttemptOutcome::Failed(gone()) };
         match claim.attempt().await {
             Ok(Attempt::Granted(grant)) => return AttemptOutcome::Granted(smallvec![grant]),
-            Ok(Attempt::Busy(busy)) => return AttemptOutcome::Busy(0, busy),
+            Ok(Attempt::Busy(busy)) => {
+                engine.registry.contacted(engine.clock.now());
+                return AttemptOutcome::Busy(0, busy);
+            }
             Err(failure) => failure,
         }
     } else {
@@ -55,6 +58,7 @@ pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> At
             }
             Ok(BatchAttempt::Granted(_)) => Failure::unknown("the backend lost count of the locks"),
             Ok(BatchAttempt::Busy { place, busy }) => {
+                engine.registry.contacted(engine.clock.now());
                 return AttemptOutcome::Busy(place.min(wanted - 1), busy);
             }
             Ok(BatchAttempt::Separately) => return AttemptOutcome::Separately,

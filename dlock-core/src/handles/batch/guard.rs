@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::{Ended, Held};
-use crate::telemetry::Telemetry;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
 /// not; a batch is held as long as all of its locks are.
@@ -97,6 +96,7 @@ impl BatchGuard {
     ///
     /// When dropped midway, the release goes on in the background.
     pub async fn release(mut self) -> Result<()> {
+        let Some(first) = self.guards.first().map(|guard| Arc::clone(guard.hold())) else { return Ok(()) };
         let guards = std::mem::take(&mut self.guards);
         let mut releases: FuturesUnordered<_> = guards.into_iter().rev().map(Guard::release).collect();
         let mut result = Ok(());
@@ -104,7 +104,7 @@ impl BatchGuard {
             if result.is_ok() {
                 result = released;
             } else if let Err(error) = released {
-                Telemetry::release_of_many_failed(&error);
+                first.engine.telemetry.release_of_many_failed(first.subject(), &error);
             }
         }
         result
@@ -113,11 +113,11 @@ impl BatchGuard {
     /// Releases what was taken before another lock could not be had.
     pub(super) async fn give_back(self, limit: Duration) {
         let Some(first) = self.guards.first() else { return };
-        let engine = Arc::clone(&first.hold().engine);
+        let first = Arc::clone(first.hold());
         // What is not confirmed by then goes on in the background.
         let release = Box::pin(async move { tokio::time::timeout(limit, self.release()).await });
-        if let Ok(Ok(Err(error))) = engine.run(release).await {
-            Telemetry::release_of_many_failed(&error);
+        if let Ok(Ok(Err(error))) = first.engine.run(release).await {
+            first.engine.telemetry.release_of_many_failed(first.subject(), &error);
         }
     }
 }

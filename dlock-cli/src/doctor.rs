@@ -1,0 +1,62 @@
+//! Whether the backend answers, and what about it endangers locks.
+
+use std::io::{Write, stdout};
+use std::time::Instant;
+
+use dlock::Locks;
+use dlock::backend::{Finding, Severity};
+use serde_json::json;
+
+use crate::show::{self, printable, short};
+use crate::trouble::{DANGER, Trouble};
+
+/// Asks once.
+pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
+    let asked = Instant::now();
+    locks.ping().await?;
+    let took = asked.elapsed();
+    let mut out = stdout().lock();
+    if json {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "took_us": micros }))?)?;
+    } else {
+        writeln!(out, "{} answered in {}", locks.backend(), short(took))?;
+    }
+    Ok(0)
+}
+
+/// Shows what was looked at, the worst first.
+pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
+    locks.ping().await?;
+    let mut findings = locks.diagnose().await?;
+    let abilities = locks.capabilities();
+    let fence = match abilities.fencing {
+        true => Finding::fine("fence", "every grant has a fence"),
+        false => Finding::warning(
+            "fence",
+            "grants have no fence",
+            "a resource cannot refuse a holder that lost its lock; take a backend with fences where that matters",
+        ),
+    };
+    findings.push(fence);
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let worst = findings.iter().map(|finding| finding.severity).max();
+    let mut out = stdout().lock();
+    if json {
+        let all: Vec<_> = findings
+            .iter()
+            .map(|Finding { subject, severity, found, advice, .. }| {
+                json!({ "subject": subject, "severity": severity.as_str(), "found": found, "advice": advice })
+            })
+            .collect();
+        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "findings": all }))?)?;
+    } else {
+        for Finding { subject, severity, found, advice, .. } in &findings {
+            writeln!(out, "{:<8} {subject}: {}", severity.as_str(), printable(found))?;
+            if !advice.is_empty() {
+                writeln!(out, "         {advice}")?;
+            }
+        }
+    }
+    Ok(if worst == Some(Severity::Danger) { DANGER } else { 0 })
+}

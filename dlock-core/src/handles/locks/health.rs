@@ -1,0 +1,171 @@
+//! Whether the backend answers, what is known of it without asking, and what endangers locks on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Locks;
+use crate::backend::{Finding, NodeState};
+use crate::error::{Failure, Operation, Result};
+
+/// How long a look at the server's settings may take.
+const DIAGNOSIS: Duration = Duration::from_secs(10);
+
+/// What [`Locks::health`] knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// Whether acquires are accepted: not while these locks are drained, nor after a shutdown or the end of their
+    /// keeper.
+    pub accepts: bool,
+    /// How long ago the backend last answered these locks; `None` when it never did. Locks that are idle do not ask:
+    /// [`Locks::ping`] does.
+    pub last_contact: Option<Duration>,
+    /// For how long the oldest renewal that failed is overdue; `None` when all renewals are confirmed. A lock is lost
+    /// when it reaches about two thirds of its lease.
+    pub oldest_unconfirmed_renewal: Option<Duration>,
+    /// How late dlock's own thread is with its next look. More than some milliseconds means a machine that is
+    /// overloaded, or a process that was stopped.
+    pub keeper_lag: Duration,
+    /// The nodes of a quorum; empty for everything else.
+    pub nodes: Vec<NodeState>,
+}
+
+impl Locks {
+    /// Asks the backend one cheap thing, and waits for the answer up to the
+    /// [request timeout](super::LocksBuilder::with_request_timeout). Takes no lock. Of a quorum a majority has to
+    /// answer.
+    ///
+    /// For readiness probes; [`health`](Self::health) asks nobody.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let memory = Memory::new();
+    /// let locks = Locks::new(memory.clone());
+    /// locks.ping().await?;
+    /// memory.faults().set_unavailable(true);
+    /// assert!(locks.ping().await.is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), [`ErrorKind::Denied`](crate::ErrorKind::Denied) and
+    /// other kinds of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn ping(&self) -> Result<()> {
+        let (engine, limit) = (&self.engine, self.defaults.request_timeout());
+        let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
+        let asked = Arc::clone(engine);
+        let answer = engine.ask(limit, unanswered, async move { asked.backend.ping().await }).await;
+        answer.map_err(|failure| engine.error(Operation::Inspect, failure))
+    }
+
+    /// Returns what is known without asking the backend. Takes longer with the number of locks that are held, some
+    /// microseconds for each hundred.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let _guard = locks.lock("room_7").acquire().await?;
+    /// let health = locks.health();
+    /// assert!(health.accepts && health.last_contact.is_some());
+    /// assert_eq!(health.oldest_unconfirmed_renewal, None);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let known = self.engine.registry.health();
+        Health {
+            accepts: known.accepts && !self.engine.is_in_child(),
+            last_contact: known.contact,
+            oldest_unconfirmed_renewal: known.oldest,
+            keeper_lag: known.keeper_lag,
+            nodes: self.engine.backend.nodes(),
+        }
+    }
+
+    /// Looks for settings of the server and rights of the user that endanger locks, and changes nothing. Gives up after
+    /// 10 s. For operators; the program `dlock doctor` shows it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), [`ErrorKind::Denied`](crate::ErrorKind::Denied) and
+    /// other kinds of the backend. What could not be looked at while the rest could is a finding.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let engine = &self.engine;
+        let unanswered = Failure::unavailable(format!("no answer within {DIAGNOSIS:?}"));
+        let asked = Arc::clone(engine);
+        let answer = engine.ask(DIAGNOSIS, unanswered, async move { asked.backend.diagnose().await }).await;
+        answer.map_err(|failure| engine.error(Operation::Inspect, failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, ManualClock, Memory, Quorum};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ping_is_bounded_where_the_backend_hangs_and_fails_where_it_is_away() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        assert_eq!(locks.health().last_contact, None);
+        locks.ping().await.unwrap();
+        assert!(locks.health().last_contact.is_some());
+        memory.faults().set_hanging(true);
+        assert_eq!(locks.ping().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        memory.faults().set_hanging(false);
+        memory.faults().set_unavailable(true);
+        assert_eq!(locks.ping().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        locks.shutdown(Duration::from_secs(1)).await.unwrap();
+        assert!(!locks.health().accepts);
+    }
+
+    #[tokio::test]
+    async fn a_renewal_that_fails_is_overdue_until_one_is_confirmed() {
+        let (clock, lease) = (ManualClock::stopped(), Duration::from_secs(30));
+        let memory = Memory::with_clock(clock.clock());
+        let locks = Locks::builder(memory.clone()).with_lease(lease).build().unwrap();
+        let guard = locks.lock("k").acquire().await.unwrap();
+        assert_eq!(locks.health().oldest_unconfirmed_renewal, None);
+        memory.faults().set_unavailable(true);
+        clock.advance(lease / 2);
+        guard.held().at_risk().await;
+        let overdue = locks.health().oldest_unconfirmed_renewal.unwrap();
+        assert_eq!(overdue, lease / 6);
+        memory.faults().set_unavailable(false);
+        clock.advance(lease / 12);
+        while locks.health().oldest_unconfirmed_renewal.is_some() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        guard.check().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_quorum_is_pinged_by_its_majority_and_knows_its_nodes() {
+        let nodes = [Memory::new(), Memory::new(), Memory::new()];
+        let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build().unwrap();
+        let locks = Locks::new(quorum);
+        nodes[0].faults().set_unavailable(true);
+        locks.ping().await.unwrap();
+        locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+        let known = locks.health().nodes;
+        assert_eq!(known.iter().map(|node| node.number).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(known.iter().filter(|node| node.answered.is_some()).count() >= 2, "{known:?}");
+        let found = locks.diagnose().await.unwrap();
+        assert!(found.iter().any(|finding| finding.found.contains("node 1")), "{found:?}");
+        nodes[1].faults().set_unavailable(true);
+        assert_eq!(locks.ping().await.unwrap_err().kind(), ErrorKind::QuorumNotReached);
+    }
+}
