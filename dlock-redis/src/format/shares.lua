@@ -24,7 +24,7 @@
 --   look      {number of permits or 0, ms now, value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
 --   force     1, or 0 when nobody holds it
-local PREFERENCE, ALIVE, REMEMBERED = 10000, 2000, 86400000
+local PREFERENCE, ALIVE, REMEMBERED, JOIN = 10000, 2000, 86400000, 5
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local wrong = 'WRONGTYPE the key holds something that is no lock'
 
@@ -269,6 +269,10 @@ if kind == 'hash' and not waits then
 end
 if listening and not listens then
   call('HSET', name, 'l', 1)
+end
+if chance > now + JOIN then
+  -- Those who waited with it come now, and then it is the turn of those who write.
+  call('HSET', name, 'r', text(now + JOIN))
 end
 keep(lease)
 return done(fence)
