@@ -80,14 +80,14 @@ impl LocksBuilder {
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) with the name of the variable, when its value is
     /// none of these.
     pub fn from_env(self) -> Result<Self> {
-        self.from_variables(|name| match std::env::var(name) {
+        self.with_variables(|name| match std::env::var(name) {
             Ok(value) => Ok(Some(value)),
             Err(VarError::NotPresent) => Ok(None),
             Err(VarError::NotUnicode(_)) => Err("UTF-8"),
         })
     }
 
-    fn from_variables(mut self, get: impl Fn(&str) -> Result<Option<String>, &'static str>) -> Result<Self> {
+    fn with_variables(mut self, get: impl Fn(&str) -> Result<Option<String>, &'static str>) -> Result<Self> {
         let backend = self.backend.name();
         for (name, set) in VARIABLES {
             let refuse = |what: String| {
@@ -134,7 +134,7 @@ mod tests {
             |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
         Locks::builder(Memory::new())
             .with_lease(Duration::from_secs(10))
-            .from_variables(|name| Ok(find(name)))
+            .with_variables(|name| Ok(find(name)))
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
             assert!(error.to_string().contains(name), "{value}: {error}");
         }
-        let error = Locks::builder(Memory::new()).from_variables(|_| Err("UTF-8")).map(drop).unwrap_err();
+        let error = Locks::builder(Memory::new()).with_variables(|_| Err("UTF-8")).map(drop).unwrap_err();
         assert!(error.to_string().contains("DLOCK_LEASE") && error.to_string().contains("UTF-8"), "{error}");
     }
 }
