@@ -68,6 +68,9 @@ pub use dlock_core::{
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
 pub use dlock_macros::distributed_lock;
+#[cfg(feature = "macros")]
+#[doc = include_str!("leader.md")]
+pub use dlock_macros::leader;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

@@ -1,5 +1,8 @@
 //! What `#[distributed_lock]` expands to calls of. Not for use by hand, and not covered by any promise.
 
+#[path = "private/candidate.rs"]
+mod candidate;
+
 use std::cell::Cell;
 use std::fmt;
 use std::pin::Pin;
@@ -8,8 +11,9 @@ use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
-use dlock_core::{Error, Held, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
+use dlock_core::{Error, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
 
+pub use self::candidate::{Candidate, held, resign};
 use crate::registry;
 
 /// Which locks the attribute names.
@@ -450,19 +454,6 @@ impl Segments {
             }
         };
         Ok(setup.segmented.insert(section))
-    }
-}
-
-/// Returns the view of the body that calls this, for `guard = name`.
-///
-/// # Panics
-///
-/// Outside of a body, which the attribute never does.
-#[must_use]
-pub fn held() -> Held {
-    match dlock_core::current_hold() {
-        Some(held) => held,
-        None => unreachable!("only called by the body of a section"),
     }
 }
 

@@ -11,6 +11,7 @@
 mod doctor;
 mod group;
 mod guardian;
+mod leader;
 mod list;
 mod release;
 mod run;
@@ -70,6 +71,9 @@ enum Task {
     /// the command likewise; TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the
     /// command goes on, and others get the lock after the lease: then only the fence protects.
     Run(Run),
+    /// Who leads: elections, which are locks that candidates hold as terms of office
+    #[command(subcommand)]
+    Leader(Leader),
     #[command(name = guardian::NAME, hide = true)]
     Guardian,
     /// How many permits a semaphore has
@@ -99,6 +103,34 @@ struct Resize {
     key: String,
     /// How many permits it shall have, 1 to 1 000 000
     permits: u32,
+}
+
+#[derive(Debug, Subcommand)]
+enum Leader {
+    /// List all elections that have a leader
+    Ls,
+    /// Follow who leads an election: a line for each change, until interrupted
+    Watch {
+        /// The election's key
+        key: String,
+        /// How often to look: 50ms to 1h
+        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+        every: Duration,
+        /// Say so many lines, then end
+        #[arg(long, value_name = "COUNT")]
+        times: Option<u64>,
+    },
+    /// Take a leader's term away, so that the next candidate leads
+    ///
+    /// The leader is not stopped: it learns of it at its next renewal, up to a third of its lease later, and until then
+    /// it and the next one may both act. The next term has a higher number. It may win again.
+    Resign {
+        /// The election's key
+        key: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -216,6 +248,7 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
         Task::Inspect { key } => list::inspect(&store::look_into(&url).await?, &key, cli.json).await,
         Task::Ping => doctor::ping(&store::look_into(&url).await?, cli.json).await,
         Task::Doctor => doctor::doctor(&store::look_into(&url).await?, cli.json).await,
+        Task::Leader(task) => leader::leader(&store::look_into(&url).await?, &task, cli.json).await,
         Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
         Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
         Task::Guardian => Ok(0),

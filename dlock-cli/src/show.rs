@@ -37,6 +37,9 @@ pub(crate) struct Person<'a> {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace: Option<&'a str>,
+    /// Which candidate it is, where it leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    candidate: Option<&'a str>,
 }
 
 impl<'a> Person<'a> {
@@ -49,6 +52,7 @@ impl<'a> Person<'a> {
             fence: holder.fence.map(Fence::get),
             expires_in_ms: holder.expires_in.map(millis),
             trace: holder.trace.as_deref(),
+            candidate: holder.candidate.as_deref(),
         }
     }
 }

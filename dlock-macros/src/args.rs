@@ -161,6 +161,11 @@ impl Args {
         self.given.iter().any(|given| given == option)
     }
 
+    /// Where the option was given, if it was.
+    pub(crate) fn given_at(&self, option: &str) -> Option<proc_macro2::Span> {
+        self.given.iter().find(|given| *given == option).map(Ident::span)
+    }
+
     /// Reads one `name = value`, and stops anywhere after a mistake.
     fn option(&mut self, input: ParseStream<'_>, mistakes: &mut Mistakes) -> syn::Result<()> {
         if input.peek(LitStr) {

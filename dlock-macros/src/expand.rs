@@ -59,18 +59,8 @@ fn locked(
     function: &Function,
     mistakes: &mut Mistakes,
 ) -> Option<TokenStream> {
-    // Everything generated has spans of the macro: no name meets one of the user's, and no lint of the
-    // user's finds fault with it.
     let here = Span::mixed_site();
-    let dlock = match &args.krate {
-        Some(path) => quote!(#path),
-        None => {
-            let name = Ident::new(&dependency::name(), here);
-            quote_spanned!(here=> ::#name)
-        }
-    };
-    let private = quote_spanned!(here=> #dlock::__private);
-
+    let (dlock, private) = paths(args);
     check_guard(args, function, mistakes);
     if args.segments.is_some() {
         mistakes.take(function.returns_no_mutable_borrow());
@@ -127,6 +117,23 @@ fn locked(
             #body
         }).await;
     }))
+}
+
+/// Where dlock is, and what generated code uses of it.
+///
+/// Everything generated has spans of the macro: no name meets one of the user's, and no lint of the user's finds fault
+/// with it.
+pub(crate) fn paths(args: &Args) -> (TokenStream, TokenStream) {
+    let here = Span::mixed_site();
+    let dlock = match &args.krate {
+        Some(path) => quote!(#path),
+        None => {
+            let name = Ident::new(&dependency::name(), here);
+            quote_spanned!(here=> ::#name)
+        }
+    };
+    let private = quote_spanned!(here=> #dlock::__private);
+    (dlock, private)
 }
 
 /// The body in one segment after the other, until one was not exhausted.
@@ -206,7 +213,7 @@ fn on_busy(args: &Args) -> Option<TokenStream> {
 }
 
 /// Any failure of the lock, as an arm of a `match` that leaves a loop.
-fn failed(private: &TokenStream, output: &TokenStream) -> TokenStream {
+pub(crate) fn failed(private: &TokenStream, output: &TokenStream) -> TokenStream {
     quote_spanned! {Span::mixed_site()=>
         ::core::result::Result::Err(error) => break #private::from_lock::<#output>(error),
     }
@@ -214,7 +221,7 @@ fn failed(private: &TokenStream, output: &TokenStream) -> TokenStream {
 
 /// Makes the arguments mutable, and borrows each that the body names mutably: the future of the body is then `Send`
 /// wherever the argument is, though it need not be `Sync`. They are dropped in the order of a plain function.
-fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStream) {
+pub(crate) fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     let (mut rebound, mut borrowed) = (TokenStream::new(), TokenStream::new());
     for argument in function.arguments.iter().filter(|argument| argument.name != "self") {
@@ -235,7 +242,7 @@ fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStr
     (rebound, borrowed)
 }
 
-fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
+pub(crate) fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
     match &args.key {
         Some(KeyArg::Template(template)) => template.to_key(function, mistakes),
         Some(KeyArg::Expr(block)) => {
@@ -281,7 +288,7 @@ fn several(
 }
 
 /// What spans and metrics are labelled with: never the key, of which there can be any number.
-fn site(args: &Args, function: &Function) -> TokenStream {
+pub(crate) fn site(args: &Args, function: &Function) -> TokenStream {
     let name = function.name.unraw().to_string();
     let template = match (&args.key, &args.keys) {
         (Some(KeyArg::Template(template)), _) => template.label(),
@@ -294,7 +301,7 @@ fn site(args: &Args, function: &Function) -> TokenStream {
 }
 
 /// Statements that must come first, and where to lock.
-fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
+pub(crate) fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     if let Some(locks) = &args.locks {
         // A handle of them, so that the body can move what it was borrowed from.
@@ -330,7 +337,7 @@ fn located_at(place: Span, tokens: TokenStream) -> TokenStream {
     tokens.into_iter().map(relocate).collect()
 }
 
-fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
+pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
     let mut options = TokenStream::new();
     if let Some(wait) = &args.wait {
@@ -412,7 +419,7 @@ fn expression(block: &Group, ty: &TokenStream) -> TokenStream {
 /// is that of a plain function. A parameter `_` has no name, and stays outside.
 ///
 /// An argument that is not used anywhere stays outside too, so that the compiler reports it as unused.
-fn captures(function: &Function, written: &TokenStream) -> TokenStream {
+pub(crate) fn captures(function: &Function, written: &TokenStream) -> TokenStream {
     let captures = function.arguments.iter().rev().filter_map(|argument| {
         let (cfgs, name) = captured(argument, function, written)?;
         Some(quote_spanned!(Span::mixed_site()=> #cfgs let _ = &#name;))

@@ -9,6 +9,7 @@ mod duration;
 mod error;
 mod expand;
 mod function;
+mod leader;
 mod suggest;
 mod template;
 
@@ -19,4 +20,10 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(args.into(), item.into()).into()
+}
+
+#[allow(missing_docs)]
+#[proc_macro_attribute]
+pub fn leader(args: TokenStream, item: TokenStream) -> TokenStream {
+    leader::expand(args.into(), item.into()).into()
 }

@@ -193,6 +193,10 @@ pub(crate) fn holder(recipe: Recipe, path: &str, data: &[u8], stat: &Stat) -> Ho
     if recipe.reads(path.rsplit('/').next().unwrap_or(path)) {
         holder.mode = Mode::Shared;
     }
+    // Whoever has such a node leads: another library's participant by the id that it stores.
+    if recipe == Recipe::LeaderLatch && holder.candidate.is_none() {
+        holder.candidate.clone_from(&holder.label);
+    }
     holder.fence = Some(Fence::new(stat.czxid.cast_unsigned()));
     holder
 }

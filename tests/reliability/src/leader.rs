@@ -128,7 +128,6 @@ async fn elections(store: &Store, faults: usize, mut random: Rng, bar: ProgressB
     }
     let mut election =
         Election { store, key, replicas, leads: None, open: HashMap::new(), seen: Seen::default() };
-    let kinds = if store.server().is_some() { &Fault::ALL[..] } else { &Fault::ALL[..2] };
     for round in 0..faults {
         let (place, _) = election.leader_after(0).await?;
         // Anywhere between two renewals.
@@ -137,7 +136,7 @@ async fn elections(store: &Store, faults: usize, mut random: Rng, bar: ProgressB
             // A machine that is busy with other things let it lose its term by itself.
             continue;
         }
-        let (fault, _) = kinds[round % kinds.len()];
+        let (fault, _) = Fault::ALL[round % Fault::ALL.len()];
         election.inject(fault, place, random.f64()).await?;
         bar.inc(1);
     }
@@ -201,14 +200,17 @@ impl Election<'_> {
         }
         let began = now_ns();
         if fault == Fault::Killed {
-            self.replicas[place].worker.kill().await?;
-            let way = self.replicas[place].way.take();
-            // It believed in its term until then.
-            let terms: Vec<_> = self.open.keys().filter(|(of, _)| *of == place).copied().collect();
-            for term in terms {
-                let from = self.open.remove(&term).unwrap_or(began);
-                self.seen.terms.push((from, began));
-            }
+            let replica = &mut self.replicas[place];
+            replica.worker.kill().await?;
+            let way = replica.way.take();
+            // Of one that did not say when it left, only the beginning is known for certain.
+            self.open.retain(|(of, _), from| {
+                let is_its = *of == place;
+                if is_its {
+                    self.seen.terms.push((*from, *from));
+                }
+                !is_its
+            });
             let (store, key) = (self.store, self.key.clone());
             self.replicas[place] = Replica::start(store, &key, way).await?;
         }

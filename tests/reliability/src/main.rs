@@ -160,7 +160,8 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             if wanted(Measurement::Killed) {
                 runtime.block_on(killed::measure(&store, volume, &mut report))?;
             }
-            if !kind.is_session() && wanted(Measurement::Leader) {
+            // A process that is frozen in the middle of a transaction keeps the file of SQLite locked for all.
+            if !kind.is_session() && kind != Kind::Sqlite && wanted(Measurement::Leader) {
                 runtime.block_on(leader::measure(&store, volume, &mut report))?;
             }
             if !kind.is_session() && wanted(Measurement::Faults) {

@@ -180,7 +180,11 @@ async fn lead(mut campaign: Campaign) {
         let _ = tell(&Report::Leads { term: number, at });
         let body = async {
             loop {
-                believed.fetch_max(now_ns(), Ordering::SeqCst);
+                // A step may stand still in its middle, and is then no belief.
+                let began = now_ns();
+                if term.check().is_ok() {
+                    believed.fetch_max(began, Ordering::SeqCst);
+                }
                 tokio::time::sleep(STEP).await;
             }
         };
