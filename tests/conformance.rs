@@ -123,6 +123,7 @@ impl Harness for OverQuorum {
             conformance::SHARING,
             conformance::PERMITS,
             conformance::FAIRNESS,
+            conformance::LEAVING,
         ]
     }
 }

@@ -36,6 +36,9 @@ pub struct Holder {
     pub fence: Option<Fence>,
     /// How long the lease still runs if it is not renewed, as of the answer.
     pub expires_in: Option<Duration>,
+    /// Nobody holds it any more: it was released, and stays taken for the time that is left. The other fields are those
+    /// of its last holder.
+    pub left_behind: bool,
     /// How it is held, and how many permits this holder has of a semaphore.
     pub mode: Mode,
     /// The W3C trace context of the holder.
@@ -58,6 +61,7 @@ impl Holder {
                 "label" => holder.label = Some(unescape(value)),
                 "trace" => holder.trace = Some(unescape(value)),
                 "leads" => holder.candidate = Some(unescape(value)),
+                "left" => holder.left_behind = value == "1",
                 "since" => {
                     holder.since = value
                         .parse()
@@ -107,6 +111,10 @@ impl fmt::Display for Holder {
         if let Some(since) = self.since.and_then(|since| since.elapsed().ok()) {
             write!(f, ", since {since:.1?}")?;
         }
+        if self.left_behind {
+            f.write_str(", released, and kept taken")?;
+            return self.expires_in.map_or(Ok(()), |left| write!(f, " for {left:.1?}"));
+        }
         if let Some(left) = self.expires_in {
             write!(f, ", lease ends in {left:.1?} unless renewed")?;
         }
@@ -129,6 +137,10 @@ fn process_id() -> String {
     static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     format!("{:016x}", *DRAWN ^ u64::from(std::process::id()))
 }
+
+/// What a backend puts before the line of a lock that it [leaves](crate::backend::Claim::leave) taken, for
+/// [`Holder::parse`] to read.
+pub const LEFT_BEHIND: &str = "left=1 ";
 
 /// Who this process is, as it tells the backends: host, process id, and the label of its `Locks`.
 #[derive(Debug)]

@@ -41,6 +41,13 @@ impl Token {
         &self.0
     }
 
+    /// Returns the token under which a claim of this one [leaves](crate::backend::Claim::leave) its key taken: nothing
+    /// that was sent under this one touches it.
+    #[must_use]
+    pub fn left_behind(&self) -> Self {
+        Self(self.0.map(|byte| !byte))
+    }
+
     /// Returns 32 lower-case hexadecimal digits, for backends that store text.
     #[must_use]
     pub fn to_hex(&self) -> String {

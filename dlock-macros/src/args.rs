@@ -80,7 +80,7 @@ pub(crate) enum KeysArg {
 /// A guarantee: what it is called here and in `dlock::Requirement`.
 pub(crate) type RequirementName = (&'static str, &'static str);
 
-const REQUIREMENTS: [RequirementName; 7] = [
+const REQUIREMENTS: [RequirementName; 8] = [
     ("fencing", "Fencing"),
     ("fair", "Fair"),
     ("session_kept", "SessionKept"),
@@ -88,6 +88,7 @@ const REQUIREMENTS: [RequirementName; 7] = [
     ("durable", "Durable"),
     ("shared", "Shared"),
     ("permits", "Permits"),
+    ("hold_at_least", "HoldAtLeast"),
 ];
 
 /// What the runtime accepts.

@@ -162,7 +162,7 @@ impl Backend for Redis {
         let capabilities =
             Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration();
         match self.0.format.shares() {
-            true => capabilities.with_sharing().with_permits().with_fairness_on_request(),
+            true => capabilities.with_sharing().with_permits().with_fairness_on_request().with_leaving(),
             false => capabilities,
         }
     }

@@ -246,6 +246,22 @@ impl Claim for RedisClaim {
         Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        (self.listener, self.signal, self.tracked) = (None, None, None);
+        // The server keeps whole milliseconds: rather one too many.
+        let millis = u64::try_from(taken_for.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+        let (client, names, token) = (Arc::clone(&self.client), self.names.clone(), self.request.token);
+        let call = |number| client.format.leave(&names, &token, millis, number);
+        let answer = client.servers.ask(names.slot, self.patience(), call).await?;
+        self.held = false;
+        let withdrawal = match answer {
+            Value::Int(0) => Withdrawal::ABSENT,
+            Value::Int(found @ 1..=2) => Withdrawal::REMOVED.with_others_waiting(found == 2),
+            _ => return Err(senseless()),
+        };
+        Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
+    }
+
     fn is_clean(&self) -> bool {
         !self.held && self.unanswered.is_empty() && !self.waits_for_all
     }

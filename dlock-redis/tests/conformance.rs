@@ -55,7 +55,13 @@ impl Harness for ByBatches {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS, conformance::FAIRNESS]
+        &[
+            conformance::WAITERS,
+            conformance::SHARING,
+            conformance::PERMITS,
+            conformance::FAIRNESS,
+            conformance::LEAVING,
+        ]
     }
 }
 
@@ -95,6 +101,7 @@ impl Harness for OnMajority {
             conformance::SHARING,
             conformance::PERMITS,
             conformance::FAIRNESS,
+            conformance::LEAVING,
         ]
     }
 }

@@ -80,8 +80,11 @@ impl<S: Server> Backend for LeaseRows<S> {
 
     fn capabilities(&self) -> Capabilities {
         let (shortest, longest) = S::POLLING;
-        let basic =
-            Capabilities::basic().with_fencing().with_administration().with_polling(shortest, longest);
+        let basic = Capabilities::basic()
+            .with_fencing()
+            .with_administration()
+            .with_leaving()
+            .with_polling(shortest, longest);
         if self.0.connections.server().tells() { basic.with_notifications(SAFETY_NET) } else { basic }
     }
 

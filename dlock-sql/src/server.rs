@@ -152,6 +152,14 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         key: &Key,
         token: &Token,
     ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
+    /// Gives the lock back, leaves its row taken for so long, and wakes who waits; nothing when it was not ours.
+    fn leave(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
     /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be
     /// asked for by itself.
     fn take_all(

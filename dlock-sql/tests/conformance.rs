@@ -113,6 +113,7 @@ impl Way for PostgresSession {
         conformance::SHARING,
         conformance::PERMITS,
         conformance::FAIRNESS,
+        conformance::LEAVING,
     ];
 
     async fn connect(url: &str) -> Result<PostgresSessions> {
@@ -128,6 +129,7 @@ impl Way for MysqlSession {
         conformance::SHARING,
         conformance::PERMITS,
         conformance::FAIRNESS,
+        conformance::LEAVING,
     ];
 
     async fn connect(url: &str) -> Result<MysqlSessions> {
@@ -143,6 +145,7 @@ impl Way for PostgresRow {
         conformance::SHARING,
         conformance::PERMITS,
         conformance::FAIRNESS,
+        conformance::LEAVING,
     ];
     const AT_ONCE: usize = 110;
 
@@ -160,6 +163,7 @@ impl Way for MysqlRow {
         conformance::SHARING,
         conformance::PERMITS,
         conformance::FAIRNESS,
+        conformance::LEAVING,
     ];
     const AT_ONCE: usize = 110;
 

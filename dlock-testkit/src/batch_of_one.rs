@@ -1,6 +1,7 @@
 //! Every lock as a batch of one, so that the suite tests [`Backend::attempt_all`] by the rules of an attempt.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
@@ -157,6 +158,10 @@ impl<B: Backend> Claim for ClaimOfOne<B> {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.claim.withdraw().await
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        self.claim.leave(taken_for).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

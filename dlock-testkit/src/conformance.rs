@@ -161,6 +161,20 @@ pub const LEASES: &[&str] = &[
     "a_fair_lock_is_renewed_while_others_stand_in_line",
 ];
 
+/// The cases about keys that stay taken after their release, for [`Harness::left_out`] of a backend that frees them.
+pub const LEAVING: &[&str] = &[
+    "a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least",
+    "what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left",
+    "what_stays_taken_is_freed_by_force_and_its_fence_is_superseded",
+    "a_dropped_guard_leaves_the_key_taken_too",
+    "a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too",
+    "a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over",
+    "a_release_after_that_time_is_an_ordinary_one",
+    "a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time",
+    "a_nested_release_leaves_nothing_before_the_outer_one",
+    "readers_and_absurd_times_are_refused_with_what_to_do",
+];
+
 /// What a case needs the backend to be able to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -203,6 +217,8 @@ pub enum Needs {
     FairAndLease,
     /// Waiters in line, and [`Capabilities::administered`].
     FairAndAdministration,
+    /// [`Capabilities::leaves`], and [`Capabilities::administered`].
+    Leaving,
 }
 
 impl Needs {
@@ -238,6 +254,7 @@ impl Needs {
                 | Self::SharedAndAdministration
                 | Self::PermitsAndAdministration
                 | Self::FairAndAdministration
+                | Self::Leaving
         );
         let fair = matches!(
             self,
@@ -249,6 +266,8 @@ impl Needs {
             Some("the backend has no semaphores")
         } else if fair && !capabilities.fair && !capabilities.fair_on_request {
             Some("the backend keeps no waiters in their order")
+        } else if self == Self::Leaving && !capabilities.leaves {
+            Some("the backend cannot leave a key taken after its release")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {

@@ -29,6 +29,8 @@ pub enum Mutation {
     ReleasesForeignLocks,
     /// A release is confirmed and not made.
     ForgetsToRelease,
+    /// A release that is to leave the key taken frees it.
+    ForgetsToLeave,
     /// A release says that there was a lock, also when there was none.
     ReleasesNothingHappily,
     /// A renewal of a lock that is gone makes a new one.
@@ -85,10 +87,11 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
+        Self::ForgetsToLeave,
         Self::ReleasesNothingHappily,
         Self::RenewalRecreates,
         Self::RenewalBelievesItself,

@@ -41,6 +41,7 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
         Mutation::ForgetsToRelease => {
             &["a_released_lock_is_free_for_another_process", "a_dropped_guard_is_given_back_soon"]
         }
+        Mutation::ForgetsToLeave => &["a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least"],
         Mutation::ReleasesNothingHappily => &["releasing_a_lock_that_was_deleted_is_not_held"],
         Mutation::RenewalRecreates | Mutation::RenewalBelievesItself => {
             &["a_deleted_lock_is_noticed_by_the_next_renewal"]

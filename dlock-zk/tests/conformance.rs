@@ -31,7 +31,7 @@ impl Harness for OnServers {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::LEASES, conformance::PERMITS]
+        &[conformance::LEASES, conformance::PERMITS, conformance::LEAVING]
     }
 }
 
@@ -69,6 +69,7 @@ impl Harness for OnMajority {
             conformance::SHARING,
             conformance::PERMITS,
             conformance::FAIRNESS,
+            conformance::LEAVING,
         ]
     }
 }

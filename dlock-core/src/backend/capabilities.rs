@@ -29,6 +29,8 @@ pub struct Capabilities {
     pub shared: bool,
     /// There are semaphores: [`Mode::Permits`](crate::backend::Mode::Permits).
     pub permits: bool,
+    /// A release can leave the key taken for a time: [`Claim::leave`](crate::Claim::leave).
+    pub leaves: bool,
     /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
     pub poll_from: Duration,
     /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
@@ -51,6 +53,7 @@ impl Capabilities {
             shows_waiters: false,
             shared: false,
             permits: false,
+            leaves: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -132,6 +135,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_permits(mut self) -> Self {
         self.permits = true;
+        self
+    }
+
+    /// Says that a release can leave the key taken for a time.
+    #[must_use]
+    pub const fn with_leaving(mut self) -> Self {
+        self.leaves = true;
         self
     }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::backend::{
     Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
@@ -202,6 +203,7 @@ pub(crate) trait DynClaim: Send {
     fn granted(&mut self, signal: Signal);
     fn renew(&mut self) -> BackendStep<'_, Result<Renewed, Failure>>;
     fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>>;
+    fn leave(&mut self, taken_for: Duration) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn request_clock(&self) -> Option<RequestClock>;
     fn is_clean(&self) -> bool;
     fn as_any(&mut self) -> &mut dyn Any;
@@ -260,6 +262,10 @@ impl<C: Claim> DynClaim for Guarded<C> {
 
     fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>> {
         BackendStep::new("withdraw", async move { Claim::withdraw(self.claim()?).await })
+    }
+
+    fn leave(&mut self, taken_for: Duration) -> BackendStep<'_, Result<Withdrawal, Failure>> {
+        BackendStep::new("leave", async move { Claim::leave(self.claim()?, taken_for).await })
     }
 
     fn request_clock(&self) -> Option<RequestClock> {
@@ -380,6 +386,10 @@ impl Claim for ErasedClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.0.withdraw().await
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        self.0.leave(taken_for).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -37,7 +37,9 @@
 //!    [`Conflict`](crate::ErrorKind::Conflict) ([`Mode::conflict`]). Where a claim [has
 //!    preference](ClaimRequest::has_preference), newcomers are kept out for [`PREFERENCE`], and let in for as long
 //!    after that.
-//! 9. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//! 9. **What is left is nobody's.** [`Claim::leave`] is a release after which the key stays taken for a time. It keeps
+//!    its fence and the line of its last holder, and nothing of the claim that left it touches it any more.
+//! 10. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!    whose I/O is driven by the caller's runtime must not be needed there.
 
 mod answers;
@@ -78,6 +80,7 @@ use crate::clock::Clock;
 use crate::error::Failure;
 pub use crate::guarded::tell;
 use crate::handles::options::Options;
+pub use crate::holder::LEFT_BEHIND;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::telemetry::Trace;
@@ -297,6 +300,28 @@ pub trait Claim: Send + 'static {
     ///
     /// May be dropped at any await; it is then called again.
     fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawal, Failure>> + Send;
+
+    /// Releases the lock, and leaves its key taken for so long from now by the server's clock: owned by nobody, under
+    /// the token [`left_behind`](Token::left_behind), with the line of its holder behind
+    /// [`LEFT_BEHIND`](crate::backend::LEFT_BEHIND). Those who wait are notified as after a release. Nothing but time
+    /// and [`force_release`](Backend::force_release) ends it: neither a renewal nor a withdrawal of this claim.
+    /// Idempotent: where it finds what it left before, it may start the time again, and says that it was
+    /// [`removed`](Withdrawal::removed).
+    ///
+    /// The engine calls it in place of [`withdraw`](Self::withdraw), for locks that are held alone, and only where the
+    /// backend has the [capability](Capabilities::leaves).
+    ///
+    /// # Errors
+    ///
+    /// As [`withdraw`](Self::withdraw). The default cannot.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; it is then called again, or `withdraw` once the time is over.
+    fn leave(&mut self, taken_for: Duration) -> impl Future<Output = Result<Withdrawal, Failure>> + Send {
+        let _ = taken_for;
+        std::future::ready(Err(Failure::unsupported("leave a key taken after a release")))
+    }
 
     /// Returns what this claim's attempts tell of their way to the wire, where requests may wait for each other in this
     /// process. The default has nothing to tell: a request counts from the call. The engine asks once, before the first

@@ -87,6 +87,8 @@ struct StoredLock {
     since: Timestamp,
     trace: Trace,
     signal: Option<Signal>,
+    /// It was released, and its key stays taken.
+    left_behind: bool,
 }
 
 impl Memory {
@@ -243,6 +245,7 @@ impl MemoryState {
             since: now,
             trace: request.trace.clone(),
             signal: None,
+            left_behind: false,
         };
         if request.mode == Mode::Exclusive {
             self.shared.forget(&request.key);
@@ -268,6 +271,7 @@ impl Backend for Memory {
             .with_administration()
             .with_sharing()
             .with_permits()
+            .with_leaving()
     }
 
     fn clock(&self) -> Clock {
@@ -375,6 +379,7 @@ impl StoredLock {
         holder.fence = Some(self.fence);
         holder.mode = self.mode;
         holder.expires_in = Some(self.expires.since(now));
+        holder.left_behind = self.left_behind;
         holder
     }
 }
@@ -437,6 +442,22 @@ impl MemoryClaim {
                 }
                 Withdrawal::ABSENT
             }
+        }
+    }
+
+    /// The server's part of a release that leaves the key taken.
+    fn leave_for(&self, taken_for: Duration) -> Withdrawal {
+        let now = self.shared.clock.now();
+        let (key, token) = (&self.request.key, self.request.token);
+        let mut state = self.shared.state();
+        match state.locks.get_mut(key) {
+            Some(entry) if entry.expires <= now => Withdrawal::ABSENT,
+            Some(entry) if entry.token == token || entry.token == token.left_behind() => {
+                entry.token = token.left_behind();
+                (entry.expires, entry.left_behind, entry.signal) = (now + taken_for, true, None);
+                Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
+            }
+            _ => Withdrawal::ABSENT,
         }
     }
 
@@ -515,6 +536,13 @@ impl Claim for MemoryClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         let answer = self.shared.faults.around(|| self.remove()).await?;
+        self.unsettled = false;
+        self.held = false;
+        Ok(answer)
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        let answer = self.shared.faults.around(|| self.leave_for(taken_for)).await?;
         self.unsettled = false;
         self.held = false;
         Ok(answer)

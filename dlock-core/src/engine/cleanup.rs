@@ -30,6 +30,8 @@ pub(crate) struct Cleanup {
     pub(crate) tenure: Option<Tenure>,
     /// Of the span that took the lock, if it was taken.
     pub(crate) trace: Trace,
+    /// Until when the key stays taken.
+    pub(crate) leave_until: Timestamp,
 }
 
 impl Cleanup {
@@ -45,6 +47,7 @@ impl Cleanup {
             activity,
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
+            leave_until: hold.leave_until(),
         }
     }
 
@@ -78,7 +81,8 @@ impl Cleanup {
         // Whether the answer may be the first that tells of a lock that was there.
         let mut news = true;
         loop {
-            let answer = withdraw_once(&mut self.claim, self.request_timeout).await;
+            let left = self.leave_until.since(clock.now());
+            let answer = withdraw_once(&mut self.claim, self.request_timeout, left).await;
             let over = clock.now() >= until;
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());
@@ -129,12 +133,14 @@ pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
     });
 }
 
-/// One bounded request to withdraw.
+/// One bounded request to withdraw, which leaves the key taken for what is left of the time that it is to be so.
 pub(crate) async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
     limit: Duration,
+    left: Duration,
 ) -> Result<Withdrawal, Failure> {
-    match bounded(|| tokio::time::sleep(limit), claim.withdraw()).await {
+    let step = if left.is_zero() { claim.withdraw() } else { claim.leave(left) };
+    match bounded(|| tokio::time::sleep(limit), step).await {
         Some(answer) => answer,
         None => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
     }

@@ -86,6 +86,8 @@ pub(crate) struct Hold {
     pub(crate) trace: Trace,
     /// When `max_hold` ends it.
     ends_at: Timestamp,
+    /// Until when its release leaves the key taken; zero for an ordinary release.
+    leave_until: AtomicU64,
     state: AtomicU8,
     deadline: AtomicU64,
     /// When the last request was sent that confirmed it.
@@ -163,6 +165,7 @@ impl Hold {
             term,
             trace: Trace::current(),
             ends_at,
+            leave_until: AtomicU64::new(options.hold_at_least.map_or(0, |least| (now + least).as_nanos())),
             state: AtomicU8::new(HELD),
             deadline: AtomicU64::new(deadline.as_nanos()),
             confirmed_at: AtomicU64::new(sent.as_nanos()),
@@ -429,6 +432,7 @@ impl Hold {
     pub(super) fn keeps_other_options(&self, options: &Options) -> bool {
         options.lease != self.lease
             || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
+            || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
     }
 
     /// One guard less. Whether it was the last one, who has to release the lock.

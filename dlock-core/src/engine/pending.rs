@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
+use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
@@ -52,6 +53,7 @@ impl Drop for Pending<'_> {
                 activity,
                 tenure: None,
                 trace: Trace::default(),
+                leave_until: Timestamp::from_nanos(0),
             };
             cleanup.later();
         }

@@ -228,7 +228,8 @@ impl Leaving {
         let mut asked = 0;
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
-            match withdraw_once(claim, limit).await {
+            let left = self.hold.leave_until().since(self.hold.engine.clock.now());
+            match withdraw_once(claim, limit, left).await {
                 // A reply may be lost after the release took effect: ask once more before it is called unknown.
                 Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
                 answer => break answer,

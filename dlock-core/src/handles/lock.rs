@@ -83,6 +83,42 @@ impl Lock {
         self
     }
 
+    /// Keeps the key taken until so long after the grant, also when the lock is released before: 1 ms to 30 days.
+    ///
+    /// The release leaves the key taken for what is missing, by the server's clock. Nobody owns it then, and no
+    /// process or task has to live for it: [`inspect`](crate::Locks::inspect) shows its last holder as
+    /// [`left_behind`](crate::Holder::left_behind), with the time that is left, and
+    /// [`force_release`](crate::Locks::force_release) frees it. A guard that is dropped, a call that is cancelled and a
+    /// body that panics release the lock in this way too. A release after that time is an ordinary one.
+    ///
+    /// What it does not give:
+    ///
+    /// * A holder that dies without a release leaves the key for what is left of its lease, however long this is. Give
+    ///   it a lease as long as this where that is too short. So it is where no release reaches the servers before the
+    ///   lease ends.
+    /// * A lock that was lost is not kept.
+    /// * A nested acquire of a lock that the caller holds keeps what was said for the outer one.
+    ///
+    /// Such a lock is never passed on inside the process. Readers, permits and fair locks are refused with
+    /// [`ErrorKind::Unsupported`], as is a backend that cannot: see
+    /// [`Requirement::HoldAtLeast`](crate::Requirement::HoldAtLeast).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use std::time::Duration;
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let lock = locks.lock("mail:7").with_hold_at_least(Duration::from_secs(60));
+    /// lock.run(async { /* send it */ }).await?;
+    /// assert!(lock.try_acquire().await?.is_none(), "not within the same minute");
+    /// # Ok(()) }
+    /// ```
+    pub const fn with_hold_at_least(mut self, least: Duration) -> Self {
+        self.options.hold_at_least = Some(least);
+        self
+    }
+
     /// Stops waiting for a busy lock after so long, though the rest of the wait is there for the answers of requests.
     pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
         self.options.patience = Some(patience);
@@ -191,6 +227,10 @@ impl Lock {
         }
         if options.fair {
             requirement::check_fair(options.mode, &self.engine.capabilities).map_err(refuse)?;
+        }
+        if options.hold_at_least.is_some() {
+            requirement::check_hold_at_least(options.mode, options.fair, &self.engine.capabilities)
+                .map_err(refuse)?;
         }
         Ok(key)
     }

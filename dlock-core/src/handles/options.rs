@@ -70,6 +70,8 @@ pub(crate) struct Options {
     /// The part of the wait after which somebody who has other locks to try stops waiting for this one.
     pub(crate) patience: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// Said by the handle, and no option of a `Locks`.
+    pub(crate) hold_at_least: Option<Duration>,
     pub(crate) max_depth: u32,
     pub(crate) reentrant: bool,
     pub(crate) handoff: bool,
@@ -87,7 +89,7 @@ pub const MIN_LEASE: Duration = Duration::from_millis(50);
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3_600);
 /// The longest bounded wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3_600);
-const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
+pub(crate) const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Default for Options {
@@ -99,6 +101,7 @@ impl Default for Options {
             rechecks: None,
             patience: None,
             max_hold: None,
+            hold_at_least: None,
             max_depth: 64,
             reentrant: true,
             handoff: true,
@@ -149,6 +152,11 @@ impl Options {
             && !(self.lease..=MAX_HOLD).contains(&limit)
         {
             return refuse(format!("max_hold is {limit:?}; use the lease ({:?}) to 30 days", self.lease));
+        }
+        if let Some(least) = self.hold_at_least
+            && !(Duration::from_millis(1)..=MAX_HOLD).contains(&least)
+        {
+            return refuse(format!("hold_at_least is {least:?}; use 1 ms to 30 days"));
         }
         if !(1..=10_000).contains(&self.max_depth) {
             return refuse(format!("max_depth is {}; use 1 to 10000", self.max_depth));
@@ -284,6 +292,8 @@ mod tests {
             (Options { rechecks: Some(11), ..ok }, "up to 10"),
             (Options { max_hold: Some(Duration::from_secs(1)), ..ok }, "30 days"),
             (Options { max_hold: Some(Duration::MAX), ..ok }, "30 days"),
+            (Options { hold_at_least: Some(Duration::ZERO), ..ok }, "1 ms to 30 days"),
+            (Options { hold_at_least: Some(Duration::MAX), ..ok }, "1 ms to 30 days"),
             (Options { max_depth: 0, ..ok }, "1 to 10000"),
         ];
         for (options, text) in wrong {

@@ -27,11 +27,14 @@ pub enum Requirement {
     Shared,
     /// There are semaphores. [`Capabilities::permits`].
     Permits,
+    /// A key can stay taken for a time after its release: [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least).
+    /// [`Capabilities::leaves`].
+    HoldAtLeast,
 }
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Fencing,
         Self::Fair,
         Self::SessionKept,
@@ -39,6 +42,7 @@ impl Requirement {
         Self::Durable,
         Self::Shared,
         Self::Permits,
+        Self::HoldAtLeast,
     ];
 
     /// Returns the name, as in the attribute's `requires`.
@@ -52,6 +56,7 @@ impl Requirement {
             Self::Durable => "durable",
             Self::Shared => "shared",
             Self::Permits => "permits",
+            Self::HoldAtLeast => "hold_at_least",
         }
     }
 
@@ -64,6 +69,7 @@ impl Requirement {
             Self::Durable => "a confirmed grant outlives a failover or restart of the servers",
             Self::Shared => "several may read at a time",
             Self::Permits => "a semaphore with permits",
+            Self::HoldAtLeast => "a key stays taken for a time after its release",
         }
     }
 
@@ -78,6 +84,7 @@ impl Requirement {
             Self::Durable => capabilities.durable,
             Self::Shared => capabilities.shared,
             Self::Permits => capabilities.permits,
+            Self::HoldAtLeast => capabilities.leaves,
         }
     }
 }
@@ -108,6 +115,21 @@ pub(crate) fn check_fair(mode: Mode, capabilities: &Capabilities) -> Result<(), 
     }
     let what =
         "it keeps only those in a queue who want a lock alone; leave out `fair` for readers and permits";
+    Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
+}
+
+/// Refuses a lock whose key is to stay taken after its release, where that cannot be.
+pub(crate) fn check_hold_at_least(
+    mode: Mode,
+    fair: bool,
+    capabilities: &Capabilities,
+) -> Result<(), Failure> {
+    check(&[Requirement::HoldAtLeast], capabilities)?;
+    if mode.is_exclusive() && !fair {
+        return Ok(());
+    }
+    let what = "only a lock that is held alone, and not in line, can stay taken after its release; leave out \
+                `hold_at_least` for readers, permits and fair locks";
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 

@@ -10,7 +10,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_core::Holder;
+use dlock_core::backend::LEFT_BEHIND;
+use dlock_core::{Holder, Token};
 use redis::{Cmd, Value};
 
 use crate::keys::Names;
@@ -204,6 +205,16 @@ impl Format {
             }
         };
         command.arg(i32::from(keep_data)).arg(i32::from(self.cluster())).arg(number.0);
+        command
+    }
+
+    /// Makes the call that releases a lock and leaves its key taken for so many milliseconds. Rarely used, so that servers
+    /// need not keep the script.
+    pub(crate) fn leave(&self, names: &Names, token: &Token, millis: u64, number: CallNumber) -> Cmd {
+        let (ours, left_behind) = (plain::hex(token), plain::hex(&token.left_behind()));
+        let mut command = redis::cmd("EVAL");
+        command.arg(plain::LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
+        command.arg(LEFT_BEHIND).arg(millis).arg(number.0);
         command
     }
 

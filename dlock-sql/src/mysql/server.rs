@@ -224,6 +224,21 @@ impl Server for MysqlServer {
         Ok((done.rows_affected() == 1).then_some(released))
     }
 
+    async fn leave(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<Option<Released>> {
+        let left_behind = token.left_behind();
+        let (ours, left_behind) = (Bytes(token.as_bytes()), Bytes(left_behind.as_bytes()));
+        let values = [ours, Number(micros(taken_for)), left_behind, Bytes(bytes(key)), ours, left_behind];
+        let done = execute(on, &self.statements.leave, &values).await?;
+        let awaited = done.last_insert_id() & AWAITED > 0;
+        Ok((done.rows_affected() == 1).then_some(Released { running: true, awaited }))
+    }
+
     async fn take_all(&self, on: &mut MySqlConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
         let mut taken = Vec::new();
         for ask in asks {

@@ -5,6 +5,7 @@
 //! does nothing where it would not be committed. An empty text is written and bound as bytes: in some modes `''` is
 //! null.
 
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use crate::rows::{AT_ONCE, MARK};
@@ -24,6 +25,8 @@ pub(super) struct MysqlStatements {
     /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where somebody
     /// waits.
     pub(super) release: SqlStr,
+    /// token, us, the token left behind, key, token, the token left behind: the last insert id as of `release`.
+    pub(super) leave: SqlStr,
     /// key: notes with the lock that somebody waits.
     pub(super) note: SqlStr,
     /// after key: key, fence, remaining us, holder of some.
@@ -83,6 +86,14 @@ impl MysqlStatements {
                 "UPDATE {table} SET token = IF(LAST_INSERT_ID((expires > {NOW}) * {RUNNING} + ({is_awaited}) * {AWAITED}) > 3,
                     token, NULL)
                 WHERE `key` = ? AND token = ?"
+            )),
+            // The last insert id is never that large.
+            leave: sql(format!(
+                "UPDATE {table} SET
+                    expires = {NOW} + IF(LAST_INSERT_ID({RUNNING} + ({is_awaited}) * {AWAITED}) > 3, 0, 0),
+                    holder = IF(token = ?, LEFT(CONCAT('{LEFT_BEHIND}', holder), {LONGEST_LINE}), holder),
+                    expires = expires + ?, token = ?
+                WHERE `key` = ? AND (token = ? OR token = ?) AND expires > {NOW}"
             )),
             note: sql(format!(
                 "UPDATE {table} SET holder = CONCAT(holder, '{mark}')

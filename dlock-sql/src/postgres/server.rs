@@ -243,6 +243,25 @@ impl Server for PostgresServer {
         rows.first().map(|row| released(row, 0)).transpose()
     }
 
+    async fn leave(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<Option<Released>> {
+        let (channel, left_behind) = (self.channel(key), token.left_behind());
+        let values = [
+            Value::Bytes(bytes(key)),
+            Value::Bytes(token.as_bytes()),
+            Value::Text(&channel),
+            Value::Bytes(left_behind.as_bytes()),
+            Value::Number(micros(taken_for)),
+        ];
+        let rows = self.all(on, &self.statements.leave, &values).await?;
+        rows.first().map(|row| released(row, 0)).transpose()
+    }
+
     async fn take_all(&self, on: &mut PgConnection, asks: &[Ask]) -> SqlResult<Vec<Option<Taken>>> {
         if let [one] = asks {
             return Ok(vec![Some(self.take(on, one, false).await?)]);

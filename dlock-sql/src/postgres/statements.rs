@@ -3,6 +3,7 @@
 //! Times are the server's, of the moment they are used, not of the transaction. Each statement is run to its end, since
 //! the server sends the rows before it commits.
 
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use crate::rows::{AT_ONCE, MARK};
@@ -16,6 +17,8 @@ pub(super) struct PostgresStatements {
     pub(super) take: SqlStr,
     /// key, token, channel: whether the lease was still running, and somebody waits.
     pub(super) release: SqlStr,
+    /// key, token, channel, the token left behind, us: whether somebody waits.
+    pub(super) leave: SqlStr,
     /// keys, tokens, leases in us, holders, fences: the place in the lists with what `take` says, for those of which
     /// that is known.
     pub(super) take_all: SqlStr,
@@ -92,6 +95,15 @@ impl PostgresStatements {
                     RETURNING expires > clock_timestamp() AS running, awaited
                 )
                 SELECT running, awaited, {tell}($3::text, '') END FROM freed"#
+            )),
+            leave: sql(format!(
+                r#"WITH kept AS (
+                    UPDATE {table} SET holder = CASE WHEN token = $2 THEN '{LEFT_BEHIND}' || holder ELSE holder END,
+                        token = $4::bytea, expires = clock_timestamp() + $5::bigint * interval '1 microsecond'
+                    WHERE key = $1::bytea AND (token = $2::bytea OR token = $4) AND expires > clock_timestamp()
+                    RETURNING awaited
+                )
+                SELECT true, awaited, {tell}($3::text, '') END FROM kept"#
             )),
             // No row that somebody else has locked is waited for: all others would wait with it.
             take_all: sql(format!(

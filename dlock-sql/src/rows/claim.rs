@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::Rows;
 use super::connections::{Holding, Kind, Limits};
 use super::progress::Progress;
-use super::steps::{AwaitRelease, Release, Take};
+use super::steps::{AwaitRelease, Leave, Release, Take};
 use crate::server::{Ask, Released, Server, Taken};
 use crate::stored;
 
@@ -73,16 +73,43 @@ impl<S: Server> RowClaim<S> {
         progress
     }
 
-    async fn release(&self) -> Result<Withdrawal, Failure> {
+    async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
         let ClaimRequest { key, token, request_timeout: limit, .. } = &self.request;
         let connections = &self.rows.connections;
-        let released = match connections.release_together(key, token, *limit).await? {
-            None => connections.within(Kind::Release, Release(key.clone(), *token), *limit).await?,
-            released => released,
+        let released = if let Some(taken_for) = taken_for {
+            connections.within(Kind::Release, Leave(key.clone(), *token, taken_for), *limit).await?
+        } else {
+            match connections.release_together(key, token, *limit).await? {
+                None => connections.within(Kind::Release, Release(key.clone(), *token), *limit).await?,
+                released => released,
+            }
         };
         let Some(Released { running, awaited }) = released else { return Ok(Withdrawal::ABSENT) };
         let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
         Ok(withdrawal.with_others_waiting(awaited))
+    }
+
+    /// Releases the lock, and leaves its row taken if it is to be.
+    async fn give_back(&mut self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
+        self.listener = None;
+        self.rows.check()?;
+        self.unanswered.retain(|attempt| !attempt.try_cancel());
+        for attempt in &self.unanswered {
+            let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
+        }
+        // What is over now was carried out before the release that follows, or never will be; what was sent too long
+        // ago left nothing that has not ended by itself.
+        let lease = self.request.lease;
+        let open: Vec<bool> = self
+            .unanswered
+            .iter()
+            .map(|attempt| !attempt.try_cancel() && !attempt.is_older_than(lease))
+            .collect();
+        let withdrawn = self.release(taken_for).await?;
+        let mut open = open.into_iter();
+        self.unanswered.retain(|_| open.next().unwrap_or(false));
+        self.held = None;
+        Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
     }
 }
 
@@ -168,25 +195,11 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        self.listener = None;
-        self.rows.check()?;
-        self.unanswered.retain(|attempt| !attempt.try_cancel());
-        for attempt in &self.unanswered {
-            let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
-        }
-        // What is over now was carried out before the release that follows, or never will be; what was sent too long
-        // ago left nothing that has not ended by itself.
-        let lease = self.request.lease;
-        let open: Vec<bool> = self
-            .unanswered
-            .iter()
-            .map(|attempt| !attempt.try_cancel() && !attempt.is_older_than(lease))
-            .collect();
-        let withdrawn = self.release().await?;
-        let mut open = open.into_iter();
-        self.unanswered.retain(|_| open.next().unwrap_or(false));
-        self.held = None;
-        Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
+        self.give_back(None).await
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        self.give_back(Some(taken_for)).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -248,6 +248,35 @@ impl Claim for SqliteClaim {
         Ok(withdrawal.with_others_waiting(awaited))
     }
 
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
+        if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
+            self.forget();
+            return Ok(Withdrawal::ABSENT);
+        }
+        let until = self.until();
+        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        let (mut turn, _) = database.connections.writer(writer, until).await?;
+        let ClaimRequest { key, token, .. } = &self.request;
+        let answer = turn
+            .run(until, |now| {
+                sqlx::query(database.statements.leave.clone())
+                    .bind(key.as_str().as_bytes().to_vec())
+                    .bind(token.as_bytes().to_vec())
+                    .bind(database.boot.clone())
+                    .bind(now)
+                    .bind(token.left_behind().as_bytes().to_vec())
+                    .bind(now.saturating_add(time::nanos(taken_for)))
+            })
+            .await;
+        drop(turn);
+        let awaited = answer
+            .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
+            .map_err(|error| classify(error, database.connections.path()))?;
+        self.forget();
+        Ok(awaited.map_or(Withdrawal::ABSENT, |wait| Withdrawal::REMOVED.with_others_waiting(wait)))
+    }
+
     fn is_clean(&self) -> bool {
         self.unsettled.is_none() && !self.held && !self.keeps_out
     }

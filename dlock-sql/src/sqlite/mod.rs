@@ -188,6 +188,7 @@ impl Backend for Sqlite {
             .with_administration()
             .with_sharing()
             .with_permits()
+            .with_leaving()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

@@ -7,6 +7,7 @@
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::claim::batch;
@@ -40,6 +41,8 @@ pub(super) struct SqliteStatements {
     pub(super) force: SqlStr,
     /// key, token, boot, now: whether the lease was still running, and somebody waits; or no row when it is not ours.
     pub(super) release: SqlStr,
+    /// key, token, boot, now, the token left behind, expiry: whether somebody waits; or no row when it is not ours.
+    pub(super) leave: SqlStr,
     /// key, boot, now: notes with the lock that somebody waits.
     pub(super) note: SqlStr,
     /// now, list, boot: extends what is ours.
@@ -92,6 +95,11 @@ impl SqliteStatements {
             release: sql(format!(
                 r#"UPDATE "{table}" SET token = NULL WHERE key = ?1 AND token = ?2
                 RETURNING boot = ?3 AND expires > ?4, {is_awaited}"#
+            )),
+            leave: sql(format!(
+                r#"UPDATE "{table}" SET holder = iif(token = ?2, '{LEFT_BEHIND}' || holder, holder), token = ?5, expires = ?6
+                WHERE key = ?1 AND token IN (?2, ?5) AND boot = ?3 AND expires > ?4
+                RETURNING {is_awaited}"#
             )),
             note: sql(format!(
                 r#"UPDATE "{table}" SET holder = holder || '{AWAITED}'

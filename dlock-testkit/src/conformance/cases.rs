@@ -11,6 +11,7 @@ mod fences;
 mod handing_over;
 mod inspecting;
 mod keys;
+mod leaving;
 mod losing;
 mod options;
 mod outages;
@@ -51,6 +52,7 @@ pub(super) const ALL: &[&[Case]] = &[
     permits::CASES,
     electing::CASES,
     fairness::CASES,
+    leaving::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the

@@ -162,6 +162,14 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
         }
     }
 
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        match self.mutant.mutation {
+            Mutation::ForgetsToLeave => self.claim()?.withdraw().await,
+            Mutation::ForgetsToRelease => Ok(Withdrawal::REMOVED),
+            _ => self.claim()?.leave(taken_for).await,
+        }
+    }
+
     fn request_clock(&self) -> Option<RequestClock> {
         if self.is(Mutation::NeverSaysSent) {
             return Some(self.clock.clone());

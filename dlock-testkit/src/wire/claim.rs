@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestClock, Signal, Withdrawal};
 use dlock_core::{Backend, Claim, Failure};
@@ -119,6 +120,12 @@ impl<B: Backend> Claim for WiredClaim<B> {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.shared.wire.without(|state| &state.keeping).await;
         self.send(WireRequest::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        self.shared.wire.without(|state| &state.keeping).await;
+        let request = WireRequest::Withdraw;
+        self.send(request, move |mut claim| Box::pin(async move { claim.leave(taken_for).await })).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -27,6 +27,11 @@ impl Hold {
         hold
     }
 
+    /// Until when its release leaves the key taken.
+    pub(crate) fn leave_until(&self) -> Timestamp {
+        Timestamp::from_nanos(self.leave_until.load(Ordering::Acquire))
+    }
+
     /// Whether a fence is left for one who follows.
     pub(crate) fn has_next_fence(&self) -> bool {
         self.fence.is_some_and(|fence| fence.get() < self.last_fence)
@@ -34,6 +39,9 @@ impl Hold {
 
     /// Whether a hold that was closed, and sound until `now`, may go to the next one here.
     pub(crate) fn may_be_passed_on(&self, now: Timestamp) -> bool {
+        if self.leave_until() > Timestamp::from_nanos(0) {
+            return false;
+        }
         let Term::Lease(length) = self.term else { return false };
         let confirmed_at = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
         let is_out_of_time = self.tenure.is_out_of_time(self.engine.tenures.limits(), now);
@@ -101,5 +109,13 @@ mod tests {
         assert!(!hold.may_be_passed_on(now));
         hold.confirm(now);
         assert!(hold.may_be_passed_on(now));
+    }
+
+    #[test]
+    fn a_hold_that_leaves_its_key_taken_is_not_passed_on() {
+        let (clock, hold) = passed(|_| {});
+        let now = clock.clock().now();
+        hold.leave_until.store((now + LEASE).as_nanos(), Ordering::Release);
+        assert!(!hold.may_be_passed_on(now));
     }
 }

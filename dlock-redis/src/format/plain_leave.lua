@@ -1,0 +1,27 @@
+-- Releases a lock and leaves its key taken for a time: nobody's, with the fence and the line of its last holder.
+-- KEYS: the lock. ARGV: the token; the token that is left behind; what is put before the line; for how many ms; the
+-- number of the call.
+-- Reply: {0 when it was not ours, 1, or 2 when somebody listens for the release, that number}; or an error.
+local value = redis.pcall('GET', KEYS[1])
+if type(value) ~= 'string' then
+  return { 0, ARGV[5] }
+end
+if string.sub(value, 1, #ARGV[2]) == ARGV[2] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  return { 1, ARGV[5] }
+end
+local fence, line = string.match(value, '^ (%d+%+%d+) (.*)$', #ARGV[1] + 1)
+if string.sub(value, 1, #ARGV[1]) ~= ARGV[1] or not fence then
+  return { 0, ARGV[5] }
+end
+local awaited = string.sub(line, -2) == ' !'
+if awaited then
+  line = string.sub(line, 1, -3)
+end
+redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. fence .. ' ' .. ARGV[3] .. line, 'PX', ARGV[4])
+if awaited then
+  -- Who is not told asks again by himself.
+  redis.pcall('PUBLISH', KEYS[1], '')
+  return { 2, ARGV[5] }
+end
+return { 1, ARGV[5] }

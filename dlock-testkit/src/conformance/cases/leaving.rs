@@ -1,0 +1,195 @@
+//! What stays taken after its release.
+
+use std::time::Duration;
+
+use dlock_core::{ErrorKind, Wait};
+
+use super::cases;
+use crate::conformance::expect::{error_of, give_back, soon};
+use crate::conformance::{Process, Stage};
+
+cases! {
+    a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least: Leaving, Timed;
+    what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left: Leaving, Easy;
+    what_stays_taken_is_freed_by_force_and_its_fence_is_superseded: Leaving, Easy;
+    a_dropped_guard_leaves_the_key_taken_too: Leaving, Easy;
+    a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too: Leaving, Easy;
+    a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over: Leaving, Timed;
+    a_release_after_that_time_is_an_ordinary_one: Leaving, Timed;
+    a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time: Leaving, Easy;
+    a_nested_release_leaves_nothing_before_the_outer_one: Leaving, Easy;
+    readers_and_absurd_times_are_refused_with_what_to_do: Leaving, Easy;
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The last holder of `key`, which nobody owns any more.
+async fn left_behind(process: &Process, key: &str) -> dlock_core::Holder {
+    soon("the release", async {
+        loop {
+            let holder = process.locks.inspect(key).await.expect("it can be asked").expect("it stays taken");
+            if holder.left_behind {
+                return holder;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await
+}
+
+/// Also for its last holder, whose process need not live on.
+async fn a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let least = stage.lease();
+    let lock = ours.locks.lock(&key).with_hold_at_least(least);
+    let guard = lock.acquire().await.expect("it is free");
+    let granted = tokio::time::Instant::now();
+    let fence = guard.fence();
+    guard.release().await.expect("it was held");
+    ours.locks.shutdown(Duration::from_secs(5)).await.expect("nothing is held");
+    loop {
+        let asked = theirs.locks.lock(&key).try_acquire().await.expect("it can be asked");
+        match asked {
+            None => assert!(granted.elapsed() < least + Duration::from_secs(8), "it never became free"),
+            Some(guard) => {
+                assert!(granted.elapsed() >= least, "free after {:?}", granted.elapsed());
+                assert!(guard.fence() > fence || fence.is_none());
+                break give_back(guard).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// As of the grant, not of the release.
+async fn what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left(stage: Stage) {
+    let ours = stage.process_with(|builder| builder.with_label("first")).await;
+    let (theirs, key) = (stage.process().await, stage.key());
+    let guard = ours.locks.lock(&key).with_hold_at_least(LONG).acquire().await.expect("it is free");
+    let holder = theirs.locks.inspect(&key).await.expect("it can be asked").expect("it is held");
+    assert!(!holder.left_behind);
+    let fence = guard.fence();
+    guard.release().await.expect("it was held");
+    let holder = theirs.locks.inspect(&key).await.expect("it can be asked").expect("it stays taken");
+    assert!(holder.left_behind);
+    assert_eq!((holder.label.as_deref(), holder.fence), (Some("first"), fence));
+    assert_eq!(holder.pid, Some(std::process::id()));
+    let left = holder.expires_in.expect("it says for how long");
+    assert!(left <= LONG + Duration::from_millis(1) && left > LONG / 2, "{left:?}");
+    let listed = theirs.locks.holders().await.expect("they can be listed");
+    let listed = listed.into_iter().find(|(listed, _)| listed.as_str() == key).expect("it is listed");
+    assert!(listed.1.left_behind);
+    let error = error_of(theirs.locks.lock(&key).with_wait(Wait::No).acquire().await, &[ErrorKind::Busy]);
+    assert!(error.holder().is_some_and(|holder| holder.left_behind), "{error}");
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+}
+
+/// By an administrator, who need not wait.
+async fn what_stays_taken_is_freed_by_force_and_its_fence_is_superseded(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.locks.lock(&key).with_hold_at_least(LONG).acquire().await.expect("it is free");
+    let fence = guard.fence();
+    guard.release().await.expect("it was held");
+    theirs.sees_held(&key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+    let guard = ours.take(&key).await;
+    assert!(guard.fence() > fence || fence.is_none());
+    give_back(guard).await;
+}
+
+/// The clean-up releases in the same way.
+async fn a_dropped_guard_leaves_the_key_taken_too(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    drop(ours.locks.lock(&key).with_hold_at_least(LONG).acquire().await.expect("it is free"));
+    left_behind(&theirs, &key).await;
+    theirs.sees_held(&key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+}
+
+/// Whatever becomes of the body.
+async fn a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_hold_at_least(LONG);
+    let panicking = lock.clone();
+    let panicked = tokio::spawn(async move { panicking.run(async { panic!("on purpose") }).await });
+    panicked.await.expect_err("it panicked");
+    left_behind(&theirs, &key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+    let (started, mut starts) = tokio::sync::mpsc::channel::<()>(1);
+    let hanging = tokio::spawn(async move {
+        let body = async move {
+            drop(started);
+            std::future::pending::<()>().await;
+        };
+        lock.run(body).await
+    });
+    assert!(starts.recv().await.is_none());
+    hanging.abort();
+    left_behind(&theirs, &key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+}
+
+/// It waits for the time, as it would for a lease.
+async fn a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_hold_at_least(stage.lease());
+    give_back(lock.acquire().await.expect("it is free")).await;
+    theirs.sees_held(&key).await;
+    let (one, other) = tokio::join!(async { give_back(theirs.take_soon(&key).await).await }, async {
+        give_back(ours.take_soon(&key).await).await
+    },);
+    let ((), ()) = (one, other);
+}
+
+/// Nothing is left, and the key is free at once.
+async fn a_release_after_that_time_is_an_ordinary_one(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let least = Duration::from_millis(5);
+    let guard = ours.locks.lock(&key).with_hold_at_least(least).acquire().await.expect("it is free");
+    tokio::time::sleep(least * 2).await;
+    give_back(guard).await;
+    give_back(theirs.take(&key).await).await;
+}
+
+/// The release is made again, and finds what it left.
+async fn a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_hold_at_least(LONG);
+    let guard = lock.with_request_timeout(Duration::from_millis(300)).acquire().await.expect("it is free");
+    ours.wire.lose_replies(1);
+    drop(guard);
+    left_behind(&theirs, &key).await;
+    ours.wire.mend();
+    ours.locks.shutdown(Duration::from_secs(5)).await.expect("the release is settled");
+    let holder = left_behind(&theirs, &key).await;
+    let left = holder.expires_in.expect("it says for how long");
+    assert!(left <= LONG + Duration::from_millis(1) && left > LONG / 2, "{left:?}");
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+}
+
+/// Only the last guard releases.
+async fn a_nested_release_leaves_nothing_before_the_outer_one(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_hold_at_least(LONG);
+    let nested = lock.clone();
+    let body = async {
+        give_back(nested.acquire().await.expect("it is entered again")).await;
+        theirs.locks.inspect(&key).await.expect("it can be asked").expect("it is held").left_behind
+    };
+    assert!(!lock.run(body).await.expect("it is free"));
+    left_behind(&theirs, &key).await;
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+}
+
+/// Before anything is sent.
+async fn readers_and_absurd_times_are_refused_with_what_to_do(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    for least in [Duration::ZERO, Duration::MAX] {
+        let refused = process.locks.lock(&key).with_hold_at_least(least).try_acquire().await;
+        let error = error_of(refused, &[ErrorKind::InvalidConfig]);
+        assert!(error.to_string().contains("30 days"), "{error}");
+    }
+    let reader = process.locks.lock(&key).with_hold_at_least(LONG).read();
+    error_of(reader.try_acquire().await, &[ErrorKind::Unsupported]);
+    give_back(process.take(&key).await).await;
+}
