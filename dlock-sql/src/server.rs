@@ -153,7 +153,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         token: &Token,
     ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
     /// Gives the lock back, leaves its row taken for so long, and wakes who waits; nothing when it was not ours.
-    fn leave(
+    fn leave_taken(
         &self,
         on: &mut Conn<Self>,
         key: &Key,

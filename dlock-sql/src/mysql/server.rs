@@ -224,7 +224,7 @@ impl Server for MysqlServer {
         Ok((done.rows_affected() == 1).then_some(released))
     }
 
-    async fn leave(
+    async fn leave_taken(
         &self,
         on: &mut MySqlConnection,
         key: &Key,

@@ -243,7 +243,7 @@ impl Server for PostgresServer {
         rows.first().map(|row| released(row, 0)).transpose()
     }
 
-    async fn leave(
+    async fn leave_taken(
         &self,
         on: &mut PgConnection,
         key: &Key,

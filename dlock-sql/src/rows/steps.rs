@@ -44,7 +44,7 @@ steps! {
     Mark() -> Option<String> = mark(), false, true;
     Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true, false;
     Release(key: Key, token: Token) -> Option<Released> = release(key, token), false, false;
-    Leave(key: Key, token: Token, taken_for: Duration) -> Option<Released> = leave(key, token, *taken_for), false, false;
+    Leave(key: Key, token: Token, taken_for: Duration) -> Option<Released> = leave_taken(key, token, *taken_for), false, false;
     TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true, false;
     ReleaseAll(held: Vec<(Key, Token)>) -> Vec<Option<Released>> = release_all(held), false, false;
     Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases), false, false;
