@@ -45,6 +45,8 @@ use std::time::Duration;
 use dlock_core::{Backend, Capabilities, Locks};
 pub use libtest_mimic::{Arguments, Conclusion, Trial};
 
+pub use cases::administering::WAITERS;
+pub use cases::leaving::LEAVING;
 pub use stage::{Process, Stage};
 
 /// How the suite gets at a backend. One is made for each case.
@@ -159,20 +161,6 @@ pub const LEASES: &[&str] = &[
     "a_waiter_in_line_that_is_cut_off_loses_its_place",
     "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
     "a_fair_lock_is_renewed_while_others_stand_in_line",
-];
-
-/// The cases about keys that stay taken after their release, for [`Harness::left_out`] of a backend that frees them.
-pub const LEAVING: &[&str] = &[
-    "a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least",
-    "what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left",
-    "what_stays_taken_is_freed_by_force_and_its_fence_is_superseded",
-    "a_dropped_guard_leaves_the_key_taken_too",
-    "a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too",
-    "a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over",
-    "a_release_after_that_time_is_an_ordinary_one",
-    "a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time",
-    "a_nested_release_leaves_nothing_before_the_outer_one",
-    "readers_and_absurd_times_are_refused_with_what_to_do",
 ];
 
 /// What a case needs the backend to be able to do.
@@ -372,10 +360,6 @@ pub const ADMINISTRATION: &[&str] = &[
     "a_release_by_force_leaves_other_locks_of_its_holder_alone",
     "a_leader_that_was_released_by_force_stops_and_another_leads",
 ];
-
-/// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`].
-pub const WAITERS: &[&str] =
-    &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
 
 /// The cases that a backend without [`Capabilities::shared`] leaves out, for [`Harness::left_out`].
 pub const SHARING: &[&str] = &[

@@ -16,7 +16,7 @@ use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::guarded::wake_all;
-use crate::handles::options::{Options, margin};
+use crate::handles::options::margin;
 use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
@@ -426,13 +426,6 @@ impl Hold {
     /// Whether there is one plain share and no other.
     pub(super) fn has_one_share(&self) -> bool {
         self.shares.load(Ordering::Acquire) == ShareKind::Plain.one()
-    }
-
-    /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
-    pub(super) fn keeps_other_options(&self, options: &Options) -> bool {
-        options.lease != self.lease
-            || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
-            || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
     }
 
     /// One guard less. Whether it was the last one, who has to release the lock.

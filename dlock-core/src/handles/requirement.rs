@@ -27,8 +27,8 @@ pub enum Requirement {
     Shared,
     /// There are semaphores. [`Capabilities::permits`].
     Permits,
-    /// A key can stay taken for a time after its release: [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least).
-    /// [`Capabilities::leaves`].
+    /// A key can stay taken for a time after its release:
+    /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). [`Capabilities::leaves`].
     HoldAtLeast,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn check_hold_at_least(
     if mode.is_exclusive() && !fair {
         return Ok(());
     }
-    let what = "only a lock that is held alone, and not in line, can stay taken after its release; leave out \
+    let what = "only a lock that is held alone, and is not fair, can stay taken after its release; leave out \
                 `hold_at_least` for readers, permits and fair locks";
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }

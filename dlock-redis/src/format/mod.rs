@@ -208,8 +208,8 @@ impl Format {
         command
     }
 
-    /// Makes the call that releases a lock and leaves its key taken for so many milliseconds. Rarely used, so that servers
-    /// need not keep the script.
+    /// Makes the call that releases a lock and leaves its key taken for so many milliseconds. Rarely used, so that
+    /// servers need not keep the script.
     pub(crate) fn leave(&self, names: &Names, token: &Token, millis: u64, number: CallNumber) -> Cmd {
         let (ours, left_behind) = (plain::hex(token), plain::hex(&token.left_behind()));
         let mut command = redis::cmd("EVAL");

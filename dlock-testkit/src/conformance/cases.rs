@@ -1,6 +1,6 @@
 //! The cases, by subject.
 
-mod administering;
+pub(super) mod administering;
 mod basic;
 mod batches;
 mod cancelling;
@@ -11,7 +11,7 @@ mod fences;
 mod handing_over;
 mod inspecting;
 mod keys;
-mod leaving;
+pub(super) mod leaving;
 mod losing;
 mod options;
 mod outages;

@@ -1,4 +1,4 @@
-//! What goes from one hold to the next when a lock is passed on.
+//! What goes from one hold to the next when a lock is passed on, and what stays when it is not.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::fence::Fence;
+use crate::handles::options::Options;
 use crate::sync::atomic::Ordering;
 
 impl Hold {
@@ -25,6 +26,13 @@ impl Hold {
         }
         hold.wanted_at.fetch_min(before.wanted_at.load(Ordering::Acquire), Ordering::AcqRel);
         hold
+    }
+
+    /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
+    pub(in crate::engine) fn keeps_other_options(&self, options: &Options) -> bool {
+        options.lease != self.lease
+            || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
+            || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
     }
 
     /// Until when its release leaves the key taken.
@@ -63,7 +71,6 @@ mod tests {
     use super::*;
     use crate::backend::{Grant, SignalSink};
     use crate::engine::hold::Condition;
-    use crate::handles::options::Options;
     use crate::key::Key;
     use crate::telemetry::Site;
     use crate::{Locks, ManualClock, Memory};

@@ -25,6 +25,10 @@ cases! {
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }
 
+/// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`](crate::conformance::Harness::left_out).
+pub const WAITERS: &[&str] =
+    &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
+
 /// A session looks after its locks a few times within its timeout, which is longer than the lease of the case.
 const NOTICE: Duration = Duration::from_secs(30);
 

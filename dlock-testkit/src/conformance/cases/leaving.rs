@@ -21,6 +21,21 @@ cases! {
     readers_and_absurd_times_are_refused_with_what_to_do: Leaving, Easy;
 }
 
+/// The cases about keys that stay taken after their release, for
+/// [`Harness::left_out`](crate::conformance::Harness::left_out) of a backend that frees them.
+pub const LEAVING: &[&str] = &[
+    "a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least",
+    "what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left",
+    "what_stays_taken_is_freed_by_force_and_its_fence_is_superseded",
+    "a_dropped_guard_leaves_the_key_taken_too",
+    "a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too",
+    "a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over",
+    "a_release_after_that_time_is_an_ordinary_one",
+    "a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time",
+    "a_nested_release_leaves_nothing_before_the_outer_one",
+    "readers_and_absurd_times_are_refused_with_what_to_do",
+];
+
 const LONG: Duration = Duration::from_secs(60);
 
 /// The last holder of `key`, which nobody owns any more.
