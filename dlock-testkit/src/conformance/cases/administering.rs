@@ -25,7 +25,8 @@ cases! {
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }
 
-/// The cases that a backend without [`Capabilities::shows_waiters`] leaves out, for [`Harness::left_out`](crate::conformance::Harness::left_out).
+/// The cases that a backend leaves out that does not know who waits, for
+/// [`Harness::left_out`](crate::conformance::Harness::left_out).
 pub const WAITERS: &[&str] =
     &["waiters_are_listed_in_their_order_without_the_holder", "a_waiter_that_gave_up_is_not_listed"];
 
