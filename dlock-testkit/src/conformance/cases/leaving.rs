@@ -150,10 +150,9 @@ async fn a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over(stage: Stag
     let lock = ours.locks.lock(&key).with_hold_at_least(stage.lease());
     give_back(lock.acquire().await.expect("it is free")).await;
     theirs.sees_held(&key).await;
-    let (one, other) = tokio::join!(async { give_back(theirs.take_soon(&key).await).await }, async {
-        give_back(ours.take_soon(&key).await).await
-    },);
-    let ((), ()) = (one, other);
+    let theirs = async { give_back(theirs.take_soon(&key).await).await };
+    let ours = async { give_back(ours.take_soon(&key).await).await };
+    tokio::join!(theirs, ours);
 }
 
 /// Nothing is left, and the key is free at once.
