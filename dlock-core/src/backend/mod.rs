@@ -40,7 +40,7 @@
 //! 9. **What is left is nobody's.** [`Claim::leave`] is a release after which the key stays taken for a time. It keeps
 //!    its fence and the line of its last holder, and nothing of the claim that left it touches it any more.
 //! 10. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
-//!    whose I/O is driven by the caller's runtime must not be needed there.
+//!     whose I/O is driven by the caller's runtime must not be needed there.
 
 mod answers;
 mod backoff;
