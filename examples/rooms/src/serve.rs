@@ -55,7 +55,7 @@ pub(crate) async fn serve(options: &Serve) -> Result<()> {
 }
 
 async fn run(options: &Serve) -> Result<()> {
-    let builder = dlock::from_url(&options.locks).await?.with_label(&options.name);
+    let builder = dlock::from_url(&options.locks).await?.with_label(&options.name).from_env()?;
     let locks = builder.build()?;
     let bookings = Bookings::open(&options.data).await.context("opening the bookings")?;
     let desk = Desk { replica: options.name.clone(), locks: locks.clone(), bookings };
@@ -108,8 +108,17 @@ fn router(desk: Desk) -> Router {
         .route("/bookings/move", post(relocate))
         .route("/settlements/{night}", post(settle))
         .route("/locks", get(held))
+        .route("/ready", get(ready))
         .layer(middleware::from_fn(traced))
         .with_state(desk)
+}
+
+/// For whoever sends requests here: whether locks can be had.
+async fn ready(State(desk): State<Desk>) -> (StatusCode, String) {
+    match desk.locks.ping().await {
+        Ok(()) => (StatusCode::OK, "ready".to_owned()),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+    }
 }
 
 async fn book(
