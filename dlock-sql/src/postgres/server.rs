@@ -60,7 +60,8 @@ impl PostgresServer {
     async fn create(&self, on: &mut PgConnection) -> SqlResult<()> {
         let mut transaction = on.begin().await?;
         for statement in schema(&self.table) {
-            sqlx::query(statement).execute(&mut *transaction).await?;
+            // Not prepared: behind a pooler, another process may have prepared one on this connection.
+            sqlx::raw_sql(statement).execute(&mut *transaction).await?;
         }
         transaction.commit().await
     }

@@ -10,6 +10,7 @@ mod account;
 mod clock;
 mod error;
 pub mod mysql;
+pub mod pgbouncer;
 mod ports;
 pub mod postgres;
 mod process;
