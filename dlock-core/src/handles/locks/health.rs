@@ -65,8 +65,8 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure))
     }
 
-    /// Returns what is known without asking the backend. Takes longer with the number of locks that are held, some
-    /// microseconds for each hundred.
+    /// Returns what is known without asking the backend. It looks at every lock that is held, so it takes longer the
+    /// more there are.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
