@@ -85,6 +85,8 @@ struct Setup {
     requires: &'static [Requirement],
     wait: Option<Wait>,
     lease: Option<Duration>,
+    max_hold: Option<Duration>,
+    hold_at_least: Option<Duration>,
     on_lost: Option<OnLost>,
     recheck: Option<bool>,
     handoff: Option<bool>,
@@ -156,6 +158,8 @@ impl Section {
             requires: &[],
             wait: None,
             lease: None,
+            max_hold: None,
+            hold_at_least: None,
             on_lost: None,
             recheck: None,
             handoff: None,
@@ -174,11 +178,6 @@ impl Section {
         self.wait(Wait::For(Duration::from_millis(wait)))
     }
 
-    /// Applies `lease = "30s"`.
-    pub fn lease_milliseconds(self, lease: u64) -> Self {
-        self.lease(Duration::from_millis(lease))
-    }
-
     /// Applies `wait = ...`.
     pub fn wait(mut self, wait: Wait) -> Self {
         self.0.setup().wait = Some(wait);
@@ -188,6 +187,18 @@ impl Section {
     /// Applies `lease = ...`.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.0.setup().lease = Some(lease);
+        self
+    }
+
+    /// Applies `max_hold = ...`.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.0.setup().max_hold = Some(limit);
+        self
+    }
+
+    /// Applies `hold_at_least = ...`.
+    pub fn hold_at_least(mut self, least: Duration) -> Self {
+        self.0.setup().hold_at_least = Some(least);
         self
     }
 
@@ -371,6 +382,12 @@ impl Setup {
         }
         if let Some(lease) = self.lease {
             lock = lock.with_lease(lease);
+        }
+        if let Some(limit) = self.max_hold {
+            lock = lock.with_max_hold(limit);
+        }
+        if let Some(least) = self.hold_at_least {
+            lock = lock.with_hold_at_least(least);
         }
         if let Some(on_lost) = self.on_lost {
             lock = lock.with_on_lost(on_lost);

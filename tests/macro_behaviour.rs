@@ -265,6 +265,40 @@ async fn the_lease_is_the_one_of_the_attribute() {
     .await;
 }
 
+#[distributed_lock(key = "least", backend = "memory", hold_at_least = "7m")]
+async fn at_most_every_seven_minutes() -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_stays_taken_for_as_long_as_the_attribute_says() {
+    on_memory(async |locks| {
+        at_most_every_seven_minutes().await.expect("free");
+        let holder = locks.inspect("least").await.expect("it answers").expect("it is still taken");
+        let left = holder.expires_in.expect("it ends");
+        assert!(holder.left_behind, "nobody holds it: {holder:?}");
+        assert!(left > Duration::from_mins(6) && left <= Duration::from_mins(7), "{left:?}");
+    })
+    .await;
+}
+
+const LONGEST: Duration = Duration::from_millis(60);
+
+#[distributed_lock(key = "longest", backend = "memory", lease = "50ms", max_hold = { LONGEST })]
+async fn goes_on_for_ever() -> Result<(), Error> {
+    pending().await
+}
+
+#[tokio::test]
+async fn a_body_ends_when_its_lock_was_held_for_as_long_as_the_attribute_allows() {
+    on_memory(async |_| {
+        let error = goes_on_for_ever().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost);
+        assert!(error.to_string().contains("max_hold"), "{error}");
+    })
+    .await;
+}
+
 #[distributed_lock(key = "recheck", backend = "memory", recheck = true)]
 async fn asks_again() -> Result<(), Error> {
     Ok(())

@@ -1,5 +1,7 @@
 //! The options of the attribute. Strict: what is not understood is an error that says what to write.
 
+use std::ops::RangeInclusive;
+
 use crate::duration;
 use crate::error::Mistakes;
 use crate::suggest::{list, nearest};
@@ -10,7 +12,7 @@ use syn::parse::{Parse, ParseStream, Parser};
 use syn::{Expr, LitBool, LitInt, LitStr, Path, Token, token};
 
 /// Every option, with an example of it.
-const OPTIONS: [(&str, &str); 18] = [
+const OPTIONS: [(&str, &str); 20] = [
     ("key", "key = \"room_<id>\""),
     ("keys", "keys = [\"room_<a>\", \"room_<b>\"]"),
     ("segments", "segments = 20"),
@@ -22,6 +24,8 @@ const OPTIONS: [(&str, &str); 18] = [
     ("locks", "locks = self.locks"),
     ("wait", "wait = \"5s\""),
     ("lease", "lease = \"30s\""),
+    ("max_hold", "max_hold = \"10m\""),
+    ("hold_at_least", "hold_at_least = \"1m\""),
     ("on_lost", "on_lost = \"abort\""),
     ("on_busy", "on_busy = Ok(None)"),
     ("on_unavailable", "on_unavailable = \"error\""),
@@ -32,7 +36,9 @@ const OPTIONS: [(&str, &str); 18] = [
 ];
 
 /// What other libraries call them.
-const OTHER_NAMES: [(&str, &str); 6] = [
+const OTHER_NAMES: [(&str, &str); 8] = [
+    ("lock_at_least_for", "hold_at_least"),
+    ("lock_at_most_for", "max_hold"),
     ("ttl", "lease"),
     ("expire", "lease"),
     ("timeout", "wait"),
@@ -53,7 +59,9 @@ pub(crate) struct Args {
     pub backend: Option<LitStr>,
     pub locks: Option<Expr>,
     pub wait: Option<WaitArg>,
-    pub lease: Option<LeaseArg>,
+    pub lease: Option<DurationArg>,
+    pub max_hold: Option<DurationArg>,
+    pub hold_at_least: Option<DurationArg>,
     pub on_lost: Option<OnLostArg>,
     pub on_busy: Option<Expr>,
     pub on_unavailable: Option<OnUnavailable>,
@@ -92,8 +100,8 @@ const REQUIREMENTS: [RequirementName; 8] = [
 ];
 
 /// What the runtime accepts.
-const SEGMENTS: std::ops::RangeInclusive<u32> = 1..=10_000;
-const PERMITS: std::ops::RangeInclusive<u32> = 1..=1_000_000;
+const SEGMENTS: RangeInclusive<u32> = 1..=10_000;
+const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
 pub(crate) enum WaitArg {
     No,
@@ -103,7 +111,7 @@ pub(crate) enum WaitArg {
     Expr(Group),
 }
 
-pub(crate) enum LeaseArg {
+pub(crate) enum DurationArg {
     Milliseconds(u64),
     /// The expression in its braces.
     Expr(Group),
@@ -215,10 +223,11 @@ impl Args {
             "locks" => self.locks = Some(input.parse()?),
             "wait" if input.peek(token::Brace) => self.wait = Some(WaitArg::Expr(block(option, input)?)),
             "wait" => self.wait = Some(wait(&text(input)?)?),
-            "lease" if input.peek(token::Brace) => self.lease = Some(LeaseArg::Expr(block(option, input)?)),
-            "lease" => {
-                let lease = duration::parse(option, &text(input)?, &duration::LEASE)?;
-                self.lease = Some(LeaseArg::Milliseconds(lease));
+            "lease" => self.lease = Some(span_of_time(option, example, input, &duration::LEASE)?),
+            "max_hold" => self.max_hold = Some(span_of_time(option, example, input, &duration::MAX_HOLD)?),
+            "hold_at_least" => {
+                let least = span_of_time(option, example, input, &duration::HOLD_AT_LEAST)?;
+                self.hold_at_least = Some(least);
             }
             "on_lost" => {
                 let choices = [("abort", OnLostArg::Abort), ("continue", OnLostArg::Continue)];
@@ -266,6 +275,13 @@ impl Args {
         if let Some(span) = later("segments", "mode") {
             mistakes.at(span, "a segment is held alone; remove `mode` or `segments`");
         }
+        let shares = if self.mode == Some(ModeArg::Read) { "mode" } else { "permits" };
+        if let Some(span) = later("hold_at_least", shares) {
+            mistakes.at(
+                span,
+                format!("only a lock that is held alone has `hold_at_least`; remove it or `{shares}`"),
+            );
+        }
         if let (false, Some(take)) = (self.gives("permits"), self.given.iter().find(|given| *given == "take"))
         {
             mistakes
@@ -309,6 +325,20 @@ fn block(option: &str, input: ParseStream<'_>) -> syn::Result<Group> {
     Ok(block)
 }
 
+/// A duration as a string literal with a unit, or as an expression in braces.
+fn span_of_time(
+    option: &str,
+    example: &str,
+    input: ParseStream<'_>,
+    bounds: &RangeInclusive<u64>,
+) -> syn::Result<DurationArg> {
+    if input.peek(token::Brace) {
+        return block(option, input).map(DurationArg::Expr);
+    }
+    let text = text(option, example, input)?;
+    duration::parse(option, &text, bounds).map(DurationArg::Milliseconds)
+}
+
 /// A string literal without a suffix.
 fn text(option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<LitStr> {
     let what = format!("`{option}` takes a string literal");
@@ -331,7 +361,7 @@ fn text(option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<LitS
 }
 
 fn takes_a_duration(option: &str) -> bool {
-    option == "wait" || option == "lease"
+    ["wait", "lease", "max_hold", "hold_at_least"].contains(&option)
 }
 
 fn parse_or<T: Parse>(input: ParseStream<'_>, what: &str, remedy: &str) -> syn::Result<T> {

@@ -8,6 +8,8 @@ const DAY: u64 = 24 * 60 * 60 * 1000;
 /// What the runtime accepts, in milliseconds.
 pub(crate) const LEASE: RangeInclusive<u64> = 50..=DAY;
 pub(crate) const WAIT: RangeInclusive<u64> = 1..=DAY;
+pub(crate) const MAX_HOLD: RangeInclusive<u64> = 50..=30 * DAY;
+pub(crate) const HOLD_AT_LEAST: RangeInclusive<u64> = 1..=30 * DAY;
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 

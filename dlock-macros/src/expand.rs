@@ -26,7 +26,7 @@
 //!
 //! No item is generated: inside a generic `impl` it could not use the type parameters.
 
-use crate::args::{Args, KeyArg, KeysArg, LeaseArg, ModeArg, OnLostArg, OnUnavailable, TakeArg, WaitArg};
+use crate::args::{Args, DurationArg, KeyArg, KeysArg, ModeArg, OnLostArg, OnUnavailable, TakeArg, WaitArg};
 use crate::dependency;
 use crate::error::{Mistakes, report};
 use crate::function::{Argument, Function};
@@ -354,15 +354,19 @@ pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
             }
         });
     }
-    if let Some(lease) = &args.lease {
-        options.extend(match lease {
-            LeaseArg::Milliseconds(lease) => {
-                let lease = Literal::u64_unsuffixed(*lease);
-                quote_spanned!(here=> .lease_milliseconds(#lease))
+    let times =
+        [("lease", &args.lease), ("max_hold", &args.max_hold), ("hold_at_least", &args.hold_at_least)];
+    for (option, time) in times {
+        let Some(time) = time else { continue };
+        let option = Ident::new(option, here);
+        options.extend(match time {
+            DurationArg::Milliseconds(time) => {
+                let time = Literal::u64_unsuffixed(*time);
+                quote_spanned!(here=> .#option(::core::time::Duration::from_millis(#time)))
             }
-            LeaseArg::Expr(lease) => {
-                let lease = expression(lease, &quote!(::core::time::Duration));
-                quote_spanned!(here=> .lease(#lease))
+            DurationArg::Expr(time) => {
+                let time = expression(time, &quote!(::core::time::Duration));
+                quote_spanned!(here=> .#option(#time))
             }
         });
     }
