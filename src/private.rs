@@ -2,6 +2,8 @@
 
 #[path = "private/candidate.rs"]
 mod candidate;
+#[path = "private/segments.rs"]
+mod segments;
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,9 +13,10 @@ use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
-use dlock_core::{Error, Lock, Locks, OnLost, Requirement, Result, Segment, SegmentedSection, Wait};
+use dlock_core::{Error, Lock, Locks, OnLost, Requirement, Result, SegmentedSection, Wait};
 
 pub use self::candidate::{Candidate, held, resign};
+pub use self::segments::Segments;
 use crate::registry;
 
 /// Which locks the attribute names.
@@ -240,7 +243,7 @@ impl Section {
 
     /// Applies `segments = ...`.
     pub fn segments(self, count: u32) -> Segments {
-        Segments { hidden: self.0, count }
+        Segments::new(self.0, count)
     }
 
     /// Applies `on_unavailable = "run"`.
@@ -409,70 +412,8 @@ impl Setup {
     }
 }
 
-/// A critical section in one segment after the other.
-#[derive(Debug)]
-pub struct Segments {
-    hidden: Box<dyn Hidden>,
-    count: u32,
-}
-
 /// In a box, so that it is compiled once.
 type Step<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
-impl Segments {
-    /// Takes a segment, if none is taken.
-    ///
-    /// # Errors
-    ///
-    /// Those of the look-up and of [`dlock_core::Segmented::run`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::acquire`].
-    pub fn enter(&mut self) -> Step<'_, Result<Segment>> {
-        Box::pin(async move { self.inner()?.enter().await })
-    }
-
-    /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the
-    /// segment stays taken until [`leave`](Self::leave).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`enter`](Self::enter), and `Lost`.
-    ///
-    /// # Cancel safety
-    ///
-    /// The lock is released in the background once this is dropped.
-    pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
-        self.inner()?.run_body(body).await
-    }
-
-    /// Releases the segment of a body that has returned.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, the release goes on in the background.
-    pub fn leave(&mut self) -> Step<'_, ()> {
-        Box::pin(async move {
-            if let Some(section) = &mut self.hidden.setup().segmented {
-                section.leave().await;
-            }
-        })
-    }
-
-    fn inner(&mut self) -> Result<&mut SegmentedSection> {
-        let setup = self.hidden.setup();
-        let section = match setup.segmented.take() {
-            Some(section) => section,
-            None => {
-                let locks = setup.locks()?;
-                let SectionKeys::One(key) = &setup.keys else { unreachable!("the attribute gives one key") };
-                SegmentedSection::new(setup.with_options(locks.lock(key)).segmented(self.count))
-            }
-        };
-        Ok(setup.segmented.insert(section))
-    }
-}
 
 /// Returns whether `on_busy` applies.
 #[must_use]

@@ -586,11 +586,11 @@ mod tests {
             .map(Case::name)
             .collect();
         account_for(&Capabilities::basic(), &[&named]).unwrap();
-        let modes: &[&[&str]] = &[SHARING, PERMITS, FAIRNESS];
+        let modes: &[&[&str]] = &[SHARING, PERMITS, FAIRNESS, LEAVING];
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat())
             .unwrap();
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
-        account_for(&Capabilities::basic(), &[WITH_FENCES, ADMINISTRATION, WAITERS, PERMITS, FAIRNESS])
+        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())
             .unwrap_err();
         account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
         account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
