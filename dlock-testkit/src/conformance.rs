@@ -46,7 +46,10 @@ use dlock_core::{Backend, Capabilities, Locks};
 pub use libtest_mimic::{Arguments, Conclusion, Trial};
 
 pub use cases::administering::WAITERS;
+pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
+pub use cases::permits::PERMITS;
+pub use cases::sharing::SHARING;
 pub use stage::{Process, Stage};
 
 /// How the suite gets at a backend. One is made for each case.
@@ -117,6 +120,8 @@ pub const LEASES: &[&str] = &[
     "a_waiter_takes_over_when_the_holder_goes_silent",
     "a_reader_that_goes_silent_makes_room_for_a_writer",
     "readers_are_renewed_each_for_itself",
+    "a_permit_is_back_after_its_holder_went_silent",
+    "permits_are_renewed_each_for_itself",
     "the_shortest_and_the_longest_lease_work",
     "releasing_a_lock_that_was_deleted_is_not_held",
     "a_release_that_gets_no_answer_ends_and_is_made_up_for",
@@ -195,6 +200,8 @@ pub enum Needs {
     Permits,
     /// [`Capabilities::permits`], and fences.
     PermitsAndFences,
+    /// [`Capabilities::permits`], and a lease.
+    PermitsAndLease,
     /// [`Capabilities::permits`], and [`Capabilities::administered`].
     PermitsAndAdministration,
     /// [`Capabilities::fair`] or [`Capabilities::fair_on_request`].
@@ -225,13 +232,17 @@ impl Needs {
             self,
             Self::Shared | Self::SharedAndFences | Self::SharedAndLease | Self::SharedAndAdministration
         );
-        let permits = matches!(self, Self::Permits | Self::PermitsAndFences | Self::PermitsAndAdministration);
+        let permits = matches!(
+            self,
+            Self::Permits | Self::PermitsAndFences | Self::PermitsAndLease | Self::PermitsAndAdministration
+        );
         let lease = matches!(
             self,
             Self::Lease
                 | Self::LeaseAndFences
                 | Self::LeaseAndAdministration
                 | Self::SharedAndLease
+                | Self::PermitsAndLease
                 | Self::FairAndLease
         );
         let administration = matches!(
@@ -359,104 +370,6 @@ pub const ADMINISTRATION: &[&str] = &[
     "a_release_by_force_leaves_the_locks_of_others_alone",
     "a_release_by_force_leaves_other_locks_of_its_holder_alone",
     "a_leader_that_was_released_by_force_stops_and_another_leads",
-];
-
-/// The cases that a backend without [`Capabilities::shared`] leaves out, for [`Harness::left_out`].
-pub const SHARING: &[&str] = &[
-    "readers_of_all_processes_hold_a_lock_at_the_same_time",
-    "a_reader_and_a_writer_exclude_each_other",
-    "many_readers_wait_for_a_writer_and_come_in_together",
-    "a_writer_that_waits_gets_in_when_the_last_reader_has_left",
-    "a_writer_that_waits_keeps_new_readers_out",
-    "a_writer_gets_in_between_readers_that_never_stop",
-    "a_reader_gets_in_between_writers_that_never_stop",
-    "a_writer_that_gave_up_keeps_nobody_out",
-    "a_try_to_write_that_is_refused_keeps_nobody_out",
-    "fences_of_readers_lie_between_those_of_the_writers_around_them",
-    "a_writer_may_read_what_it_writes",
-    "a_reader_may_read_again_in_its_own_body",
-    "a_reader_that_asks_to_write_learns_that_it_would_wait_for_itself",
-    "a_reader_that_goes_silent_makes_room_for_a_writer",
-    "readers_are_renewed_each_for_itself",
-    "a_reader_that_was_deleted_learns_of_it_and_the_others_stay",
-    "a_reader_whose_reply_is_lost_adopts_its_own_grant",
-    "a_reader_whose_outcome_is_unknown_is_cleaned_up",
-    "a_reader_dropped_at_any_await_leaves_nothing",
-    "a_writer_dropped_while_it_waits_for_readers_leaves_nothing",
-    "a_dropped_reader_is_given_back_soon",
-    "all_readers_are_known_as_such",
-    "a_release_by_force_takes_the_lock_from_all_its_readers",
-    "locks_of_a_batch_are_read_or_written_as_each_was_asked_for",
-    "no_writer_is_beside_anybody",
-];
-
-/// The cases that a backend without [`Capabilities::permits`] leaves out, for [`Harness::left_out`].
-pub const PERMITS: &[&str] = &[
-    "there_are_as_many_permits_as_were_said_for_all_processes_together",
-    "several_permits_are_taken_all_or_none",
-    "all_permits_can_be_taken_at_once",
-    "a_released_permit_wakes_one_who_waits",
-    "a_release_of_several_permits_lets_several_in",
-    "never_more_have_a_permit_than_there_are",
-    "who_waits_for_several_permits_does_not_starve",
-    "one_who_gave_up_waiting_for_several_keeps_nobody_out",
-    "a_permit_is_back_after_its_holder_went_silent",
-    "permits_are_renewed_each_for_itself",
-    "a_permit_that_was_deleted_is_noticed_by_its_holder_and_free",
-    "a_permit_held_for_many_leases_is_renewed",
-    "a_permit_whose_reply_is_lost_is_adopted_and_not_taken_twice",
-    "permits_of_an_unknown_outcome_are_given_back",
-    "a_release_whose_reply_is_lost_gives_one_permit_back",
-    "an_acquire_of_a_permit_dropped_at_any_await_leaves_nothing",
-    "one_who_waits_for_a_permit_may_be_dropped_at_any_await",
-    "a_dropped_permit_is_given_back_soon",
-    "a_permit_lives_through_a_panic_of_its_neighbour",
-    "every_permit_has_a_fence_of_its_own_that_grows",
-    "a_nested_acquire_has_a_permit_of_its_own",
-    "one_who_would_wait_for_its_own_permits_is_told",
-    "a_process_that_says_another_number_is_told",
-    "the_number_is_remembered_while_nobody_has_a_permit",
-    "a_lock_is_no_semaphore_and_a_semaphore_no_lock",
-    "absurd_numbers_of_permits_are_refused_before_any_request",
-    "an_operator_changes_the_number_of_permits",
-    "fewer_permits_than_are_taken_grant_none_until_enough_are_back",
-    "all_holders_of_permits_are_known_with_what_they_have",
-    "a_release_by_force_takes_all_permits_back",
-    "semaphores_of_different_keys_do_not_know_each_other",
-];
-
-/// The cases that a backend without [`Capabilities::fair`] and [`Capabilities::fair_on_request`] leaves out, for
-/// [`Harness::left_out`].
-pub const FAIRNESS: &[&str] = &[
-    "waiters_of_all_processes_are_served_in_the_order_in_which_they_came",
-    "waiters_of_one_process_are_served_in_the_order_in_which_they_came",
-    "fences_follow_the_order_of_the_line",
-    "a_fair_lock_that_nobody_wants_is_taken_at_once_and_leaves_nothing",
-    "one_who_only_tries_takes_no_place_in_line",
-    "one_who_only_tries_does_not_overtake_those_who_wait",
-    "a_turn_that_was_not_taken_yet_is_kept_for_a_while",
-    "one_who_comes_back_stands_at_the_end_of_the_line",
-    "a_waiter_whose_time_is_over_leaves_its_place",
-    "waiters_that_are_dropped_leave_their_places_and_those_behind_move_up",
-    "the_first_in_line_gives_its_turn_on_when_it_is_dropped",
-    "a_waiter_in_line_dropped_at_any_await_leaves_nothing",
-    "a_dropped_guard_gives_the_turn_to_the_first_in_line",
-    "a_waiter_in_line_that_is_cut_off_loses_its_place",
-    "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
-    "a_fair_lock_is_renewed_while_others_stand_in_line",
-    "a_fair_lock_that_was_deleted_goes_to_the_first_in_line",
-    "a_fair_grant_whose_reply_is_lost_is_adopted",
-    "a_place_whose_reply_is_lost_is_kept_and_not_taken_twice",
-    "a_fair_release_whose_reply_is_lost_gives_one_turn",
-    "a_fair_attempt_of_an_unknown_outcome_is_cleaned_up",
-    "a_fair_lock_that_is_released_by_force_goes_to_the_first_in_line",
-    "a_nested_acquire_of_a_fair_lock_does_not_stand_in_line",
-    "the_holder_of_a_fair_lock_is_known",
-    "one_who_takes_it_again_and_again_waits_for_its_turn",
-    "all_who_want_it_all_the_time_get_it_in_turns",
-    "no_two_hold_a_fair_lock_at_once",
-    "lines_of_different_keys_do_not_know_each_other",
-    "locks_that_are_required_to_be_fair_are_so",
 ];
 
 /// Returns all cases.

@@ -96,7 +96,9 @@ impl ZooKeeper {
     /// Cancel-safe.
     pub async fn queue(&self, key: &str) -> Result<Vec<Holder>> {
         let look = async { administration::places(&self.0, &Key::new(key)?, Which::All).await };
-        look.await.map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
+        look.await
+            .map(|(_, places)| places)
+            .map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
     }
 
     /// Begins a change of several nodes in one step, which is carried out only while the lock that was granted with
@@ -136,7 +138,9 @@ impl Backend for ZooKeeper {
             .with_durability()
             .with_administration()
             .with_waiters_shown();
-        if self.0.config().recipe.has_readers() { capabilities.with_sharing() } else { capabilities }
+        let recipe = self.0.config().recipe;
+        let capabilities = if recipe.has_readers() { capabilities.with_sharing() } else { capabilities };
+        if recipe.has_permits() { capabilities.with_permits() } else { capabilities }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -153,7 +157,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        Ok(administration::places(&self.0, key, Which::First).await?.pop())
+        Ok(administration::places(&self.0, key, Which::First).await?.1.pop())
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
@@ -161,11 +165,16 @@ impl Backend for ZooKeeper {
     }
 
     async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        administration::places(&self.0, key, Which::Waiting).await
+        Ok(administration::places(&self.0, key, Which::Waiting).await?.1)
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        Ok(Occupancy::new(None, administration::places(&self.0, key, Which::Holding).await?))
+        let (permits, holders) = administration::places(&self.0, key, Which::Holding).await?;
+        Ok(Occupancy::new(permits, holders))
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        administration::resize(&self.0, key, permits).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
@@ -183,15 +192,19 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
-/// The holder by the name of the node and what is in it: our own line, or another library's text.
-pub(crate) fn holder(recipe: Recipe, path: &str, data: &[u8], stat: &Stat) -> Holder {
+/// The holder by the name of the node and what is in it, our own line or another library's text. A semaphore has so
+/// many permits.
+pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u8], stat: &Stat) -> Holder {
     let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);
     if holder == Holder::default() && !text.is_empty() {
         holder.label = Some(text.into_owned());
     }
-    if recipe.reads(path.rsplit('/').next().unwrap_or(path)) {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if recipe.reads(name) {
         holder.mode = Mode::Shared;
+    } else if let Some(take) = recipe.takes(name) {
+        holder.mode = Mode::Permits { of: permits.unwrap_or(take), take };
     }
     // Whoever has such a node leads: another library's participant by the id that it stores.
     if recipe == Recipe::LeaderLatch && holder.candidate.is_none() {

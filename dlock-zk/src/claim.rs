@@ -1,5 +1,7 @@
 //! One claim on one lock.
 
+mod permits;
+
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -100,7 +102,9 @@ enum Looked {
     Watched {
         previous: Told,
         own: Told,
+        /// Who has the lock, and the node before was written to since it was made.
         holder: Option<(Vec<u8>, Stat)>,
+        written: bool,
     },
     /// Our own is gone.
     OwnGone,
@@ -142,8 +146,9 @@ impl ZooKeeperClaim {
                 let session = self.sessions.get(until).await?;
                 let Config { base, recipe, .. } = self.sessions.config();
                 let queue = self.sessions.queues.of(base.directory(&self.request.key));
-                let prefix = recipe.prefix(&self.request.token, self.reads());
-                self.node = Some(QueueNode::new(session, queue, *recipe, prefix));
+                let mode = self.request.mode;
+                let prefix = recipe.prefix(&self.request.token, mode);
+                self.node = Some(QueueNode::new(session, queue, (*recipe, mode), prefix));
             }
         }
         let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else { return Ok(()) };
@@ -175,6 +180,9 @@ impl ZooKeeperClaim {
         if !self.take_turn(until).await? {
             return Ok(Attempt::Busy(Busy::default()));
         }
+        if let Mode::Permits { of, .. } = self.request.mode {
+            return Box::pin(self.take_permits(of, until)).await;
+        }
         loop {
             let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
             match node.enqueue(sessions.config(), || request.describe(), until).await? {
@@ -191,21 +199,9 @@ impl ZooKeeperClaim {
                     }
                 }
                 Position::Missing => return Err(Box::pin(self.deleted(until)).await),
-                Position::Exhausted => {
-                    let directory = &node.queue.directory;
-                    return Err(Failure::invalid_config(format!(
-                        "{directory} has run out of numbers, so that its nodes have no order any more: delete it once \
-                         nobody is in it; the servers do so by themselves if it is a container"
-                    )));
-                }
-                Position::Unclear(name) => {
-                    let directory = &node.queue.directory;
-                    return Err(Failure::invalid_config(format!(
-                        "{directory} has the sequential node {name:?}, which is not of the recipe that this program uses: \
-                         whether it has the lock cannot be told; use a path of its own for the other recipe, or give all \
-                         programs the same by `with_recipe`"
-                    )));
-                }
+                Position::Exhausted => return Err(exhausted(&node.queue.directory)),
+                Position::Unclear(name) => return Err(unclear(&node.queue.directory, &name)),
+                Position::Semaphore => return Err(used_otherwise(request.mode, SEMAPHORE)),
             }
         }
     }
@@ -237,6 +233,10 @@ impl ZooKeeperClaim {
             Some(EventType::NodeDeleted) => return Err(self.deleted(until).await),
             // Somebody wrote to it: it is not watched any more.
             Some(_) => return Ok(None),
+        }
+        if self.request.mode.permits().is_some() {
+            // Whoever left, those who have permits may be others now.
+            return Ok(None);
         }
         let losses = node.session.losses();
         match wait.event.now() {
@@ -278,10 +278,6 @@ impl ZooKeeperClaim {
         }
     }
 
-    fn reads(&self) -> bool {
-        self.request.mode == Mode::Shared
-    }
-
     async fn grant(&mut self, until: Instant) -> Result<Attempt, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
@@ -289,7 +285,8 @@ impl ZooKeeperClaim {
         let proof = session.fresh_proof(until).await?;
         let term = Term::Session(Some(session.trusted_for()));
         self.proof = Some(proof);
-        if let (true, Some(node)) = (self.reads(), &mut self.node) {
+        // One that is not alone keeps its node, and leaves its place among those who wait to others.
+        if let (false, Some(node)) = (self.request.mode == Mode::Exclusive, &mut self.node) {
             node.turn.leave_place();
         }
         Ok(Attempt::Granted(Grant::new(term).with_fence(fence).proven_at(proof)))
@@ -304,6 +301,7 @@ impl ZooKeeperClaim {
     ) -> Result<Option<Busy>, Failure> {
         let Some(node) = &mut self.node else { return Ok(None) };
         let mut busy = Busy::default();
+        let permits = self.request.mode.permits();
         if !self.request.waits {
             // Ahead of whatever comes next, so that one who only asked is never in anybody's way.
             node.send_deletion();
@@ -311,7 +309,7 @@ impl ZooKeeperClaim {
             let asked = node.session.client.get_data(&path);
             // Who it is is good to know, and no reason to fail.
             if let Ok(Some((data, stat))) = read(&path, until, asked).await {
-                busy.holder = Some(Box::new(holder(node.recipe, &path, &data, &stat)));
+                busy.holder = Some(Box::new(holder(node.recipe, permits, &path, &data, &stat)));
             }
             return Ok(Some(busy));
         }
@@ -326,9 +324,12 @@ impl ZooKeeperClaim {
         let losses = looking.losses;
         self.looking = None;
         match looked.map_err(|error| of_read(error, &previous))? {
-            Looked::Watched { previous: event, own, holder: who } => {
+            // It has its permits by now.
+            Looked::Watched { written: true, .. } if permits.is_some() => Ok(None),
+            Looked::Watched { previous: event, own, holder: who, .. } => {
                 self.wait = Some(Wait { previous, event, own, losses, _awaited: node.session.wait() });
-                busy.holder = who.map(|(data, stat)| Box::new(holder(node.recipe, first, &data, &stat)));
+                busy.holder =
+                    who.map(|(data, stat)| Box::new(holder(node.recipe, permits, first, &data, &stat)));
                 Ok(Some(busy))
             }
             Looked::OwnGone => Err(self.deleted(until).await),
@@ -357,6 +358,7 @@ fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
             Ok(watched) => watched.await.map(|(data, stat, watcher)| ((data, stat), Some(watcher))),
             Err(looked) => looked.await.map(|found| (found, None)),
         };
+        let mut written = false;
         let (holder, previous) = match got {
             Ok((holder, watcher)) => (Some(holder), watcher),
             Err(Error::NoNode) => return Ok(Looked::Gone),
@@ -366,13 +368,13 @@ fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
                     Some(_) => client.check_and_watch_stat(&path).await.map(|(stat, it)| (stat, Some(it)))?,
                     None => (client.check_stat(&path).await?, None),
                 };
-                if stat.is_none() {
-                    return Ok(Looked::Gone);
-                }
+                let Some(stat) = stat else { return Ok(Looked::Gone) };
+                written = stat.version > 0;
                 (None, watcher)
             }
             Err(error) => return Err(error),
         };
+        let written = written || holder.as_ref().is_some_and(|(_, stat)| stat.version > 0);
         let (stat, own) = match asked_own {
             Ok(watched) => watched.await.map(|(stat, watcher)| (stat, Some(watcher)))?,
             Err(looked) => (looked.await?, None),
@@ -386,9 +388,32 @@ fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
             Some(first) => first.await.ok(),
             None => holder,
         };
-        Ok(Looked::Watched { previous, own, holder })
+        Ok(Looked::Watched { previous, own, holder, written })
     };
     Some(Looking { previous: previous.to_owned(), losses: node.session.losses(), answer: Box::pin(answer) })
+}
+
+/// What a lock meets where others take permits; how many there are does not matter.
+const SEMAPHORE: Mode = Mode::Permits { of: 1, take: 1 };
+
+/// The failure of a claim on a key that others use in another way.
+fn used_otherwise(ours: Mode, theirs: Mode) -> Failure {
+    ours.conflict(&theirs).unwrap_or_else(|| Failure::invalid_config("others use the key in another way"))
+}
+
+fn exhausted(directory: &str) -> Failure {
+    Failure::invalid_config(format!(
+        "{directory} has run out of numbers, so that its nodes have no order any more: delete it once nobody is in it; \
+         the servers do so by themselves if it is a container"
+    ))
+}
+
+fn unclear(directory: &str, name: &str) -> Failure {
+    Failure::invalid_config(format!(
+        "{directory} has the sequential node {name:?}, which is not of the recipe that this program uses: whether it \
+         has the lock cannot be told; use a path of its own for the other recipe, or give all programs the same by \
+         `with_recipe`"
+    ))
 }
 
 fn place_deleted() -> Failure {

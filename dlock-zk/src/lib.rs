@@ -16,6 +16,7 @@ mod names;
 mod queue;
 mod queue_node;
 mod recipe;
+mod semaphore;
 mod session;
 
 pub use backend::ZooKeeper;

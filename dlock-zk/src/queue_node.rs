@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Withdrawal;
+use dlock_core::backend::{Mode, Withdrawal};
 use dlock_core::{Failure, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
@@ -15,9 +15,18 @@ use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::queue::{Queue, Turn, Watched};
 use crate::recipe::{Position, Recipe};
+use crate::semaphore;
 use crate::session::{Answer, Session, make_directory, read, together};
 
-type Created = (Result<(Stat, CreateSequence), Error>, Option<Result<Vec<String>, Error>>);
+/// What a directory has besides its nodes.
+pub(crate) type Content = (Vec<u8>, Stat);
+
+/// The answers to a creation and to what was asked together with it: the nodes of the directory, and what it has.
+type Created = (
+    Result<(Stat, CreateSequence), Error>,
+    Option<Result<Vec<String>, Error>>,
+    Option<Result<Content, Error>>,
+);
 
 /// How often the directory is made anew when it vanishes between its making and the making of a node in it.
 const DIRECTORIES: u32 = 8;
@@ -31,6 +40,7 @@ pub(crate) struct QueueNode {
     pub(crate) queue: Arc<Queue>,
     pub(crate) recipe: Recipe,
     pub(crate) turn: Turn,
+    mode: Mode,
     /// What the node's name begins with.
     prefix: Arc<str>,
     node: Option<Node>,
@@ -53,9 +63,19 @@ struct Creation {
 enum Around {
     /// It stands in front.
     First,
-    /// These were in it afterwards.
-    Nodes(Vec<String>),
+    /// These were in it afterwards, and the directory of a semaphore had this.
+    Nodes(Vec<String>, Option<Content>),
     Unknown,
+}
+
+/// How a claim came to stand in its queue.
+pub(crate) enum Stands {
+    /// By a node made just now, before which there is none.
+    First,
+    /// By a node made just now: these were in the queue afterwards, and the directory of a semaphore had this.
+    New(Vec<String>, Option<Content>),
+    /// By a node whose neighbours have to be asked for.
+    There,
 }
 
 #[derive(Clone, Debug)]
@@ -69,12 +89,18 @@ pub(crate) struct Node {
 }
 
 impl QueueNode {
-    pub(crate) fn new(session: Arc<Session>, queue: Arc<Queue>, recipe: Recipe, prefix: Arc<str>) -> Self {
+    pub(crate) fn new(
+        session: Arc<Session>,
+        queue: Arc<Queue>,
+        (recipe, mode): (Recipe, Mode),
+        prefix: Arc<str>,
+    ) -> Self {
         Self {
             session,
             queue,
             recipe,
             turn: Turn::default(),
+            mode,
             prefix,
             node: None,
             creation: None,
@@ -90,7 +116,7 @@ impl QueueNode {
         let in_doubt = self.in_doubt || self.creation.is_some();
         let turn = std::mem::take(&mut self.turn);
         let (queue, prefix) = (Arc::clone(&self.queue), Arc::clone(&self.prefix));
-        *self = Self { in_doubt, turn, ..Self::new(session, queue, self.recipe, prefix) };
+        *self = Self { in_doubt, turn, ..Self::new(session, queue, (self.recipe, self.mode), prefix) };
         had_node
     }
 
@@ -120,6 +146,35 @@ impl QueueNode {
         describe: impl Fn() -> String + Send,
         until: Instant,
     ) -> Result<Position, Failure> {
+        match self.stand(config, describe, until).await? {
+            Stands::First => {
+                if let Some(node) = &mut self.node {
+                    node.at_once = true;
+                    self.queue.note_head(&node.name);
+                }
+                Ok(Position::First)
+            }
+            Stands::New(children, _) => {
+                let position = self.position(&children);
+                if let Some(node) = &mut self.node {
+                    node.at_once = position == Position::First;
+                }
+                Ok(position)
+            }
+            Stands::There => {
+                let children = Box::pin(self.children(until)).await?;
+                Ok(self.position(&children))
+            }
+        }
+    }
+
+    /// Makes the node if there is none yet.
+    pub(crate) async fn stand(
+        &mut self,
+        config: &Config,
+        describe: impl Fn() -> String + Send,
+        until: Instant,
+    ) -> Result<Stands, Failure> {
         if self.deletion.is_some() {
             // An earlier step left the queue already.
             self.deleted().await?;
@@ -130,32 +185,22 @@ impl QueueNode {
         if self.creation.is_none() && self.in_doubt {
             Box::pin(self.find(until)).await?;
         }
-        if self.node.is_none() {
-            let children = match self.create(config, describe, until).await? {
-                Around::First => {
-                    if let Some(node) = &mut self.node {
-                        node.at_once = true;
-                        self.queue.note_head(&node.name);
-                    }
-                    return Ok(Position::First);
-                }
-                Around::Nodes(children) => children.into(),
-                Around::Unknown => Box::pin(self.children(until)).await?,
-            };
-            let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
-            if duplicates == 1 {
-                let position = self.position(&children);
-                if let Some(node) = &mut self.node {
-                    node.at_once = position == Position::First;
-                }
-                return Ok(position);
-            }
-            // An earlier request under the same token was carried out too, or somebody deleted the node already.
-            self.in_doubt = true;
-            Box::pin(self.find(until)).await?;
+        if self.node.is_some() {
+            return Ok(Stands::There);
         }
-        let children = Box::pin(self.children(until)).await?;
-        Ok(self.position(&children))
+        let (children, content) = match self.create(config, describe, until).await? {
+            Around::First => return Ok(Stands::First),
+            Around::Nodes(children, content) => (children, content),
+            Around::Unknown => (Box::pin(self.children(until)).await?.to_vec(), None),
+        };
+        let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
+        if duplicates == 1 {
+            return Ok(Stands::New(children, content));
+        }
+        // An earlier request under the same token was carried out too, or somebody deleted the node already.
+        self.in_doubt = true;
+        Box::pin(self.find(until)).await?;
+        Ok(Stands::There)
     }
 
     async fn children(&mut self, until: Instant) -> Result<Arc<[String]>, Failure> {
@@ -168,7 +213,11 @@ impl QueueNode {
         match &position {
             Position::First => self.queue.note_head(&node.name),
             Position::Behind { first, .. } => self.queue.note_head(first),
-            Position::Reading | Position::Missing | Position::Unclear(_) | Position::Exhausted => {}
+            Position::Reading
+            | Position::Missing
+            | Position::Semaphore
+            | Position::Unclear(_)
+            | Position::Exhausted => {}
         }
         position
     }
@@ -189,16 +238,19 @@ impl QueueNode {
                     let with_directory = turn % 2 == 1;
                     let (directory, prefix) = (&self.queue.directory, &self.prefix);
                     let sent = self.session.clock.now();
-                    let watched = self.queue.numbers.creating(&self.session);
+                    let permits = self.mode.permits();
+                    let numbers = &self.queue.numbers;
+                    let watched = if permits.is_none() { numbers.creating(&self.session) } else { None };
                     let what = Parts {
                         directory: with_directory,
                         listing: !watched.is_some_and(Watched::is_decisive),
+                        permits,
                     };
                     let answer = send(&self.session, directory, prefix, config, describe(), what);
                     none.insert(Creation { sent, watched, answer })
                 }
             };
-            let (created, listed) = (&mut creation.answer).await;
+            let (created, listed, content) = (&mut creation.answer).await;
             let (sent, watched) = (creation.sent, creation.watched);
             self.creation = None;
             match created {
@@ -213,10 +265,12 @@ impl QueueNode {
                         return Ok(if first { Around::First } else { Around::Unknown });
                     };
                     let directory = &self.queue.directory;
-                    return match listed {
-                        Ok(children) => Ok(Around::Nodes(children)),
-                        Err(Error::NoNode) => Ok(Around::Nodes(Vec::new())),
-                        Err(error) => Err(of_read(error, directory)),
+                    return match (listed, content.transpose()) {
+                        (Ok(children), Ok(content)) => Ok(Around::Nodes(children, content)),
+                        (Err(Error::NoNode), _) | (_, Err(Error::NoNode)) => {
+                            Ok(Around::Nodes(Vec::new(), None))
+                        }
+                        (Err(error), _) | (_, Err(error)) => Err(of_read(error, directory)),
                     };
                 }
                 Err(Error::NoNode) if turn % 2 == 0 => {}
@@ -336,7 +390,7 @@ impl QueueNode {
     /// Finds out the name of the node, if there is one.
     async fn learn(&mut self) -> Result<(), Failure> {
         if let Some(creation) = &mut self.creation {
-            let (created, _) = (&mut creation.answer).await;
+            let (created, ..) = (&mut creation.answer).await;
             self.creation = None;
             match created {
                 Ok((stat, sequence)) => self.set_node(format!("{}{sequence}", self.prefix), &stat, None),
@@ -357,6 +411,8 @@ struct Parts {
     directory: bool,
     /// A listing, afterwards.
     listing: bool,
+    /// The directory of a semaphore of so many permits: what it has is asked for too.
+    permits: Option<u32>,
 }
 
 /// Sends a creation and what goes with it together; the session keeps their order.
@@ -374,17 +430,23 @@ fn send(
     together(Box::pin(async move {
         let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
         let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
-        let (_made, created, listed) = driver.send(|| {
+        let content = parts.permits.map(semaphore::content).unwrap_or_default();
+        let (_made, created, listed, content) = driver.send(|| {
             // What came of it shows in the answer to the next request.
-            let made = parts.directory.then(|| client.create(&directory, &[], &container));
+            let made = parts.directory.then(|| client.create(&directory, content.as_bytes(), &container));
             let created = client.create(&path, data.as_bytes(), &options);
-            (made, created, parts.listing.then(|| client.list_children(&directory)))
+            let listed = parts.listing.then(|| client.list_children(&directory));
+            (made, created, listed, parts.permits.map(|_| client.get_data(&directory)))
         });
         let created = created.await;
         let listed = match listed {
             Some(listed) => Some(listed.await),
             None => None,
         };
-        (created, listed)
+        let content = match content {
+            Some(content) => Some(content.await),
+            None => None,
+        };
+        (created, listed, content)
     }))
 }

@@ -5,16 +5,22 @@
 //! | mutex | `_c_<uuid>-lock-<sequence>` | `_c_<uuid>-read-lock-<sequence>` |
 //! | read-write lock | `_c_<uuid>-__WRIT__<sequence>` | `_c_<uuid>-__READ__<sequence>` |
 //! | leader latch | `_c_<uuid>-latch-<sequence>` | |
+//!
+//! Who takes permits of a semaphore stands in the queue of a mutex as `_c_<uuid>-permits-<taken>-lock-<sequence>`: see
+//! `permits.rs`.
 
 use std::sync::Arc;
 
 use dlock_core::Token;
+use dlock_core::backend::Mode;
 
 const PROTECTED: &str = "_c_";
 /// What stands before the number in the nodes of Curator's mutex and of go-zookeeper, and of kazoo.
 const LOCKS: [&str; 2] = ["-lock-", "__lock__"];
 /// The same for readers among them. A client that knows no readers takes them for others that lock.
 const READER: &str = "-read-lock-";
+/// What stands before how many permits a node takes. A client that knows no permits takes them for a lock, and waits.
+const PERMITS: &str = "-permits-";
 /// What stands before the number in the nodes of Curator's read-write lock.
 const WRITE: &str = "__WRIT__";
 const READ: &str = "__READ__";
@@ -45,8 +51,16 @@ pub enum Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place<'a> {
     number: i64,
-    reads: bool,
+    kind: Kind,
     name: &'a str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Locks,
+    Reads,
+    /// Takes so many permits of a semaphore.
+    Takes(u32),
 }
 
 /// Where a node stands in its queue.
@@ -65,6 +79,8 @@ pub(crate) enum Position {
     },
     /// It is gone.
     Missing,
+    /// Others that stand before use the key as a semaphore.
+    Semaphore,
     /// Nobody can tell: this child was numbered for a recipe that is another one.
     Unclear(String),
     /// Nobody can tell: the directory has run out of numbers.
@@ -83,18 +99,26 @@ impl Recipe {
     }
 
     /// What the name of a claim's node begins with: no other claim's does.
-    pub(crate) fn prefix(self, token: &Token, reads: bool) -> Arc<str> {
+    pub(crate) fn prefix(self, token: &Token, mode: Mode) -> Arc<str> {
         let hex = token.to_hex();
         let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
-        let mark = match (self, reads) {
-            (Self::Mutex, false) => LOCKS[0],
-            (Self::Mutex, true) => READER,
-            (Self::ReadWriteLock, false) => "-__WRIT__",
-            (Self::ReadWriteLock, true) => "-__READ__",
-            // Nobody asks to read, since the backend says that it has no readers.
+        // Nobody asks for what the backend says that its recipe has not.
+        let mark = match (self, mode) {
+            (_, Mode::Permits { take, .. }) => {
+                return format!("{PROTECTED}{uuid}{PERMITS}{take}{}", LOCKS[0]).into();
+            }
+            (Self::Mutex, Mode::Shared) => READER,
+            (Self::Mutex, _) => LOCKS[0],
+            (Self::ReadWriteLock, Mode::Shared) => "-__READ__",
+            (Self::ReadWriteLock, _) => "-__WRIT__",
             (Self::LeaderLatch, _) => LATCH,
         };
         [PROTECTED, &uuid, mark].concat().into()
+    }
+
+    /// Whether there are semaphores.
+    pub(crate) const fn has_permits(self) -> bool {
+        matches!(self, Self::Mutex)
     }
 
     /// Whether several may read at a time.
@@ -109,23 +133,23 @@ impl Recipe {
     }
 
     fn place(self, name: &str) -> Option<Place<'_>> {
-        let (reads, text) = match self {
+        let (kind, text) = match self {
             Self::Mutex => {
-                let text = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?.1;
+                let (_, text) = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?;
                 let ours = name.strip_prefix(PROTECTED).and_then(|rest| rest.get(UUID..));
-                (ours.is_some_and(|rest| rest.starts_with(READER)), text)
+                (ours.map_or(Kind::Locks, Kind::marked), text)
             }
             Self::ReadWriteLock => match (name.rsplit_once(WRITE), name.rsplit_once(READ)) {
-                (Some((_, text)), None) => (false, text),
-                (None, Some((_, text))) => (true, text),
+                (Some((_, text)), None) => (Kind::Locks, text),
+                (None, Some((_, text))) => (Kind::Reads, text),
                 _ => return None,
             },
-            Self::LeaderLatch => (false, name.rsplit_once(LATCH)?.1),
+            Self::LeaderLatch => (Kind::Locks, name.rsplit_once(LATCH)?.1),
         };
         let digits = text.strip_prefix('-').unwrap_or(text);
         let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
         let number = if numeric { text.parse().ok()? } else { return None };
-        Some(Place { number, reads, name })
+        Some(Place { number, kind, name })
     }
 
     /// The sequence number of a node in a queue, whichever client made it.
@@ -135,11 +159,19 @@ impl Recipe {
 
     /// Whether it is the node of one that reads.
     pub(crate) fn reads(self, name: &str) -> bool {
-        self.place(name).is_some_and(|place| place.reads)
+        self.place(name).is_some_and(|place| place.kind == Kind::Reads)
+    }
+
+    /// How many permits of a semaphore the node takes; `None` for one of a lock.
+    pub(crate) fn takes(self, name: &str) -> Option<u32> {
+        match self.place(name)?.kind {
+            Kind::Takes(permits) => Some(permits),
+            Kind::Locks | Kind::Reads => None,
+        }
     }
 
     /// Whether the server numbered a node that is in no queue of this recipe: whether it has a lock cannot be told.
-    fn is_foreign(self, name: &str) -> bool {
+    pub(crate) fn is_foreign(self, name: &str) -> bool {
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
         let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');
         digits + usize::from(signed) >= DIGITS && digits >= DIGITS - 1 && self.sequence(name).is_none()
@@ -150,8 +182,13 @@ impl Recipe {
         let mut places: Vec<_> = children.into_iter().filter_map(|name| self.place(name)).collect();
         // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
         let Some(reference) = places.first().map(|place| place.number) else { return Vec::new() };
-        places.sort_by_key(|place| (behind(place.number, reference), place.reads));
+        places.sort_by_key(|place| (behind(place.number, reference), place.kind == Kind::Reads));
         places.into_iter().map(|place| place.name).collect()
+    }
+
+    /// Whether a node has a number that does not tell its place.
+    pub(crate) fn has_no_order(self, name: &str) -> bool {
+        self.sequence(name).is_none_or(is_exhausted)
     }
 
     /// How many of the nodes of a queue, in its order, hold the lock.
@@ -165,10 +202,8 @@ impl Recipe {
 
     /// Where the node `own` stands among `children`, in one pass.
     pub(crate) fn position(self, children: &[String], own: &str) -> Position {
-        let Some(Place { number: reference, reads, .. }) = self.place(own) else { return Position::Missing };
-        // The servers give the highest number again and again, and now and then a negative one in between, so that
-        // nobody can tell who came first.
-        if reference < 0 || reference >= i32::MAX.into() {
+        let Some(Place { number: reference, kind, .. }) = self.place(own) else { return Position::Missing };
+        if is_exhausted(reference) {
             return Position::Exhausted;
         }
         let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
@@ -188,7 +223,10 @@ impl Recipe {
             if first.is_none_or(|(lowest, _)| distance < lowest) {
                 first = Some((distance, name));
             }
-            let in_the_way = !(reads && place.reads);
+            if matches!(place.kind, Kind::Takes(_)) {
+                return Position::Semaphore;
+            }
+            let in_the_way = (kind, place.kind) != (Kind::Reads, Kind::Reads);
             if in_the_way && previous.is_none_or(|(highest, _)| distance > highest) {
                 previous = Some((distance, name));
             }
@@ -202,6 +240,23 @@ impl Recipe {
             (true, None, _) => Position::First,
         }
     }
+}
+
+impl Kind {
+    /// What a node is by what stands behind its UUID.
+    fn marked(rest: &str) -> Self {
+        if rest.starts_with(READER) {
+            return Self::Reads;
+        }
+        let taken = rest.strip_prefix(PERMITS).and_then(|rest| rest.split_once('-')?.0.parse().ok());
+        taken.map_or(Self::Locks, Self::Takes)
+    }
+}
+
+/// The servers give the highest number again and again, and now and then a negative one in between, so that nobody can
+/// tell who came first.
+fn is_exhausted(number: i64) -> bool {
+    number < 0 || number >= i32::MAX.into()
 }
 
 /// How far `sequence` stands behind `reference`; negative when it stands before.
@@ -229,7 +284,7 @@ mod tests {
     #[test]
     fn a_token_is_a_uuid_in_the_name() {
         let token = Token::random().unwrap();
-        let name = format!("{}0000000012", Recipe::Mutex.prefix(&token, false));
+        let name = format!("{}0000000012", Recipe::Mutex.prefix(&token, Mode::Exclusive));
         assert_eq!(Recipe::Mutex.sequence(&name), Some(12));
         assert_eq!(name.replace('-', ""), format!("_c_{}lock0000000012", token.to_hex()));
     }
@@ -380,7 +435,7 @@ mod tests {
     fn the_nodes_of_one_recipe_are_foreign_to_the_other() {
         for (recipe, [write, read]) in READERS {
             let other = if recipe == Recipe::Mutex { Recipe::ReadWriteLock } else { Recipe::Mutex };
-            let own = other.prefix(&Token::random().unwrap(), false);
+            let own = other.prefix(&Token::random().unwrap(), Mode::Exclusive);
             for mark in [write, read] {
                 let (name, own) = (named('a', mark, 1), format!("{own}0000000002"));
                 assert!(recipe.sequence(&name).is_some());
@@ -392,7 +447,8 @@ mod tests {
 
     #[test]
     fn the_nodes_of_a_leader_latch_are_in_one_line_and_foreign_to_locks() {
-        let own = format!("{}0000000002", Recipe::LeaderLatch.prefix(&Token::random().unwrap(), false));
+        let own =
+            format!("{}0000000002", Recipe::LeaderLatch.prefix(&Token::random().unwrap(), Mode::Exclusive));
         // As Curator names and sorts them.
         assert_eq!(own.rsplit_once("latch-").map(|(_, number)| number), Some("0000000002"));
         let java = named('a', LATCH, 1);
@@ -401,7 +457,7 @@ mod tests {
         assert_eq!(Recipe::LeaderLatch.position(&[own.clone(), java.clone()], &java), Position::First);
         assert_eq!(Recipe::LeaderLatch.in_order(&[own.clone(), java.clone()]), [&java, &own]);
         for other in [Recipe::Mutex, Recipe::ReadWriteLock] {
-            let lock = format!("{}0000000003", other.prefix(&Token::random().unwrap(), false));
+            let lock = format!("{}0000000003", other.prefix(&Token::random().unwrap(), Mode::Exclusive));
             assert_eq!(other.position(&[java.clone(), lock.clone()], &lock), Position::Unclear(java.clone()));
             let position = Recipe::LeaderLatch.position(&[lock.clone(), own.clone()], &own);
             assert_eq!(position, Position::Unclear(lock));
@@ -426,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_reader_of_a_mutex_is_a_lock_to_clients_that_know_no_readers() {
-        let name = format!("{}0000000007", Recipe::Mutex.prefix(&Token::random().unwrap(), true));
+        let name = format!("{}0000000007", Recipe::Mutex.prefix(&Token::random().unwrap(), Mode::Shared));
         // As Curator sorts, and as kazoo and go-zookeeper read the number.
         assert_eq!(name.rsplit_once("lock-").map(|(_, number)| number), Some("0000000007"));
         assert_eq!(name.rsplit_once('-').map(|(_, number)| number), Some("0000000007"));

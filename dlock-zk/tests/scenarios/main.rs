@@ -13,6 +13,7 @@ mod meddlers;
 mod members;
 mod numbers;
 mod outcomes;
+mod permits;
 mod queue;
 mod restarts;
 mod rights;

@@ -45,6 +45,41 @@ cases! {
     locks_that_are_required_to_be_fair_are_so: Fair, Easy;
 }
 
+/// The cases that a backend without [`Capabilities::fair`](dlock_core::backend::Capabilities::fair) and
+/// [`Capabilities::fair_on_request`](dlock_core::backend::Capabilities::fair_on_request) leaves out, for
+/// [`Harness::left_out`](crate::conformance::Harness::left_out).
+pub const FAIRNESS: &[&str] = &[
+    "waiters_of_all_processes_are_served_in_the_order_in_which_they_came",
+    "waiters_of_one_process_are_served_in_the_order_in_which_they_came",
+    "fences_follow_the_order_of_the_line",
+    "a_fair_lock_that_nobody_wants_is_taken_at_once_and_leaves_nothing",
+    "one_who_only_tries_takes_no_place_in_line",
+    "one_who_only_tries_does_not_overtake_those_who_wait",
+    "a_turn_that_was_not_taken_yet_is_kept_for_a_while",
+    "one_who_comes_back_stands_at_the_end_of_the_line",
+    "a_waiter_whose_time_is_over_leaves_its_place",
+    "waiters_that_are_dropped_leave_their_places_and_those_behind_move_up",
+    "the_first_in_line_gives_its_turn_on_when_it_is_dropped",
+    "a_waiter_in_line_dropped_at_any_await_leaves_nothing",
+    "a_dropped_guard_gives_the_turn_to_the_first_in_line",
+    "a_waiter_in_line_that_is_cut_off_loses_its_place",
+    "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
+    "a_fair_lock_is_renewed_while_others_stand_in_line",
+    "a_fair_lock_that_was_deleted_goes_to_the_first_in_line",
+    "a_fair_grant_whose_reply_is_lost_is_adopted",
+    "a_place_whose_reply_is_lost_is_kept_and_not_taken_twice",
+    "a_fair_release_whose_reply_is_lost_gives_one_turn",
+    "a_fair_attempt_of_an_unknown_outcome_is_cleaned_up",
+    "a_fair_lock_that_is_released_by_force_goes_to_the_first_in_line",
+    "a_nested_acquire_of_a_fair_lock_does_not_stand_in_line",
+    "the_holder_of_a_fair_lock_is_known",
+    "one_who_takes_it_again_and_again_waits_for_its_turn",
+    "all_who_want_it_all_the_time_get_it_in_turns",
+    "no_two_hold_a_fair_lock_at_once",
+    "lines_of_different_keys_do_not_know_each_other",
+    "locks_that_are_required_to_be_fair_are_so",
+];
+
 fn fair(process: &Process, key: &str) -> Lock {
     process.locks.lock(key).with_wait(SOON * 2).with_fairness(true)
 }

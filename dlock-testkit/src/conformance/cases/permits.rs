@@ -20,8 +20,8 @@ cases! {
     never_more_have_a_permit_than_there_are: Permits, Busy;
     who_waits_for_several_permits_does_not_starve: Permits, Busy;
     one_who_gave_up_waiting_for_several_keeps_nobody_out: Permits, Easy;
-    a_permit_is_back_after_its_holder_went_silent: Permits, Timed;
-    permits_are_renewed_each_for_itself: Permits, Timed;
+    a_permit_is_back_after_its_holder_went_silent: PermitsAndLease, Timed;
+    permits_are_renewed_each_for_itself: PermitsAndLease, Timed;
     a_permit_that_was_deleted_is_noticed_by_its_holder_and_free: Permits, Timed;
     a_permit_held_for_many_leases_is_renewed: Permits, Timed;
     a_permit_whose_reply_is_lost_is_adopted_and_not_taken_twice: Permits, Easy;
@@ -44,6 +44,42 @@ cases! {
     a_release_by_force_takes_all_permits_back: PermitsAndAdministration, Easy;
     semaphores_of_different_keys_do_not_know_each_other: Permits, Easy;
 }
+
+/// The cases that a backend without [`Capabilities::permits`](dlock_core::backend::Capabilities::permits) leaves out,
+/// for [`Harness::left_out`](crate::conformance::Harness::left_out).
+pub const PERMITS: &[&str] = &[
+    "there_are_as_many_permits_as_were_said_for_all_processes_together",
+    "several_permits_are_taken_all_or_none",
+    "all_permits_can_be_taken_at_once",
+    "a_released_permit_wakes_one_who_waits",
+    "a_release_of_several_permits_lets_several_in",
+    "never_more_have_a_permit_than_there_are",
+    "who_waits_for_several_permits_does_not_starve",
+    "one_who_gave_up_waiting_for_several_keeps_nobody_out",
+    "a_permit_is_back_after_its_holder_went_silent",
+    "permits_are_renewed_each_for_itself",
+    "a_permit_that_was_deleted_is_noticed_by_its_holder_and_free",
+    "a_permit_held_for_many_leases_is_renewed",
+    "a_permit_whose_reply_is_lost_is_adopted_and_not_taken_twice",
+    "permits_of_an_unknown_outcome_are_given_back",
+    "a_release_whose_reply_is_lost_gives_one_permit_back",
+    "an_acquire_of_a_permit_dropped_at_any_await_leaves_nothing",
+    "one_who_waits_for_a_permit_may_be_dropped_at_any_await",
+    "a_dropped_permit_is_given_back_soon",
+    "a_permit_lives_through_a_panic_of_its_neighbour",
+    "every_permit_has_a_fence_of_its_own_that_grows",
+    "a_nested_acquire_has_a_permit_of_its_own",
+    "one_who_would_wait_for_its_own_permits_is_told",
+    "a_process_that_says_another_number_is_told",
+    "the_number_is_remembered_while_nobody_has_a_permit",
+    "a_lock_is_no_semaphore_and_a_semaphore_no_lock",
+    "absurd_numbers_of_permits_are_refused_before_any_request",
+    "an_operator_changes_the_number_of_permits",
+    "fewer_permits_than_are_taken_grant_none_until_enough_are_back",
+    "all_holders_of_permits_are_known_with_what_they_have",
+    "a_release_by_force_takes_all_permits_back",
+    "semaphores_of_different_keys_do_not_know_each_other",
+];
 
 fn semaphore(process: &Process, key: &str, of: u32) -> Semaphore {
     process.locks.semaphore(key, of)

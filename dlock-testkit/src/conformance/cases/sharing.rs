@@ -39,6 +39,36 @@ cases! {
     no_writer_is_beside_anybody: Shared, Busy;
 }
 
+/// The cases that a backend without [`Capabilities::shared`](dlock_core::backend::Capabilities::shared) leaves out, for
+/// [`Harness::left_out`](crate::conformance::Harness::left_out).
+pub const SHARING: &[&str] = &[
+    "readers_of_all_processes_hold_a_lock_at_the_same_time",
+    "a_reader_and_a_writer_exclude_each_other",
+    "many_readers_wait_for_a_writer_and_come_in_together",
+    "a_writer_that_waits_gets_in_when_the_last_reader_has_left",
+    "a_writer_that_waits_keeps_new_readers_out",
+    "a_writer_gets_in_between_readers_that_never_stop",
+    "a_reader_gets_in_between_writers_that_never_stop",
+    "a_writer_that_gave_up_keeps_nobody_out",
+    "a_try_to_write_that_is_refused_keeps_nobody_out",
+    "fences_of_readers_lie_between_those_of_the_writers_around_them",
+    "a_writer_may_read_what_it_writes",
+    "a_reader_may_read_again_in_its_own_body",
+    "a_reader_that_asks_to_write_learns_that_it_would_wait_for_itself",
+    "a_reader_that_goes_silent_makes_room_for_a_writer",
+    "readers_are_renewed_each_for_itself",
+    "a_reader_that_was_deleted_learns_of_it_and_the_others_stay",
+    "a_reader_whose_reply_is_lost_adopts_its_own_grant",
+    "a_reader_whose_outcome_is_unknown_is_cleaned_up",
+    "a_reader_dropped_at_any_await_leaves_nothing",
+    "a_writer_dropped_while_it_waits_for_readers_leaves_nothing",
+    "a_dropped_reader_is_given_back_soon",
+    "all_readers_are_known_as_such",
+    "a_release_by_force_takes_the_lock_from_all_its_readers",
+    "locks_of_a_batch_are_read_or_written_as_each_was_asked_for",
+    "no_writer_is_beside_anybody",
+];
+
 fn reader(process: &Process, key: &str) -> Lock {
     process.locks.lock(key).read()
 }

@@ -1,0 +1,192 @@
+//! A claim that takes permits of a semaphore.
+//!
+//! Who waits first watches the directory, since any of those that have permits may leave; who waits behind it watches
+//! the node before its own. That is written to once it has its permits, so that the next one knows to be the first.
+
+use std::sync::Arc;
+
+use dlock_core::backend::{Attempt, Busy, Mode};
+use dlock_core::{ErrorKind, Failure};
+use tokio::time::Instant;
+use zookeeper::Error;
+
+use super::{Told, Wait, ZooKeeperClaim, exhausted, place_deleted, unclear, used_otherwise};
+use crate::backend::holder;
+use crate::error::of_write;
+use crate::queue_node::{Content, Stands};
+use crate::semaphore::{self, Place, Unusable};
+use crate::session::read;
+
+/// How often the directory is looked at again when it changes under our eyes.
+const LOOKS: u32 = 8;
+
+/// What there is in a directory, and what tells of a change of its nodes.
+struct Seen {
+    children: Vec<String>,
+    content: Content,
+    event: Told,
+}
+
+impl ZooKeeperClaim {
+    /// Makes the node if there is none yet, and finds out whether it has its permits.
+    pub(super) async fn take_permits(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
+        self.wait = None;
+        let attempt = self.take_turn_in_line(of, until).await;
+        if let (Err(failure), Some(node)) = (&attempt, &mut self.node)
+            && matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::InvalidConfig)
+        {
+            // Ahead of whatever comes next, so that one who was mistaken is in nobody's way.
+            node.send_deletion();
+        }
+        attempt
+    }
+
+    async fn take_turn_in_line(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
+        let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
+        let mut seen = match node.stand(sessions.config(), || request.describe(), until).await? {
+            Stands::New(children, Some(content)) => Some(Seen { children, content, event: Told::Never }),
+            Stands::First | Stands::New(..) | Stands::There => self.see(until, false).await?,
+        };
+        for _ in 0..LOOKS {
+            let Some(Seen { children, content, event }) = seen else {
+                return Err(Box::pin(self.deleted(until)).await);
+            };
+            let place = self.place(&children, of)?;
+            if place != Place::Missing && !self.agrees(of, &content, until).await? {
+                seen = self.see(until, false).await?;
+                continue;
+            }
+            let busy = match place {
+                Place::Missing => return Err(Box::pin(self.deleted(until)).await),
+                Place::Granted { followed } => {
+                    if followed {
+                        self.wake_next(until).await?;
+                    }
+                    self.asked();
+                    return self.grant(until).await;
+                }
+                Place::Behind { first, previous } => self.look_ahead(&first, previous, until).await?,
+                Place::Next { first } if !self.request.waits => {
+                    self.look_ahead(&first, String::new(), until).await?
+                }
+                // Whether it is still so when the watch is there is looked at together with it.
+                Place::Next { .. } if matches!(event, Told::Never) => {
+                    seen = self.see(until, true).await?;
+                    if seen.as_ref().is_some_and(|seen| matches!(seen.event, Told::Never)) {
+                        break;
+                    }
+                    continue;
+                }
+                Place::Next { first } => self.wait_for_any(&first, event, until).await,
+            };
+            if let Some(busy) = busy {
+                self.asked();
+                return Ok(Attempt::Busy(busy));
+            }
+            seen = self.see(until, false).await?;
+        }
+        // The next attempt looks again, when one is due.
+        self.asked();
+        Ok(Attempt::Busy(Busy::default()))
+    }
+
+    fn place(&self, children: &[String], of: u32) -> Result<Place, Failure> {
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let Some(own) = node.node() else { return Err(place_deleted()) };
+        let directory = &*node.queue.directory;
+        Place::of(node.recipe, children, &own.name, of).map_err(|unusable| match unusable {
+            Unusable::Lock => used_otherwise(self.request.mode, Mode::Exclusive),
+            Unusable::Exhausted => exhausted(directory),
+            Unusable::Unclear(name) => unclear(directory, &name),
+        })
+    }
+
+    /// Looks at the directory; `None` when it is gone. Others of the same session may have asked for too many watches,
+    /// then nothing tells of a change.
+    async fn see(&mut self, until: Instant, watch: bool) -> Result<Option<Seen>, Failure> {
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let (session, directory) = (Arc::clone(&node.session), Arc::clone(&node.queue.directory));
+        let (client, directory) = (&session.client, &*directory);
+        let pass = if watch { session.watch_previous(directory) } else { None };
+        // Both are sent before the first answer is waited for.
+        let (watched, listed) = match pass {
+            Some(pass) => (Some((client.list_and_watch_children(directory), pass)), None),
+            None => (None, Some(client.list_children(directory))),
+        };
+        let content = client.get_data(directory);
+        let listed = match (watched, listed) {
+            (Some((watched, pass)), _) => read(directory, until, watched)
+                .await?
+                .map(|(children, watcher)| (children, Told::by(Some((watcher, pass))))),
+            (None, Some(listed)) => {
+                read(directory, until, listed).await?.map(|children| (children, Told::Never))
+            }
+            (None, None) => None,
+        };
+        let content = read(directory, until, content).await?;
+        Ok(listed.zip(content).map(|((children, event), content)| Seen { children, content, event }))
+    }
+
+    /// Whether the semaphore has as many permits as the claim says. Who comes first stores the number; `false` when
+    /// somebody else did meanwhile.
+    async fn agrees(&mut self, of: u32, (data, stat): &Content, until: Instant) -> Result<bool, Failure> {
+        match semaphore::permits(data) {
+            Some(permits) if permits == of => return Ok(true),
+            Some(of) => return Err(used_otherwise(self.request.mode, Mode::Permits { of, take: 1 })),
+            None => {}
+        }
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let (session, directory) = (Arc::clone(&node.session), Arc::clone(&node.queue.directory));
+        let directory = &*directory;
+        if !data.is_empty() {
+            return Err(semaphore::strange(directory));
+        }
+        let content = semaphore::content(of);
+        let stored = session.client.set_data(directory, content.as_bytes(), Some(stat.version));
+        match tokio::time::timeout_at(until, stored).await {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(Error::BadVersion | Error::NoNode)) => Ok(false),
+            Ok(Err(error)) => Err(of_write(error, directory)),
+            Err(_) => Err(Failure::unknown(format!("no answer in time from {directory}"))),
+        }
+    }
+
+    /// Tells the next in line that it is the first that waits.
+    async fn wake_next(&mut self, until: Instant) -> Result<(), Failure> {
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let Some(own) = node.node() else { return Err(place_deleted()) };
+        let (session, path) = (Arc::clone(&node.session), Arc::clone(&own.path));
+        let text = self.request.describe();
+        let written = session.client.set_data(&path, text.as_bytes(), None);
+        match tokio::time::timeout_at(until, written).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(Error::NoNode)) => Err(place_deleted()),
+            Ok(Err(error)) => Err(of_write(error, &path)),
+            Err(_) => Err(Failure::unknown(format!("no answer in time from {path:?}"))),
+        }
+    }
+
+    /// Waits for the first of those who have permits that leaves, or for an operator.
+    async fn wait_for_any(&mut self, first: &str, event: Told, until: Instant) -> Option<Busy> {
+        let node = self.node.as_ref()?;
+        let mut busy = Busy::default();
+        let (session, recipe, path) = (Arc::clone(&node.session), node.recipe, node.path_of(first));
+        let asked = session.client.get_data(&path);
+        // Who it is is good to know, and no reason to fail.
+        if let Ok(Some((data, stat))) = read(&path, until, asked).await {
+            let permits = self.request.mode.permits();
+            busy.holder = Some(Box::new(holder(recipe, permits, &path, &data, &stat)));
+        }
+        // The end of the own node is a change of the directory too.
+        let wait =
+            Wait { previous: String::new(), event, own: Told::Never, losses: None, _awaited: session.wait() };
+        self.wait = Some(wait);
+        Some(busy)
+    }
+
+    fn asked(&mut self) {
+        if let Some(node) = &mut self.node {
+            node.turn.asked();
+        }
+    }
+}

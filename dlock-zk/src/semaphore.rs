@@ -1,0 +1,168 @@
+//! Semaphores: how many permits there are, and who has some.
+//!
+//! | what | where |
+//! |---|---|
+//! | how many permits there are | `permits=<number>` in the directory of the key |
+//! | how many a node takes | in its name, see `recipe.rs` |
+//!
+//! Permits are given in the order of the queue: a node has its own once those before it and its own are no more than
+//! there are. So one that wants many is passed by nobody, and whoever stands behind a node that waits waits too.
+
+use dlock_core::Failure;
+
+use crate::recipe::Recipe;
+
+const PERMITS: &str = "permits=";
+
+/// Where a node stands that takes permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It has its permits.
+    Granted {
+        /// Whether others stand behind it, who may have to be woken.
+        followed: bool,
+    },
+    /// It is the first that waits: for any of those that have permits.
+    Next {
+        /// One that has permits.
+        first: String,
+    },
+    /// It waits behind another one that waits.
+    Behind {
+        /// One that has permits.
+        first: String,
+        /// The one before it.
+        previous: String,
+    },
+    /// It is gone.
+    Missing,
+}
+
+/// Why nobody is given permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// One before uses the key as a lock.
+    Lock,
+    /// This child was numbered for a recipe that is another one.
+    Unclear(String),
+    /// The directory has run out of numbers.
+    Exhausted,
+}
+
+impl Place {
+    /// Where the node `own` stands among `children`, of a semaphore of so many permits.
+    pub(crate) fn of(recipe: Recipe, children: &[String], own: &str, permits: u32) -> Result<Self, Unusable> {
+        if !children.iter().any(|name| name == own) {
+            return Ok(Self::Missing);
+        }
+        if recipe.has_no_order(own) {
+            return Err(Unusable::Exhausted);
+        }
+        if let Some(foreign) = children.iter().find(|name| recipe.is_foreign(name)) {
+            return Err(Unusable::Unclear(foreign.clone()));
+        }
+        let line = recipe.in_order(children);
+        let at = line.iter().position(|name| *name == own).unwrap_or(line.len());
+        if line[..at].iter().any(|name| recipe.takes(name).is_none()) {
+            return Err(Unusable::Lock);
+        }
+        let has = holding(recipe, &line, permits);
+        Ok(match (line.first(), at.checked_sub(1).and_then(|before| line.get(before))) {
+            _ if at < has => Self::Granted { followed: line.len() > at + 1 },
+            (Some(first), Some(_)) if at == has => Self::Next { first: (*first).to_owned() },
+            (Some(first), Some(previous)) => {
+                Self::Behind { first: (*first).to_owned(), previous: (*previous).to_owned() }
+            }
+            // It takes more than there are, and waits for an operator to change the number.
+            _ => Self::Next { first: own.to_owned() },
+        })
+    }
+}
+
+/// How many of the nodes of a queue, in its order, have their permits.
+pub(crate) fn holding(recipe: Recipe, in_order: &[&str], permits: u32) -> usize {
+    let mut left = permits;
+    in_order
+        .iter()
+        .take_while(|name| match recipe.takes(name).and_then(|taken| left.checked_sub(taken)) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        })
+        .count()
+}
+
+/// What is in the directory of a semaphore of so many permits.
+pub(crate) fn content(permits: u32) -> String {
+    format!("{PERMITS}{permits}")
+}
+
+/// How many permits the semaphore of a directory with this content has; `None` where it is not known as one.
+pub(crate) fn permits(content: &[u8]) -> Option<u32> {
+    std::str::from_utf8(content).ok()?.strip_prefix(PERMITS)?.parse().ok().filter(|permits| *permits > 0)
+}
+
+/// The failure of a claim for permits of a directory that has what is no semaphore's.
+pub(crate) fn strange(directory: &str) -> Failure {
+    Failure::invalid_config(format!(
+        "{directory} has data that dlock did not write, so that it cannot keep the number of permits there: use another \
+         key, or delete the data"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: char, take: u32, number: u32) -> String {
+        format!("_c_00000000-0000-0000-0000-00000000000{id}-permits-{take}-lock-{number:010}")
+    }
+
+    fn place(children: &[String], own: &str, permits: u32) -> Result<Place, Unusable> {
+        Place::of(Recipe::Mutex, children, own, permits)
+    }
+
+    #[test]
+    fn permits_are_given_in_the_order_of_the_queue() {
+        let line = [node('a', 2, 1), node('b', 1, 2), node('c', 3, 3), node('d', 1, 4)];
+        let mut children = line.to_vec();
+        children.reverse();
+        let first = line[0].clone();
+        assert_eq!(place(&children, &line[0], 4), Ok(Place::Granted { followed: true }));
+        assert_eq!(place(&children, &line[1], 4), Ok(Place::Granted { followed: true }));
+        assert_eq!(place(&children, &line[2], 4), Ok(Place::Next { first: first.clone() }));
+        assert_eq!(place(&children, &line[3], 4), Ok(Place::Behind { first, previous: line[2].clone() }));
+        assert_eq!(place(&children[..1], &line[3], 4), Ok(Place::Granted { followed: false }));
+        assert_eq!(place(&children[1..], &line[3], 4), Ok(Place::Missing));
+    }
+
+    #[test]
+    fn fewer_permits_than_one_wants_let_it_wait_alone() {
+        let alone = [node('a', 3, 1)];
+        assert_eq!(place(&alone, &alone[0], 2), Ok(Place::Next { first: alone[0].clone() }));
+    }
+
+    #[test]
+    fn locks_before_and_foreign_nodes_grant_nothing() {
+        let own = node('b', 1, 2);
+        let lock = "_c_00000000-0000-0000-0000-00000000000a-lock-0000000001".to_owned();
+        assert_eq!(place(&[own.clone(), lock], &own, 9), Err(Unusable::Lock));
+        let behind = "_c_00000000-0000-0000-0000-00000000000c-lock-0000000003".to_owned();
+        assert_eq!(place(&[own.clone(), behind], &own, 9), Ok(Place::Granted { followed: true }));
+        let foreign = "_c_00000000-0000-0000-0000-00000000000a-__READ__0000000001".to_owned();
+        assert_eq!(place(&[own.clone(), foreign.clone()], &own, 9), Err(Unusable::Unclear(foreign)));
+        let last = node('b', 1, i32::MAX.unsigned_abs());
+        assert_eq!(place(std::slice::from_ref(&last), &last, 9), Err(Unusable::Exhausted));
+    }
+
+    #[test]
+    fn the_number_of_permits_is_read_as_it_was_written_and_nothing_else_is_one() {
+        assert_eq!(permits(content(1_000_000).as_bytes()), Some(1_000_000));
+        for strange in ["", "permits=", "permits=0", "permits=-1", "permits=4294967296", "4", "permits=4 "] {
+            assert_eq!(permits(strange.as_bytes()), None, "{strange:?}");
+        }
+        assert_eq!(permits(&[0xff, 0xfe]), None);
+    }
+}
