@@ -31,6 +31,23 @@ async fn a_minority_that_goes_away_costs_nothing() {
 }
 
 #[tokio::test]
+async fn a_majority_that_is_slower_than_the_node_timeout_keeps_the_lock_while_a_minority_hangs() {
+    let nodes = nodes(3);
+    let locks = short(&nodes, LEASE);
+    let guard = take(&locks).await;
+    nodes[2].faults().set_hanging(true);
+    // A node has 60 ms by itself, and a renewal 120 ms.
+    for node in &nodes[..2] {
+        node.faults().set_delay(Duration::from_millis(80));
+    }
+    renewed(&locks, 4);
+    guard.check().expect("two of three keep it, if not as quickly");
+    nodes[2].faults().set_hanging(false);
+    guard.release().await.expect("two of three took it back");
+    left_with_nothing(&nodes);
+}
+
+#[tokio::test]
 async fn a_majority_that_goes_away_costs_the_lock_before_anybody_else_can_have_it() {
     for hanging in [false, true] {
         let nodes = nodes(3);

@@ -274,7 +274,9 @@ impl Claim for QuorumClaim {
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let (nodes, needed) = (self.votes.len(), self.shared.needed());
         let valid_until = self.shared.clock.now() + self.length;
-        let mut round = self.round();
+        let started = Instant::now();
+        // A majority that is slow is waited for: to ask it again would take as long, and the lock would be lost.
+        let mut round = Round::new(self.request.request_timeout * 4 / 5, &self.request.host);
         let (mut extended, mut gone, mut missing, mut failures) = (0, 0, Vec::new(), Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
             match vote.standing() {
@@ -301,6 +303,7 @@ impl Claim for QuorumClaim {
             }
         }
         if extended >= needed {
+            round.end_by(started + self.limit());
             round.leave()?;
             self.heal(&missing)?;
             return Ok(Renewed::Extended);
