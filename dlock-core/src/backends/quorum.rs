@@ -164,7 +164,7 @@ impl Quorum {
 impl QuorumBuilder {
     /// Sets how long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a
     /// lock's request timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer
-    /// takes.
+    /// takes. A renewal or a release waits longer for a majority that is slow.
     pub const fn with_node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self

@@ -1,9 +1,8 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
 //! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
-//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for
-//! a node of a quorum that
-//! hangs `--only hung [--hang SECONDS] [--rate N]`.
+//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for a node of a quorum
+//! that hangs `--only hung [--hang SECONDS] [--rate N]`.
 //!
 //! The exit code is 1 when a promise was broken.
 
@@ -141,7 +140,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     if let Some(hours) = arguments.hours {
         endurance::measure(&runtime, kinds, hours, volume.seed, &mut report)?;
     }
-    for kind in kinds.iter().copied().filter(|_| arguments.hours.is_none()) {
+    // The quorum that hangs has servers of its own.
+    let needs_stores = arguments.hours.is_none() && arguments.only != [Measurement::Hung];
+    for kind in kinds.iter().copied().filter(|_| needs_stores) {
         let store = Store::new(kind)?;
         if wanted(Measurement::Cancelled) {
             // What is cancelled runs on one thread, so that each await point is the same in every run.
