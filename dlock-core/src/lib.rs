@@ -44,6 +44,7 @@ pub use handles::guard::Guard;
 pub use handles::held::{Ended, Held};
 pub use handles::lock::Lock;
 pub use handles::locks::{Health, Locks, LocksBuilder};
+pub use handles::once::{OnCrash, OnError, Once, Outcome};
 pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
 pub use handles::requirement::Requirement;
 pub use handles::section::Section;

@@ -36,7 +36,7 @@ use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
-use crate::handles::options::Options;
+use crate::handles::options::{Options, Role};
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::telemetry::{Site, Subject, Telemetry};
@@ -241,7 +241,11 @@ impl Spec {
             self.key.clone(),
             engine.entropy.token()?,
             &self.options,
-            Arc::clone(if self.options.leads { &engine.candidate } else { &engine.identity }),
+            Arc::clone(if self.options.role == Some(Role::Leader) {
+                &engine.candidate
+            } else {
+                &engine.identity
+            }),
             engine.entropy.clone(),
             Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),
         );

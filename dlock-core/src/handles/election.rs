@@ -154,7 +154,7 @@ impl Election {
 }
 
 /// Waits, also for a caller who has no runtime with timers.
-async fn pause(engine: &Engine, length: Duration) {
+pub(super) async fn pause(engine: &Engine, length: Duration) {
     // Without a keeper's thread nothing is left to wait for, and the next step says so.
     let _ = engine.run(async move { tokio::time::sleep(length).await }).await;
 }

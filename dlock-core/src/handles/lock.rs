@@ -8,10 +8,10 @@ use crate::engine::acquire::{Taking, begin, only_share};
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
-use crate::handles::options::{Options, Wait, option_setters};
+use crate::handles::options::{OnLost, Options, Role, Wait, option_setters};
 use crate::handles::requirement;
 use crate::key::Key;
-use crate::telemetry::{LEADER, Site};
+use crate::telemetry::Site;
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -211,7 +211,7 @@ impl Lock {
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.
     pub(crate) fn spec(&self, key: &Key, options: Options) -> Spec {
-        let mode = if options.leads { Some(LEADER) } else { options.mode.label() };
+        let mode = options.role.map_or_else(|| options.mode.label(), |role| Some(role.label()));
         let site = Site { mode, ..self.site };
         Spec { engine: Arc::clone(&self.engine), key: key.clone(), site, options }
     }
@@ -244,8 +244,14 @@ impl Lock {
     /// The same lock for a candidate of an election: whoever has it leads. It is asked for by a campaign, which waits
     /// without end, and goes to nobody but by way of the servers.
     pub(super) fn leading(mut self) -> Self {
-        (self.options.leads, self.options.mode) = (true, Mode::Exclusive);
+        (self.options.role, self.options.mode) = (Some(Role::Leader), Mode::Exclusive);
         self.with_wait(Wait::Forever).with_handoff(false).with_reentrancy(false)
+    }
+
+    /// The same lock for a job that is to run once: it is tried for, alone, and goes to nobody but by way of the servers.
+    pub(super) fn for_job(mut self) -> Self {
+        (self.options.role, self.options.mode, self.options.fair) = (Some(Role::Job), Mode::Exclusive, false);
+        self.with_wait(Wait::No).with_handoff(false).with_reentrancy(false).with_on_lost(OnLost::Abort)
     }
 
     pub(crate) const fn engine(&self) -> &Arc<Engine> {

@@ -21,6 +21,7 @@ use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::batch::Batch;
 use crate::handles::election::Election;
 use crate::handles::lock::Lock;
+use crate::handles::once::Once;
 use crate::handles::options::{Options, option_setters};
 use crate::handles::requirement::{self, Requirement};
 use crate::handles::segment::Segmented;
@@ -109,6 +110,11 @@ impl Locks {
     /// [`Election`].
     pub fn election(&self, key: impl AsRef<str>) -> Election {
         Election::new(self.lock(key))
+    }
+
+    /// Returns the job named `key`, which one of all processes runs, once in a while or once for all. See [`Once`].
+    pub fn once(&self, key: impl AsRef<str>) -> Once {
+        Once::new(self.lock(key))
     }
 
     /// Returns the lock named `key`, with the pattern it was made from, such as `room_<id>`, as a label of spans and

@@ -6,6 +6,7 @@ pub(crate) mod guard;
 pub(crate) mod held;
 pub(crate) mod lock;
 pub(crate) mod locks;
+pub(crate) mod once;
 pub(crate) mod options;
 pub(crate) mod requirement;
 pub(crate) mod section;

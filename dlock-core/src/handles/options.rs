@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::Mode;
 use crate::error::Failure;
+use crate::telemetry::LEADER;
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,8 +80,27 @@ pub(crate) struct Options {
     pub(crate) on_lost: OnLost,
     /// Said by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
-    /// Whether who has it leads: said by the handle too.
-    pub(crate) leads: bool,
+    /// What who has it does, where that is more than to hold a lock: said by the handle too.
+    pub(crate) role: Option<Role>,
+}
+
+/// What somebody who holds a lock does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Leads, in a term of an election.
+    Leader,
+    /// Runs a job that is to run once.
+    Job,
+}
+
+impl Role {
+    /// The mode in spans and metrics.
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Leader => LEADER,
+            Self::Job => "once",
+        }
+    }
 }
 
 /// The shortest lease.
@@ -108,7 +128,7 @@ impl Default for Options {
             fair: false,
             on_lost: OnLost::Abort,
             mode: Mode::Exclusive,
-            leads: false,
+            role: None,
         }
     }
 }

@@ -13,6 +13,7 @@ mod inspecting;
 mod keys;
 pub(super) mod leaving;
 mod losing;
+mod once;
 mod options;
 mod outages;
 mod panicking;
@@ -53,6 +54,7 @@ pub(super) const ALL: &[&[Case]] = &[
     electing::CASES,
     fairness::CASES,
     leaving::CASES,
+    once::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the

@@ -1,6 +1,7 @@
 //! What goes from one hold to the next when a lock is passed on, and what stays when it is not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Hold;
 use crate::backend::Term;
@@ -38,6 +39,12 @@ impl Hold {
     /// Until when its release leaves the key taken.
     pub(crate) fn leave_until(&self) -> Timestamp {
         Timestamp::from_nanos(self.leave_until.load(Ordering::Acquire))
+    }
+
+    /// Has its release leave the key taken until so long after the grant, and for so long after now at the least.
+    pub(crate) fn leave_for(&self, since_grant: Duration, at_least: Duration) {
+        let until = (self.acquired_at + since_grant).max(self.engine.clock.now() + at_least);
+        self.leave_until.store(until.as_nanos(), Ordering::Release);
     }
 
     /// Whether a fence is left for one who follows.

@@ -21,7 +21,7 @@ cases! {
     readers_and_absurd_times_are_refused_with_what_to_do: Leaving, Easy;
 }
 
-/// The cases about keys that stay taken after their release, for
+/// The cases about keys that stay taken after their release, and jobs that run once by that, for
 /// [`Harness::left_out`](crate::conformance::Harness::left_out) of a backend that frees them.
 pub const LEAVING: &[&str] = &[
     "a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least",
@@ -34,6 +34,20 @@ pub const LEAVING: &[&str] = &[
     "a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time",
     "a_nested_release_leaves_nothing_before_the_outer_one",
     "readers_and_absurd_times_are_refused_with_what_to_do",
+    "a_job_runs_once_in_its_window_in_all_processes_together",
+    "a_job_runs_again_when_its_window_is_over",
+    "who_skips_a_job_learns_who_did_it_and_when",
+    "a_job_that_failed_runs_again_unless_it_is_to_be_skipped",
+    "a_job_that_panicked_or_was_cancelled_runs_again_unless_it_is_to_be_skipped",
+    "who_waits_for_a_run_skips_the_job_when_it_succeeds_and_runs_it_when_it_fails",
+    "who_does_not_wait_for_a_run_skips_the_job_at_once",
+    "a_run_that_is_longer_than_its_window_is_not_repeated_by_those_who_waited_for_it",
+    "a_job_of_a_process_that_goes_silent_is_run_by_who_waits_for_it",
+    "a_job_of_a_process_that_goes_silent_is_skipped_where_that_was_said",
+    "a_job_whose_grant_or_release_is_not_answered_runs_once",
+    "every_run_has_a_higher_fence",
+    "a_job_inside_of_itself_would_wait_for_itself",
+    "windows_that_cannot_be_kept_are_refused_before_any_request",
 ];
 
 const LONG: Duration = Duration::from_secs(60);

@@ -1,0 +1,347 @@
+//! A job that one of several processes runs.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::election::pause;
+use crate::handles::held::Held;
+use crate::handles::lock::Lock;
+use crate::handles::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
+use crate::holder::Holder;
+
+/// How long who waits for another one's run pauses between two looks: from, to.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// For how long the key stays taken after a run that was longer than its window, at the most: so that those who waited
+/// for it find that it was done.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// A job that runs once in a window of time, over all processes that start it. Made by
+/// [`Locks::once`](crate::Locks::once). A value; nothing is asked for before [`run`](Self::run).
+///
+/// Who comes first runs it, under a lock that is renewed. When it has succeeded, the key stays taken until the window
+/// is over, by the server's clock, whatever becomes of the process: everybody else finds who did it, and skips it. The
+/// window begins with the run.
+///
+/// | the run | what it leaves | default |
+/// |---|---|---|
+/// | succeeds | the window is closed | |
+/// | fails, panics or is cancelled | [`OnError`]: an open window, so that whoever waits or comes next runs it, or a closed one | open |
+/// | ends with its process | [`OnCrash`]: a window that opens when the lease has ended, or a closed one | open |
+/// | loses its lock | an open window; the body is dropped | |
+///
+/// Two uses: a fixed key and the time between two runs (`"nightly-report"`, at most once in 20 hours), or a key for each
+/// firing of a schedule and the time for which a late process could still ask (`"invoice:2026-11-23T06:00"`, 25 hours).
+///
+/// What it does not give:
+///
+/// * A process that is paused for longer than its lease may still be in the middle of a step when the next one runs the
+///   job. It runs no further step of the body; the [fence](Held::fence) tells a resource which is which.
+/// * What the body did is not undone when it fails: a job that is run again has to bear it.
+/// * It remembers until the window is over, and no longer than the store does: a failover of Redis may forget it, as it
+///   may forget a lock.
+///
+/// It is there where [`Requirement::HoldAtLeast`](crate::Requirement::HoldAtLeast) is; elsewhere it is refused with
+/// [`ErrorKind::Unsupported`] before any request.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use std::time::Duration;
+/// use dlock_core::{Error, Locks, Memory, Outcome};
+///
+/// let locks = Locks::new(Memory::new());
+/// let report = locks.once("report").with_window(Duration::from_secs(3_600));
+/// assert_eq!(report.run(async { Ok::<_, Error>("sent") }).await?, Outcome::Ran("sent"));
+/// match report.run(async { Ok::<_, Error>("sent again") }).await? {
+///     Outcome::Ran(_) => unreachable!("not within the same hour"),
+///     Outcome::Skipped { ran_at, by } => println!("done at {ran_at:?} by {by}"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a job does nothing until it is run"]
+pub struct Once {
+    lock: Lock,
+    window: Option<Duration>,
+    wait: Option<Wait>,
+    on_error: OnError,
+    on_crash: OnCrash,
+}
+
+/// What became of a job that was to run [once](Once).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// It ran here, and returned this.
+    Ran(T),
+    /// It did not run here.
+    Skipped {
+        /// When the other run began, by the clock of whoever ran it.
+        ran_at: Option<SystemTime>,
+        /// Who ran it; or who is running it, unless [`left_behind`](Holder::left_behind) says that it is done.
+        by: Box<Holder>,
+    },
+}
+
+/// What a run leaves that fails: its body returned an error, panicked or was cancelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnError {
+    /// An open window: whoever waits for the run, or asks next, runs the job again.
+    #[default]
+    Rerun,
+    /// A closed window, as after a success.
+    Skip,
+}
+
+/// What a run leaves whose process dies, or is cut off from the backend for good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnCrash {
+    /// A window that opens when the lease has ended: whoever waits for the run, or asks next, runs the job again.
+    #[default]
+    Rerun,
+    /// A closed window, until it has passed since the last sign of life: the lease is as long as the window, which may
+    /// then be 50 ms to 24 h. Nobody waits for such a run unless that [is said](Once::with_wait).
+    Skip,
+}
+
+impl<T> Outcome<T> {
+    /// Returns what the job returned, if it ran here.
+    pub fn ran(self) -> Option<T> {
+        match self {
+            Self::Ran(value) => Some(value),
+            Self::Skipped { .. } => None,
+        }
+    }
+
+    /// Returns whether somebody else ran it, or is about to.
+    pub const fn is_skipped(&self) -> bool {
+        matches!(self, Self::Skipped { .. })
+    }
+}
+
+impl Once {
+    pub(crate) fn new(lock: Lock) -> Self {
+        Self { lock, window: None, wait: None, on_error: OnError::default(), on_crash: OnCrash::default() }
+    }
+
+    /// Sets for how long the job is not run again after the begin of a run: 1 ms to 30 days. There is no default.
+    ///
+    /// A run that is longer than its window closes it for 5 s after its end, or for as long as the window where that is
+    /// shorter: those who asked while it ran skip it.
+    pub const fn with_window(mut self, window: Duration) -> Self {
+        self.window = Some(window);
+        self
+    }
+
+    /// Sets how long to wait for a run that is under way elsewhere, before it is skipped. By default it is waited for
+    /// until it ends, and the job then skipped, or run here if it failed; with [`OnCrash::Skip`] it is not waited for.
+    ///
+    /// With [`Wait::No`] nobody runs the job again whose run fails or crashes, until it is asked for anew.
+    pub fn with_wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
+        self
+    }
+
+    /// Sets what a run leaves that fails.
+    pub const fn with_on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = on_error;
+        self
+    }
+
+    /// Sets what a run leaves whose process dies.
+    pub const fn with_on_crash(mut self, on_crash: OnCrash) -> Self {
+        self.on_crash = on_crash;
+        self
+    }
+
+    /// Sets after which time the job is run again when nothing is heard of whoever runs it. See [`Lock::with_lease`].
+    /// With [`OnCrash::Skip`] the window is the lease.
+    pub fn with_lease(self, lease: Duration) -> Self {
+        self.with_options(|lock| lock.with_lease(lease))
+    }
+
+    /// Sets after which time a run is ended. See [`Lock::with_max_hold`].
+    pub fn with_max_run(self, limit: Duration) -> Self {
+        self.with_options(|lock| lock.with_max_hold(limit))
+    }
+
+    /// Sets the label of spans and metrics. See [`Lock::with_template`]; give it the key where that is fixed.
+    pub fn with_template(self, template: &'static str) -> Self {
+        self.with_options(|lock| lock.with_template(template))
+    }
+
+    /// Changes the lock that this is made of, for other options. Its wait is for a backend that cannot be reached: for
+    /// how long the job is asked for again then. Whether it is reentrant or passed on does not matter.
+    pub fn with_options(mut self, change: impl FnOnce(Lock) -> Lock) -> Self {
+        self.lock = change(self.lock);
+        self
+    }
+
+    /// Runs `body` if nobody else did in this window, and returns what it returned. It is dropped without having been
+    /// polled where the job is skipped.
+    ///
+    /// # Errors
+    ///
+    /// The body's own. As an error of dlock, turned into the body's:
+    ///
+    /// * [`ErrorKind::Lost`]: the lock was lost while the body ran, which was dropped.
+    /// * [`ErrorKind::Unavailable`] and other kinds of the backend, for as long as the lock's own wait; see
+    ///   [`with_options`](Self::with_options).
+    /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`]: the key, the window or an
+    ///   option cannot work, or the backend cannot keep a window.
+    /// * [`ErrorKind::Deadlock`]: the job was asked for inside of its own body.
+    /// * [`ErrorKind::Closed`]: the locks were shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped before the body has begun, nothing is left. When dropped later, the body is dropped first, which
+    /// is a failure: see [`OnError`].
+    pub async fn run<T, E, F>(&self, body: F) -> std::result::Result<Outcome<T>, E>
+    where
+        F: Future<Output = std::result::Result<T, E>>,
+        E: From<Error>,
+    {
+        // On the heap, so that the future which runs it is small.
+        let body = Box::pin(body);
+        self.run_with(|_| body).await
+    }
+
+    /// Runs a body like [`run`](Self::run), and shows it the hold: its fence, what remains, whether it is lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_with<T, E, F, B>(&self, body: B) -> std::result::Result<Outcome<T>, E>
+    where
+        F: Future<Output = std::result::Result<T, E>>,
+        E: From<Error>,
+        B: FnOnce(Held) -> F,
+    {
+        let (lock, window) = self.prepared()?;
+        let mut waiting = Waiting::new(self, &lock);
+        let mut body = Some(body);
+        loop {
+            let ran = lock.run_with(|held| {
+                let running = body.take().map(|body| body(held.clone()));
+                async move {
+                    let result = running?.await;
+                    if result.is_ok() {
+                        held.holds().iter().for_each(|hold| hold.leave_for(window, LINGER.min(window)));
+                    }
+                    Some(result)
+                }
+            });
+            match Box::pin(ran).await {
+                Ok(Some(result)) => return result.map(Outcome::Ran),
+                Err(error) if body.is_some() => {
+                    if let Some(by) = waiting.next(error).await? {
+                        return Ok(Outcome::Skipped { ran_at: by.since, by });
+                    }
+                }
+                Err(error) => return Err(error.into()),
+                Ok(None) => unreachable!("it is run where it is still there"),
+            }
+        }
+    }
+
+    /// The lock for a run, and the window.
+    fn prepared(&self) -> Result<(Lock, Duration)> {
+        let refuse = |what: String| {
+            self.lock.error(Operation::Configure, Failure::new(ErrorKind::InvalidConfig, what))
+        };
+        let Some(window) = self.window else {
+            return Err(refuse(
+                "it is not said for how long the job is not run again; give it `with_window`".to_owned(),
+            ));
+        };
+        let mut lock = self.lock.clone().for_job();
+        if self.on_crash == OnCrash::Skip {
+            if !(MIN_LEASE..=MAX_LEASE).contains(&window) {
+                return Err(refuse(format!(
+                    "the window is {window:?}, and is to stay closed after a crash; use 50 ms to 24 h, or have the \
+                     job run again after a crash"
+                )));
+            }
+            lock = lock.with_lease(window);
+        }
+        let closed = lock.clone().with_hold_at_least(window);
+        closed.checked(closed.options())?;
+        Ok((if self.on_error == OnError::Skip { closed } else { lock }, window))
+    }
+}
+
+/// What keeps a job from running here, and until when that is waited for.
+struct Waiting<'a> {
+    engine: &'a Arc<Engine>,
+    /// When others are no longer waited for; `None` for never.
+    others_until: Option<Instant>,
+    waits: bool,
+    /// How long a backend that cannot be reached is asked again.
+    patience: Wait,
+    failing_until: Option<Instant>,
+    pause: Duration,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(once: &Once, lock: &'a Lock) -> Self {
+        let Options { wait: patience, .. } = *once.lock.options();
+        let wait = match (once.wait, once.on_crash) {
+            (Some(wait), _) => wait,
+            (None, OnCrash::Rerun) => Wait::Forever,
+            (None, OnCrash::Skip) => Wait::No,
+        };
+        Self {
+            engine: lock.engine(),
+            others_until: deadline(wait),
+            waits: !wait.limit().is_zero(),
+            patience,
+            failing_until: None,
+            pause: LOOKS.0,
+        }
+    }
+
+    /// Waits until another try may be worth while; returns who ran the job, or runs it, where there is none.
+    async fn next(&mut self, error: Error) -> Result<Option<Box<Holder>>> {
+        if error.is_busy() {
+            self.failing_until = None;
+            let holder = error.holder().cloned().unwrap_or_default();
+            if holder.left_behind || !self.waits || is_over(self.others_until) {
+                return Ok(Some(Box::new(holder)));
+            }
+        } else {
+            // A lost reply, or a server that is away for a moment.
+            let until = *self
+                .failing_until
+                .get_or_insert_with(|| deadline(self.patience).unwrap_or_else(|| Instant::now() + FAR));
+            if !error.is_retryable() || is_over(Some(until)) {
+                return Err(error);
+            }
+        }
+        let spread = self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0);
+        let left = self.others_until.map_or(spread, |until| until.saturating_duration_since(Instant::now()));
+        pause(self.engine, spread.min(left.max(LOOKS.0))).await;
+        self.pause = (self.pause * 2).min(LOOKS.1);
+        Ok(None)
+    }
+}
+
+/// Longer than anything lives.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+fn deadline(wait: Wait) -> Option<Instant> {
+    match wait {
+        Wait::No => Some(Instant::now()),
+        Wait::For(limit) => Instant::now().checked_add(limit),
+        Wait::Forever => None,
+    }
+}
+
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
