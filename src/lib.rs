@@ -61,9 +61,9 @@ pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended, Error,
     ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
-    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeSetup, OnLost, Operation,
-    Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result, Segment, Segmented, Semaphore, Stats,
-    Term, Timestamp, Wait, backend, current_hold,
+    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeSetup, OnCrash, OnError,
+    OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result,
+    Segment, Segmented, Semaphore, Stats, Term, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -71,6 +71,9 @@ pub use dlock_macros::distributed_lock;
 #[cfg(feature = "macros")]
 #[doc = include_str!("leader.md")]
 pub use dlock_macros::leader;
+#[cfg(feature = "macros")]
+#[doc = include_str!("once.md")]
+pub use dlock_macros::once;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

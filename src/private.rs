@@ -1,7 +1,9 @@
-//! What `#[distributed_lock]` expands to calls of. Not for use by hand, and not covered by any promise.
+//! What `#[distributed_lock]` and the other attributes expand to calls of. Not for use by hand, and not covered by any promise.
 
 #[path = "private/candidate.rs"]
 mod candidate;
+#[path = "private/job.rs"]
+mod job;
 #[path = "private/segments.rs"]
 mod segments;
 
@@ -16,6 +18,7 @@ use pin_project_lite::pin_project;
 use dlock_core::{Error, Lock, Locks, OnLost, Requirement, Result, SegmentedSection, Wait};
 
 pub use self::candidate::{Candidate, held, resign};
+pub use self::job::{Job, JobOutput};
 pub use self::segments::Segments;
 use crate::registry;
 

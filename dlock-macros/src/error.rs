@@ -24,6 +24,10 @@ impl Mistakes {
         result.map_err(|mistake| self.push(mistake)).ok()
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
     pub(crate) fn into_error(self) -> Option<syn::Error> {
         self.0
     }

@@ -470,7 +470,7 @@ fn is_placeholder(text: &str, name: &str) -> bool {
     false
 }
 
-fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {
+pub(crate) fn check_guard(args: &Args, function: &Function, mistakes: &mut Mistakes) {
     if let Some(guard) = &args.guard
         && function.names().any(|name| name == guard)
     {

@@ -62,7 +62,7 @@ impl Function {
         let last = tokens.pop();
         let header: TokenStream = tokens.into_iter().collect();
         let signature = match syn::parse2::<Header>(header.clone()) {
-            Ok(Header(signature)) => signature,
+            Ok(Header { signature, .. }) => signature,
             Err(error) if starts_as_function(&header) => return Err(error),
             Err(_) => {
                 let span = header.into_iter().next().map_or_else(Span::call_site, |token| token.span());
@@ -187,7 +187,29 @@ impl Function {
 
     /// `statements` as the whole body of the function.
     pub(crate) fn with_body(&self, statements: &TokenStream) -> TokenStream {
-        let header = &self.header;
+        self.with_header_and_body(&self.header, statements)
+    }
+
+    /// What stands before the body, with another type to return: what `change` makes of the one that was written.
+    pub(crate) fn header_with(&self, change: impl FnOnce(&Type) -> TokenStream) -> syn::Result<TokenStream> {
+        let Output::Type(written) = &self.output else { return Ok(self.header.clone()) };
+        if self.wrapping.is_some() {
+            let message = format!(
+                "the attribute changes what `{name}` returns, which is not seen in a future that it returns; write \
+                 `async fn {name}`",
+                name = self.name
+            );
+            return Err(syn::Error::new(self.name.span(), message));
+        }
+        let mut written = written.clone();
+        erase_impl_trait(&mut written);
+        let Header { attributes, visibility, mut signature } = syn::parse2(self.header.clone())?;
+        let output = change(&written);
+        signature.output = syn::parse2(quote!(-> #output))?;
+        Ok(quote!(#(#attributes)* #visibility #signature))
+    }
+
+    pub(crate) fn with_header_and_body(&self, header: &TokenStream, statements: &TokenStream) -> TokenStream {
         let mut inside = self.body.inner_attributes.clone();
         match &self.wrapping {
             Some(Wrapping { pin: Some(pin), r#async }) => {
@@ -203,15 +225,19 @@ impl Function {
 }
 
 /// Everything of a function up to its body.
-struct Header(Signature);
+struct Header {
+    attributes: Vec<Attribute>,
+    visibility: Visibility,
+    signature: Signature,
+}
 
 impl Parse for Header {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        input.call(Attribute::parse_outer)?;
-        input.parse::<Visibility>()?;
+        let attributes = input.call(Attribute::parse_outer)?;
+        let visibility = input.parse()?;
         let signature = input.parse()?;
         if input.is_empty() {
-            Ok(Self(signature))
+            Ok(Self { attributes, visibility, signature })
         } else {
             Err(input.error("expected the body of the function"))
         }

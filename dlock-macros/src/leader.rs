@@ -21,15 +21,15 @@
 //!          }
 //! ```
 
-use proc_macro2::{Ident, Literal, Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::quote_spanned;
-use syn::parse::Parser;
 use syn::{Expr, LitInt};
 
 use crate::args::Args;
 use crate::error::{Mistakes, report};
 use crate::expand::{borrows, captures, failed, key, options, paths, site, source};
 use crate::function::Function;
+use crate::own::{renamed, split, value_of};
 
 /// What belongs to elections alone.
 #[derive(Default)]
@@ -71,7 +71,7 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let function = mistakes.take(Function::parse(item.clone()));
     let expanded = function.and_then(|function| elected(&args, &own, &written, &function, &mut mistakes));
     match (expanded, mistakes.into_error()) {
-        (_, Some(mistakes)) => renamed(report(&mistakes, &item)),
+        (_, Some(mistakes)) => renamed(report(&mistakes, &item), "#[leader"),
         (expanded, None) => expanded.unwrap_or(item),
     }
 }
@@ -144,26 +144,16 @@ fn elected(
 impl Own {
     /// Takes out what belongs to elections, and leaves the rest.
     fn split(args: TokenStream, mistakes: &mut Mistakes) -> (Self, TokenStream) {
-        let (mut own, mut rest) = (Self::default(), TokenStream::new());
-        let tokens: Vec<TokenTree> = args.into_iter().collect();
-        let is_comma = |token: &TokenTree| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',');
-        for option in tokens.split(is_comma) {
-            let name = match option.first() {
-                Some(TokenTree::Ident(name)) => name.clone(),
-                _ => Ident::new("other", Span::call_site()),
-            };
-            let value: TokenStream = option.iter().skip(2).cloned().collect();
+        let mut own = Self::default();
+        let rest = split(args, |name, value| {
             match name.to_string().as_str() {
                 "term" => {
-                    own.term = mistakes.take(value_of(
-                        &name,
-                        value,
-                        "`term` takes a name for the body; write `term = term`",
-                    ));
+                    let what = "`term` takes a name for the body; write `term = term`";
+                    own.term = mistakes.take(value_of(name, value, what));
                 }
                 "priority" => {
                     let what = "`priority` is a number from 0 (the first to try) to 60; write `priority = 1`";
-                    let number = mistakes.take(value_of::<LitInt>(&name, value, what));
+                    let number = mistakes.take(value_of::<LitInt>(name, value, what));
                     own.priority = number.and_then(|number| match number.base10_parse() {
                         Ok(priority @ 0..=60) => Some(priority),
                         _ => {
@@ -174,46 +164,12 @@ impl Own {
                 }
                 "eligibility" => {
                     let what = "`eligibility` is an expression; write `eligibility = self.eligibility`";
-                    own.eligibility = mistakes.take(value_of(&name, value, what));
+                    own.eligibility = mistakes.take(value_of(name, value, what));
                 }
-                _ if option.is_empty() => {}
-                _ => {
-                    rest.extend(option.iter().cloned());
-                    rest.extend([TokenTree::Punct(proc_macro2::Punct::new(
-                        ',',
-                        proc_macro2::Spacing::Alone,
-                    ))]);
-                }
+                _ => return false,
             }
-        }
+            true
+        });
         (own, rest)
     }
-}
-
-fn value_of<T: syn::parse::Parse>(name: &Ident, value: TokenStream, what: &str) -> syn::Result<T> {
-    let parser = |input: syn::parse::ParseStream<'_>| input.parse::<T>();
-    parser.parse2(value).map_err(|_| syn::Error::new(name.span(), what))
-}
-
-/// The texts of mistakes name the attribute that was written.
-fn renamed(tokens: TokenStream) -> TokenStream {
-    let rename = |token: TokenTree| match token {
-        TokenTree::Group(group) => {
-            let mut renamed = proc_macro2::Group::new(group.delimiter(), renamed(group.stream()));
-            renamed.set_span(group.span());
-            renamed.into()
-        }
-        TokenTree::Literal(literal) if literal.to_string().contains("#[distributed_lock") => {
-            let text = literal.to_string().replace("#[distributed_lock", "#[leader");
-            match text.parse::<Literal>() {
-                Ok(mut renamed) => {
-                    renamed.set_span(literal.span());
-                    renamed.into()
-                }
-                Err(_) => literal.into(),
-            }
-        }
-        other => other,
-    };
-    tokens.into_iter().map(rename).collect()
 }

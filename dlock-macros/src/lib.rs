@@ -10,6 +10,8 @@ mod error;
 mod expand;
 mod function;
 mod leader;
+mod once;
+mod own;
 mod suggest;
 mod template;
 
@@ -26,4 +28,10 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn leader(args: TokenStream, item: TokenStream) -> TokenStream {
     leader::expand(args.into(), item.into()).into()
+}
+
+#[allow(missing_docs)]
+#[proc_macro_attribute]
+pub fn once(args: TokenStream, item: TokenStream) -> TokenStream {
+    once::expand(args.into(), item.into()).into()
 }
