@@ -1,4 +1,5 @@
-//! What `#[distributed_lock]` and the other attributes expand to calls of. Not for use by hand, and not covered by any promise.
+//! What `#[distributed_lock]` and the other attributes expand to calls of. Not for use by hand, and not covered by any
+//! promise.
 
 #[path = "private/candidate.rs"]
 mod candidate;

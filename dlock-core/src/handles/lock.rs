@@ -248,7 +248,8 @@ impl Lock {
         self.with_wait(Wait::Forever).with_handoff(false).with_reentrancy(false)
     }
 
-    /// The same lock for a job that is to run once: it is tried for, alone, and goes to nobody but by way of the servers.
+    /// The same lock for a job that is to run once: it is tried for, alone, and goes to nobody but by way of the
+    /// servers.
     pub(super) fn for_job(mut self) -> Self {
         (self.options.role, self.options.mode, self.options.fair) = (Some(Role::Job), Mode::Exclusive, false);
         self.with_wait(Wait::No).with_handoff(false).with_reentrancy(false).with_on_lost(OnLost::Abort)

@@ -33,8 +33,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// | ends with its process | [`OnCrash`]: a window that opens when the lease has ended, or a closed one | open |
 /// | loses its lock | an open window; the body is dropped | |
 ///
-/// Two uses: a fixed key and the time between two runs (`"nightly-report"`, at most once in 20 hours), or a key for each
-/// firing of a schedule and the time for which a late process could still ask (`"invoice:2026-11-23T06:00"`, 25 hours).
+/// Two uses: a fixed key and the time between two runs (`"nightly-report"`, at most once in 20 hours), or a key for
+/// each firing of a schedule and the time for which a late process could still ask (`"invoice:2026-11-23T06:00"`, 25
+/// hours).
 ///
 /// What it does not give:
 ///
@@ -191,7 +192,7 @@ impl Once {
     ///   [`with_options`](Self::with_options).
     /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`]: the key, the window or an
     ///   option cannot work, or the backend cannot keep a window.
-    /// * [`ErrorKind::Deadlock`]: the job was asked for inside of its own body.
+    /// * [`ErrorKind::Deadlock`]: the job was asked for inside its own body.
     /// * [`ErrorKind::Closed`]: the locks were shut down.
     ///
     /// # Cancel safety

@@ -65,7 +65,7 @@ async fn fails(job: &Once) {
 
 type Run = JoinHandle<Result<Outcome<()>, Failed>>;
 
-/// A run that has begun, and ends as it is told.
+/// A run that has begun, and ends as is said to it.
 async fn begun(job: Once) -> (Run, mpsc::Sender<bool>) {
     let (begin, mut begins) = mpsc::channel::<()>(1);
     let (end, mut ends) = mpsc::channel::<bool>(1);
