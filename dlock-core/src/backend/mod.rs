@@ -303,7 +303,7 @@ pub trait Claim: Send + 'static {
 
     /// Releases the lock, and leaves its key taken for so long from now by the server's clock: owned by nobody, under
     /// the token [`left_behind`](Token::left_behind), with the line of its holder behind
-    /// [`LEFT_BEHIND`](crate::backend::LEFT_BEHIND). Those who wait are notified as after a release. Nothing but time
+    /// [`LEFT_BEHIND`]. Those who wait are notified as after a release. Nothing but time
     /// and [`force_release`](Backend::force_release) ends it: neither a renewal nor a withdrawal of this claim.
     /// Idempotent: where it finds what it left before, it may start the time again, and says that it was
     /// [`removed`](Withdrawal::removed).
