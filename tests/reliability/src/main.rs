@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
 //! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for a node of a quorum
-//! that hangs `--only hung [--hang SECONDS] [--rate N]`.
+//! that hangs `--only hung [--hang SECONDS] [--rate N]`, and for jobs that run once `--only once [--firings N]`.
 //!
 //! The exit code is 1 when a promise was broken.
 
@@ -16,6 +16,7 @@ mod endurance;
 mod failover;
 mod faults;
 mod figure;
+mod firings;
 mod frozen;
 mod hung;
 mod killed;
@@ -56,6 +57,9 @@ struct Arguments {
     /// How many sections of a quorum are asked for each second.
     #[arg(long)]
     rate: Option<u64>,
+    /// How many firings of jobs there are on each backend.
+    #[arg(long)]
+    firings: Option<usize>,
     /// Only these measurements.
     #[arg(long)]
     only: Vec<Measurement>,
@@ -77,6 +81,8 @@ enum Measurement {
     Killed,
     /// Leaders that are killed, frozen, cut off, or blocked meanwhile.
     Leader,
+    /// Jobs that run once, of processes whose clocks differ and some of which are killed meanwhile, see `--firings`.
+    Once,
     /// Random faults, with a record that is checked.
     Faults,
     /// Acquires that give up on a frozen server, which then thaws.
@@ -164,6 +170,10 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             // A process that is frozen in the middle of a transaction keeps the file of SQLite locked for all.
             if !kind.is_session() && kind != Kind::Sqlite && wanted(Measurement::Leader) {
                 runtime.block_on(leader::measure(&store, volume, &mut report))?;
+            }
+            // A session has no time for which a key stays taken.
+            if !kind.is_session() && kind != Kind::Zk && wanted(Measurement::Once) {
+                runtime.block_on(firings::measure(&store, volume, arguments.firings, &mut report))?;
             }
             if !kind.is_session() && wanted(Measurement::Faults) {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;

@@ -33,6 +33,18 @@ pub enum Order {
         /// The key.
         key: String,
     },
+    /// Run the job of this key once, which takes a while. Answered by [`Report::Fired`]; when it runs here, its begin
+    /// is reported before by [`Report::Began`], and its last step by [`Report::Ended`].
+    Fire {
+        /// The key.
+        key: String,
+        /// The window, in milliseconds.
+        window_ms: u64,
+        /// How long the job takes, in milliseconds.
+        run_ms: u64,
+        /// Whether a crash closes the window.
+        skip_after_crash: bool,
+    },
     /// Block the only thread of the runtime. Answered by [`Report::Checked`] after it.
     Block {
         /// For how long.
@@ -113,6 +125,15 @@ pub enum Report {
     Lost {
         /// When, as [`now_ns`](dlock_testkit::now_ns).
         at: u64,
+    },
+    /// A job begins here.
+    Began,
+    /// The job is at its end.
+    Ended,
+    /// A firing is over.
+    Fired {
+        /// Whether the job ran here.
+        ran: bool,
     },
     /// A term begins.
     Leads {

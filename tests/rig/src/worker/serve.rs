@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Campaign, Error, Guard, Held, Locks, LocksBuilder, Wait};
+use dlock_core::{Campaign, Error, Guard, Held, Locks, LocksBuilder, OnCrash, Wait};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -102,6 +102,19 @@ impl WorkerState {
             Order::Lead { key } => {
                 tokio::spawn(lead(self.locks()?.election(&key).campaign()));
                 Report::Done
+            }
+            Order::Fire { key, window_ms, run_ms, skip_after_crash } => {
+                let window = Duration::from_millis(window_ms);
+                let on_crash = if skip_after_crash { OnCrash::Skip } else { OnCrash::Rerun };
+                let job = self.locks()?.once(&key).with_window(window).with_on_crash(on_crash);
+                let body = async {
+                    let _ = tell(&Report::Began);
+                    tokio::time::sleep(Duration::from_millis(run_ms)).await;
+                    let _ = tell(&Report::Ended);
+                    Ok::<_, Error>(())
+                };
+                let outcome = job.run(body).await.map_err(|error| failed(&error))?;
+                Report::Fired { ran: !outcome.is_skipped() }
             }
             Order::Block { ms } => {
                 std::thread::sleep(Duration::from_millis(ms));
