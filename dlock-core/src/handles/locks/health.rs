@@ -153,6 +153,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_overdue_renewal_is_known_behind_any_number_of_locks_that_are_due_before() {
+        let (clock, lease) = (ManualClock::stopped(), Duration::from_secs(30));
+        let memory = Memory::with_clock(clock.clock());
+        let locks = Locks::builder(memory.clone()).with_lease(lease).build().unwrap();
+        let guard = locks.lock("k").acquire().await.unwrap();
+        memory.faults().set_unavailable(true);
+        clock.advance(lease / 2);
+        guard.held().at_risk().await;
+        memory.faults().set_unavailable(false);
+        let mut before = Vec::new();
+        for number in 0..200 {
+            let short = locks.lock(format!("short_{number}")).with_lease(Duration::from_secs(1));
+            before.push(short.acquire().await.unwrap());
+        }
+        assert_eq!(locks.health().oldest_unconfirmed_renewal, Some(lease / 6));
+    }
+
+    #[tokio::test]
     async fn a_quorum_is_pinged_by_its_majority_and_knows_its_nodes() {
         let nodes = [Memory::new(), Memory::new(), Memory::new()];
         let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build().unwrap();
