@@ -13,14 +13,12 @@
 mod replica;
 mod schema;
 
-use std::process::{ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use replicas::Replicas;
 
 /// Starts replicas that migrate one database, and kills the first one that has begun.
 #[derive(Debug, Parser)]
@@ -68,9 +66,6 @@ async fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A line of a replica, or none when its output has ended.
-type Said = (usize, Option<String>);
-
 async fn deploy(mut service: Service, replicas: u8) -> Result<()> {
     let directory =
         tempfile::Builder::new().prefix("migrate-").tempdir().context("no temporary directory")?;
@@ -80,42 +75,30 @@ async fn deploy(mut service: Service, replicas: u8) -> Result<()> {
     if database.starts_with("sqlite:") {
         database.push_str("?mode=rwc");
     }
-    service.locks.get_or_insert_with(|| file("locks.db"));
+    let locks = service.locks.get_or_insert_with(|| file("locks.db"));
 
-    let begun = Instant::now();
-    let (say, mut said) = mpsc::unbounded_channel();
-    let mut fleet: Vec<Child> = Vec::new();
-    for number in 0..usize::from(replicas) {
-        fleet.push(start(&service, number, say.clone())?);
-    }
-    drop(say);
-    let (mut killed, mut ready, mut applied) = (None, 0, Vec::new());
-    while let Some((number, line)) = said.recv().await {
-        let line = line.unwrap_or_else(|| "has ended".to_owned());
-        println!("{:>6} ms  replica {}: {line}", begun.elapsed().as_millis(), number + 1);
+    let lease = service.lease.to_string();
+    let arguments = ["replica", "--database", database, "--locks", locks, "--lease", &lease];
+    let mut replicas = Replicas::start(replicas, &arguments, schema::SIZE.try_into()?)?;
+    let (mut killed, mut ready, mut applied) = (false, 0, Vec::new());
+    while let Some((number, line)) = replicas.next().await {
         match line.split_once(' ') {
-            Some(("applies", what)) if what.starts_with("2 ") && killed.is_none() => {
-                fleet[number].start_kill().context("cannot kill a replica")?;
-                println!(
-                    "{:>6} ms  replica {} is killed in the middle of it",
-                    begun.elapsed().as_millis(),
-                    number + 1
-                );
-                killed = Some(number);
+            Some(("applies", what)) if what.starts_with("2 ") && !killed => {
+                replicas.kill(number, "in the middle of it")?;
+                killed = true;
             }
-            Some(("applied", what)) => applied.push(what.to_owned()),
+            Some(("applied", what)) => {
+                applied.push(what.to_owned());
+                replicas.progress(applied.len().try_into()?, "migrations");
+            }
             Some(("ready,", _)) => ready += 1,
             _ => {}
         }
     }
-    for (number, child) in fleet.iter_mut().enumerate() {
-        let status = child.wait().await.context("cannot wait for a replica")?;
-        if !status.success() && killed != Some(number) {
-            bail!("replica {} failed: {status}", number + 1);
-        }
-    }
+    replicas.stop_all();
+    let survivors = replicas.ended().await?;
     applied.sort();
-    let (all, survivors) = (schema::SIZE, usize::from(replicas) - usize::from(killed.is_some()));
+    let all = schema::SIZE;
     println!(
         "\n{ready} of {survivors} surviving replicas are ready; {} of {all} migrations were applied",
         applied.len()
@@ -125,29 +108,6 @@ async fn deploy(mut service: Service, replicas: u8) -> Result<()> {
         bail!("not every migration was applied once, or a replica did not get ready");
     }
     Ok(())
-}
-
-fn start(service: &Service, number: usize, say: mpsc::UnboundedSender<Said>) -> Result<Child> {
-    let program = std::env::current_exe().context("cannot find this program to start it as a replica")?;
-    let mut child = Command::new(program)
-        .arg("replica")
-        .args(service.database.iter().flat_map(|url| ["--database", url]))
-        .args(service.locks.iter().flat_map(|url| ["--locks", url]))
-        .args(["--lease", &service.lease.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("cannot start a replica")?;
-    let output = child.stdout.take().context("its output is a pipe")?;
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(output).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            let _ = say.send((number, Some(line)));
-        }
-        let _ = say.send((number, None));
-    });
-    Ok(child)
 }
 
 fn millis(lease: u64) -> Duration {
