@@ -13,6 +13,7 @@ mod group;
 mod guardian;
 mod leader;
 mod list;
+mod once;
 mod release;
 mod run;
 mod semaphore;
@@ -70,6 +71,10 @@ enum Task {
     /// the lease ends, and the exit code is 79. When dlock itself is killed, by KILL too, a second process of it stops
     /// the command likewise; TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the
     /// command goes on, and others get the lock after the lease: then only the fence protects.
+    ///
+    /// With --once the command is a job: when it has ended with 0, the key stays taken until the window is over, and
+    /// whoever asks meanwhile, on whichever host, skips it, with a line that says who ran it and when, and exit code
+    /// 80. Who asks while it runs waits for its end, and runs it when it fails or its host dies.
     Run(Run),
     /// Who leads: elections, which are locks that candidates hold as terms of office
     #[command(subcommand)]
@@ -160,9 +165,12 @@ struct Run {
     /// Wait in the order in which all came, those of other hosts too, where the backend can
     #[arg(long)]
     fair: bool,
-    /// How long to wait for the lock: a time, 0 to try once, or `forever`
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = wait)]
-    wait: Wait,
+    #[command(flatten)]
+    window: once::Window,
+    /// How long to wait for the lock: a time, 0 to try once, or `forever` [default: 30s; with --once until a run that
+    /// is under way has ended]
+    #[arg(long, value_name = "TIME", value_parser = wait)]
+    wait: Option<Wait>,
     /// How long the lock outlives this process when it dies; it is renewed at a third of that
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     lease: Duration,
@@ -250,7 +258,13 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
         Task::Doctor => doctor::doctor(&store::look_into(&url).await?, cli.json).await,
         Task::Leader(task) => leader::leader(&store::look_into(&url).await?, &task, cli.json).await,
         Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
-        Task::Run(run) => run::run(&store::open(&url).await?, &run).await,
+        Task::Run(run) => {
+            let locks = store::open(&url).await?;
+            match run.window.once {
+                Some(window) => once::once(&locks, &run, window).await,
+                None => run::run(&locks, &run).await,
+            }
+        }
         Task::Guardian => Ok(0),
         Task::Semaphore { task: SemaphoreTask::Resize(resize) } => {
             semaphore::resize(&store::look_into(&url).await?, &resize, cli.json).await

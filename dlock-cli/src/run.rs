@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use dlock::{Guard, Locks};
+use dlock::{Guard, Held, Locks, Wait};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::process::Command;
 use tokio::time::Instant;
@@ -16,8 +16,10 @@ use crate::signals::{Signals, exit_code};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
 use crate::{Run, trouble};
 
+/// How long to wait for the lock, unless it is said.
+const WAIT: Wait = Wait::For(Duration::from_secs(30));
 /// How long to wait for what is left to be released.
-const SHUTDOWN: Duration = Duration::from_secs(5);
+pub(crate) const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Takes the lock, runs the command, releases the lock.
 pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
@@ -37,7 +39,7 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
             return Err(error.into());
         }
     };
-    let mut outcome = under(&guard, run, &mut signals).await;
+    let mut outcome = under(&guard.held(), run, run.lease, &mut signals).await;
     match guard.release().await {
         Ok(()) => {}
         Err(_) if matches!(outcome, Ok(LOST)) => {}
@@ -55,24 +57,30 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
 
 /// Takes the lock in the way that was asked for.
 async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
+    let wait = run.wait.unwrap_or(WAIT);
     if let Some(permits) = run.permits {
         let semaphore = locks.semaphore(&run.key, permits).take(run.take);
-        return semaphore.with_lease(run.lease).with_wait(run.wait).acquire().await;
+        return semaphore.with_lease(run.lease).with_wait(wait).acquire().await;
     }
-    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(run.wait).with_fairness(run.fair);
+    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(wait).with_fairness(run.fair);
     if run.read { lock.read().acquire().await } else { lock.acquire().await }
 }
 
 /// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lease can
 /// end.
-async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
+pub(crate) async fn under(
+    held: &Held,
+    run: &Run,
+    lease: Duration,
+    signals: &mut Signals,
+) -> Result<u8, Trouble> {
     // A renewal takes place at a third of the lease, and is tried again until two thirds have passed.
-    let grace = run.grace.min(run.lease / 3);
+    let grace = run.grace.min(lease / 3);
     let no_guardian = |error| {
         Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
     };
     let mut guardian = Guardian::start().map_err(no_guardian)?;
-    let mut group = start(guard, run)?;
+    let mut group = start(held, run)?;
     guardian.guard(group.members, grace).map_err(no_guardian)?;
     // Once it was asked to end: when the command is killed.
     let mut deadline: Option<Instant> = None;
@@ -80,11 +88,11 @@ async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Tr
         tokio::select! {
             biased;
             status = group.ended() => break status?,
-            () = guard.lost(), if deadline.is_none() => {
-                let why = guard.check().err().map(|error| error.to_string()).unwrap_or_default();
+            () = held.lost(), if deadline.is_none() => {
+                let why = held.check().err().map(|error| error.to_string()).unwrap_or_default();
                 deadline = Some(end(&group, &mut guardian, &why, run.grace));
             }
-            left = runs_short(guard, grace), if deadline.is_none() => {
+            left = runs_short(held, grace), if deadline.is_none() => {
                 let why = format!("the lock cannot be renewed and ends in {left:.1?}");
                 deadline = Some(end(&group, &mut guardian, &why, left * 9 / 10));
             }
@@ -97,7 +105,7 @@ async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Tr
                     // The command does not go on alone, without anybody who renews the lock.
                     group.send(Signal::STOP);
                     let _ = kill_process(getpid(), Signal::STOP);
-                    if guard.check().is_ok() {
+                    if held.check().is_ok() {
                         group.send(Signal::CONT);
                     }
                 }
@@ -110,7 +118,7 @@ async fn under(guard: &Guard, run: &Run, signals: &mut Signals) -> Result<u8, Tr
             group.sweep(deadline).await;
             Ok(LOST)
         }
-        None if guard.check().is_err() => {
+        None if held.check().is_err() => {
             warn("the lock was lost just before the command ended");
             Ok(LOST)
         }
@@ -129,9 +137,9 @@ fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> In
 }
 
 /// Resolves when less than `reserve` is left of the lock, since its renewals fail.
-async fn runs_short(guard: &Guard, reserve: Duration) -> Duration {
+async fn runs_short(held: &Held, reserve: Duration) -> Duration {
     loop {
-        let Some(left) = guard.remaining() else { return std::future::pending().await };
+        let Some(left) = held.remaining() else { return std::future::pending().await };
         if left <= reserve {
             return left;
         }
@@ -139,7 +147,7 @@ async fn runs_short(guard: &Guard, reserve: Duration) -> Duration {
     }
 }
 
-fn start(guard: &Guard, run: &Run) -> Result<Group, Trouble> {
+fn start(held: &Held, run: &Run) -> Result<Group, Trouble> {
     let Some((program, arguments)) = run.command.split_first() else {
         return Err(Trouble::usage("which command?"));
     };
@@ -148,7 +156,7 @@ fn start(guard: &Guard, run: &Run) -> Result<Group, Trouble> {
     if !run.keep_env {
         command.env_remove("DLOCK_URL");
     }
-    if let Some(fence) = guard.fence() {
+    if let Some(fence) = held.fence() {
         command.env("DLOCK_FENCE", fence.to_string());
     }
     Group::start(command).map_err(|error| {
@@ -173,6 +181,6 @@ fn code(status: ExitStatus) -> u8 {
     }
 }
 
-fn warn(what: &str) {
+pub(crate) fn warn(what: &str) {
     eprintln!("dlock: {}", one_line(what));
 }

@@ -15,6 +15,7 @@ pub(crate) const BUSY: u8 = 75;
 pub(crate) const DENIED: u8 = 77;
 pub(crate) const DANGER: u8 = 78;
 pub(crate) const LOST: u8 = 79;
+pub(crate) const SKIPPED: u8 = 80;
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
@@ -28,6 +29,7 @@ pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on thos
   77   the backend refused the user or the password, or the user said no
   78   `doctor` found something by which locks may be lost or granted twice
   79   the lock was lost while the command ran
+  80   with `--once` the command was skipped, since it ran elsewhere
   126  the command cannot be executed
   127  there is no such command";
 
