@@ -1,6 +1,7 @@
 //! A backend from a URL, as it stands in a configuration.
 
-use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result};
+use dlock_core::backend::UrlParts;
+use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Quorum, Result};
 
 /// Connects to the backend that `url` names, with the default options.
 ///
@@ -16,6 +17,13 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result}
 /// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a ZooKeeper server or ensemble | `zk` |
 /// | `zk+tls://...` | the same over TLS | `zk-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
+/// | `quorum:<URL>\|<URL>\|<URL>` | a [`Quorum`] of nodes, each with a URL of its own, see [`quorum_from_url`] | those of the nodes |
+///
+/// With the parameter `connect=lazy` nothing is connected to now: the first use connects, and one that fails is followed
+/// by the next, so that a program can start during an outage. Wrong settings of the URL are errors at once; what only
+/// the server knows, such as a wrong password or a missing table, is the error of the first use:
+/// [`Locks::ping`](crate::Locks::ping) asks for it. In the URL of a database the table then needs its schema
+/// (`table=public.dlock`). Not for `sqlite:`, which has no server.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -56,6 +64,18 @@ pub async fn connect(url: &str) -> Result<Locks> {
 ///
 /// Cancel-safe.
 pub async fn from_url(url: &str) -> Result<LocksBuilder> {
+    if let Some(nodes) = url.strip_prefix("quorum:") {
+        return Ok(Locks::builder(quorum_of(nodes).await?));
+    }
+    let (url, is_lazy) = without_connect(url)?;
+    if is_lazy && url.split(':').next().is_some_and(|scheme| matches!(scheme, "memory" | "sqlite")) {
+        return Err(invalid("connect=lazy is for servers; leave it out".into()));
+    }
+    single(&url, is_lazy).await
+}
+
+/// One backend, and no quorum. Nothing is asked of a server where it `is_lazy`.
+async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!("the URL has no scheme; this build knows {}", known_schemes())));
     };
@@ -68,38 +88,52 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
         "sqlite" => Err(not_compiled_in(scheme, "sqlite")),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            use dlock_sql::{Postgres, PostgresRowLocks, PostgresSessions};
+            use dlock_sql::{PostgresOptions, PostgresRowLocks, PostgresSessions};
             let (url, mode) = divide(url)?;
+            let options = PostgresOptions::from_url(&url)?;
             Ok(match mode {
-                Mode::Lease => Locks::builder(Postgres::connect(&url).await?),
-                Mode::Session => Locks::builder(PostgresSessions::connect(&url).await?),
-                Mode::Row => Locks::builder(PostgresRowLocks::connect(&url).await?),
+                Mode::Lease if is_lazy => Locks::builder(options.build()?),
+                Mode::Lease => Locks::builder(options.connect().await?),
+                Mode::Session if is_lazy => Locks::builder(PostgresSessions::build(options)?),
+                Mode::Session => Locks::builder(PostgresSessions::with_options(options).await?),
+                Mode::Row if is_lazy => Locks::builder(PostgresRowLocks::build(options)?),
+                Mode::Row => Locks::builder(PostgresRowLocks::with_options(options).await?),
             })
         }
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(not_compiled_in(scheme, "postgres")),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => {
-            use dlock_sql::{Mysql, MysqlRowLocks, MysqlSessions};
+            use dlock_sql::{MysqlOptions, MysqlRowLocks, MysqlSessions};
             let (url, mode) = divide(url)?;
+            let options = MysqlOptions::from_url(&url)?;
             Ok(match mode {
-                Mode::Lease => Locks::builder(Mysql::connect(&url).await?),
-                Mode::Session => Locks::builder(MysqlSessions::connect(&url).await?),
-                Mode::Row => Locks::builder(MysqlRowLocks::connect(&url).await?),
+                Mode::Lease if is_lazy => Locks::builder(options.build()?),
+                Mode::Lease => Locks::builder(options.connect().await?),
+                Mode::Session if is_lazy => Locks::builder(MysqlSessions::build(options)?),
+                Mode::Session => Locks::builder(MysqlSessions::with_options(options).await?),
+                Mode::Row if is_lazy => Locks::builder(MysqlRowLocks::build(options)?),
+                Mode::Row => Locks::builder(MysqlRowLocks::with_options(options).await?),
             })
         }
         #[cfg(not(feature = "mysql"))]
         "mysql" | "mariadb" => Err(not_compiled_in(scheme, "mysql")),
         #[cfg(feature = "redis")]
         "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" => Ok(Locks::builder(dlock_redis::Redis::connect(url).await?)),
+        | "redis+cluster" | "rediss+cluster" => {
+            let redis = dlock_redis::Redis::builder(url);
+            Ok(Locks::builder(if is_lazy { redis.build()? } else { redis.connect().await? }))
+        }
         #[cfg(not(feature = "redis"))]
         "unix" | "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => {
             Err(not_compiled_in(scheme, if scheme.starts_with("rediss") { "redis-tls" } else { "redis" }))
         }
         #[cfg(feature = "zk")]
-        "zk" | "zk+tls" => Ok(Locks::builder(dlock_zk::ZooKeeper::connect(url).await?)),
+        "zk" | "zk+tls" => {
+            let zookeeper = dlock_zk::ZooKeeper::builder(url);
+            Ok(Locks::builder(if is_lazy { zookeeper.build()? } else { zookeeper.connect().await? }))
+        }
         #[cfg(not(feature = "zk"))]
         "zk" | "zk+tls" => Err(not_compiled_in(scheme, if scheme == "zk" { "zk" } else { "zk-tls" })),
         other => Err(invalid(match likely_scheme(other, rest) {
@@ -113,6 +147,124 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
             None => format!("the URL has no scheme before the host; this build knows {}", known_schemes()),
         })),
     }
+}
+
+/// Creates the quorum that `url` names.
+///
+/// `quorum:` is followed by the URLs of the nodes, and a `|` stands between them. No URL has a `|` as it is: in a
+/// password it is written `%7C`. In a shell the whole needs quotes. Parameters of the quorum itself come last, after
+/// `|?`:
+///
+/// ```text
+/// quorum:redis://a|redis://b|redis://c
+/// quorum:redis://:p%7Cw@a|redis://b|redis://c|?longest_lease=2m&name=orders
+/// ```
+///
+/// | parameter | as |
+/// |---|---|
+/// | `longest_lease` | [`with_longest_lease`](crate::QuorumBuilder::with_longest_lease) |
+/// | `node_timeout` | [`with_node_timeout`](crate::QuorumBuilder::with_node_timeout) |
+/// | `durable=true` | [`with_durable_nodes`](crate::QuorumBuilder::with_durable_nodes) |
+/// | `name` | [`with_name`](crate::QuorumBuilder::with_name) |
+/// | `connect=lazy` | no node has to answer now; else a majority has to |
+///
+/// A time is a whole number with `ms`, `s`, `m` or `h`. Nodes are connected to when they are first used, and one that
+/// is away is tried again, so that a minority may be away at the start too. The table of a database therefore needs its
+/// schema. [`connect`] and [`from_url`] take such a URL as well.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let quorum = dlock::quorum_from_url("quorum:memory:|memory:|memory:|?durable=true").await?;
+/// let locks = dlock::Locks::new(quorum);
+/// locks.lock("room_7").run(async {}).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when it is not such a URL or a node's is wrong, which
+/// is named by its number; [`ErrorKind::QuorumNotReached`](crate::ErrorKind::QuorumNotReached) when no majority
+/// answers. No error contains a password.
+///
+/// # Cancel safety
+///
+/// Cancel-safe.
+pub async fn quorum_from_url(url: &str) -> Result<Quorum> {
+    match url.split_once(':') {
+        Some(("quorum", nodes)) => quorum_of(nodes).await,
+        _ => Err(invalid("the URL does not begin with quorum:".into())),
+    }
+}
+
+async fn quorum_of(text: &str) -> Result<Quorum> {
+    let form = "write quorum:<URL>|<URL>|<URL>, and parameters last, as in |?longest_lease=2m";
+    let mut parts: Vec<&str> = text.split('|').collect();
+    let query = parts.pop_if(|last| last.starts_with('?')).map_or("", |query| &query[1..]);
+    let mut nodes = Vec::new();
+    for (place, part) in parts.into_iter().enumerate() {
+        let named = |error: Error| {
+            Error::new(
+                Operation::Configure,
+                Failure::new(error.kind(), format!("node {}: {error}", place + 1)),
+            )
+        };
+        nodes.push(Node::from(Box::pin(single(part, true)).await.map_err(named)?));
+    }
+    let (mut builder, mut is_lazy) = (Quorum::builder(nodes), false);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let time = || {
+            UrlParts::time(value).ok_or_else(|| {
+                invalid(format!("a length of time is no whole number with ms, s, m or h; {form}"))
+            })
+        };
+        match (name, value) {
+            ("longest_lease", _) => builder = builder.with_longest_lease(time()?),
+            ("node_timeout", _) => builder = builder.with_node_timeout(time()?),
+            ("durable", "true") => builder = builder.with_durable_nodes(),
+            ("connect", "lazy") => is_lazy = true,
+            ("name", name) if !name.is_empty() && name.chars().all(is_plain) => {
+                builder = builder.with_name(name);
+            }
+            // Not repeated: it may be a part of a password with a `|` in it.
+            _ => {
+                return Err(invalid(format!(
+                    "a parameter of the quorum is none of longest_lease, node_timeout, durable=true, name (of letters,                      digits, - _ .) and connect=lazy; {form}"
+                )));
+            }
+        }
+    }
+    let quorum = builder.build()?;
+    if !is_lazy {
+        quorum.connect().await?;
+    }
+    Ok(quorum)
+}
+
+fn is_plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
+}
+
+/// The URL without `connect=lazy`, and whether it had it.
+fn without_connect(url: &str) -> Result<(String, bool)> {
+    match take_parameter(url, "connect=") {
+        (url, None) => Ok((url, false)),
+        (url, Some("lazy")) => Ok((url, true)),
+        _ => Err(invalid("the parameter connect of the URL is lazy, or left out".into())),
+    }
+}
+
+/// The URL without the parameters that begin with `name`, and the value of the only one of them. Of several the value is
+/// wrong for everybody.
+fn take_parameter<'u>(url: &'u str, name: &str) -> (String, Option<&'u str>) {
+    let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let (ours, others): (Vec<_>, Vec<_>) = query.split('&').partition(|part| part.starts_with(name));
+    let value = match *ours {
+        [] => None,
+        [only] => Some(&only[name.len()..]),
+        _ => Some(""),
+    };
+    (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
 }
 
 /// Returns the scheme that was meant: the same in lower case, another name of a server, or that of the usual port.
@@ -151,6 +303,7 @@ fn known_schemes() -> String {
         (cfg!(feature = "redis-tls"), "rediss://, rediss+sentinel://, rediss+cluster://"),
         (cfg!(feature = "zk"), "zk://"),
         (cfg!(feature = "zk-tls"), "zk+tls://"),
+        (true, "quorum:"),
     ];
     let known: Vec<&str> = known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
     known.join(", ")
@@ -182,19 +335,17 @@ enum Mode {
 /// The URL without its mode, and the mode.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn divide(url: &str) -> Result<(String, Mode)> {
-    let Some((place, query)) = url.split_once('?') else { return Ok((url.to_owned(), Mode::Lease)) };
-    let (ours, others): (Vec<_>, Vec<_>) = query.split('&').partition(|part| part.starts_with("mode="));
-    let mode = match *ours {
-        [] | ["mode=lease"] => Mode::Lease,
-        ["mode=session"] => Mode::Session,
-        ["mode=row"] => Mode::Row,
+    let (url, mode) = take_parameter(url, "mode=");
+    let mode = match mode {
+        None | Some("lease") => Mode::Lease,
+        Some("session") => Mode::Session,
+        Some("row") => Mode::Row,
         _ => {
             return Err(invalid(
                 "the mode in the URL is none; write mode=lease, mode=session or mode=row".into(),
             ));
         }
     };
-    let url = if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) };
     Ok((url, mode))
 }
 
@@ -219,6 +370,23 @@ mod tests {
             "postgres://user:hunter2@host/d?mode=row&mode=session",
             "sqlite://hunter2.db?mode=session",
             "zk://user:hunter2@host:port/",
+            "redis://:hunter2@h?connect=eager",
+            "redis://:hunter2@h?connect=lazy&connect=lazy",
+            "memory:?connect=lazy",
+            "sqlite:///hunter2.db?connect=lazy",
+            "postgres://u:hunter2@h/d?connect=lazy",
+            "mysql://u:hunter2@h/d?mode=row&connect=lazy",
+            "quorum:",
+            "quorum:memory:|",
+            "quorum:redis://:hunter2@h,redis://i",
+            "quorum:redis://:hunter2@h|redis://:hunter2@h/",
+            "quorum:redis://:hun|?ter2@h|redis://i|redis://j",
+            "quorum:memory:|memory:|?longest_lease=hunter2",
+            "quorum:memory:|memory:|?longest_lease=1ms",
+            "quorum:memory:|memory:|?name=a%20b",
+            "quorum:memory:|memory:|?hunter2=1",
+            "quorum:quorum:memory:|memory:",
+            "quorum:redis://a?connect=lazy|redis://b",
             "memory:shared",
             "http://u:hunter2@h",
             "://",
@@ -242,6 +410,8 @@ mod tests {
             ("postgres://u:", "@h/d?table=t"),
             ("mysql://u:", "@h/d?migrate=true"),
             ("mariadb://u:", "@h/d?mode=row"),
+            ("quorum:redis://:", "@h|redis://i|redis://j"),
+            ("quorum:zk://h|redis://:", "@h|postgres://u:p@i/d?table=s.t|?durable=true"),
             ("http://u:", "@h"),
             ("", "@h:6379"),
             ("u:", "@h"),
@@ -276,6 +446,36 @@ mod tests {
             let text = connect(url).await.unwrap_err().to_string();
             assert!(text.contains(advice) && !text.contains("hunter2"), "{url}: {text}");
         }
+    }
+
+    #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk"))]
+    #[tokio::test]
+    async fn a_connection_that_is_made_later_is_no_error_now_and_the_error_of_the_first_use() {
+        // Nothing listens on a port that was bound a moment ago.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let of_databases = ["postgres", "mysql"].into_iter().flat_map(|scheme| {
+            let url = format!("{scheme}://u:hunter2@127.0.0.1:{port}/d?connect=lazy&table=s.t");
+            ["lease", "session", "row"].map(|mode| format!("{url}&mode={mode}"))
+        });
+        let others = [
+            format!("redis://:hunter2@127.0.0.1:{port}?connect=lazy"),
+            format!("zk://u:hunter2@127.0.0.1:{port}/x?connect=lazy&base=/b"),
+        ];
+        for url in of_databases.chain(others) {
+            let locks = connect(&url).await.unwrap();
+            for _ in 0..2 {
+                let error = locks.lock("k").try_acquire().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error}");
+                assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+            }
+            assert_eq!(locks.ping().await.unwrap_err().kind(), ErrorKind::Unavailable, "{url}");
+        }
+        let quorum =
+            format!("quorum:redis://127.0.0.1:{port}|zk://127.0.0.1:{port}|redis://127.0.0.1:{port}/1");
+        assert_eq!(connect(&quorum).await.unwrap_err().kind(), ErrorKind::QuorumNotReached);
+        let locks = connect(&format!("{quorum}|?connect=lazy")).await.unwrap();
+        assert_eq!(locks.lock("k").try_acquire().await.unwrap_err().kind(), ErrorKind::QuorumNotReached);
+        assert_eq!(locks.health().nodes.len(), 3);
     }
 
     #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -55,15 +55,15 @@ pub mod __private;
 mod connect;
 mod registry;
 
-pub use connect::{connect, from_url};
+pub use connect::{connect, from_url, quorum_from_url};
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended, Error,
     ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
-    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeSetup, OnCrash, OnError,
-    OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement, Result,
-    Segment, Segmented, Semaphore, Stats, Term, Timestamp, Wait, backend, current_hold,
+    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash,
+    OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement,
+    Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp, Wait, backend, current_hold,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]

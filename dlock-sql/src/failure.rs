@@ -32,6 +32,12 @@ pub(crate) fn fences_used_up(table: &crate::table::TableName) -> Failure {
     ))
 }
 
+/// The failure of what needs a server that could not be looked at yet.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn not_reached(limit: std::time::Duration) -> Failure {
+    Failure::unavailable(format!("no server could be connected to within {limit:?}"))
+}
+
 pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }

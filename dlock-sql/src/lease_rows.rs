@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, LockId, ServerAddress};
+use dlock_core::backend::{ClaimRequest, Finding, LockId, ServerAddress};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::Pool;
 
+use crate::diagnosis;
 use crate::options::ServerOptions;
 use crate::rows::{RowClaim, Rows};
 use crate::server::Server;
@@ -110,6 +111,10 @@ impl<S: Server> Backend for LeaseRows<S> {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.force(key).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        diagnosis::diagnose(&self.0.connections).await
     }
 
     async fn close(&self) {

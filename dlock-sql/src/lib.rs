@@ -19,6 +19,8 @@ compile_error!(
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod connector;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod diagnosis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -40,7 +40,9 @@ pub(crate) struct Opened<S: Server> {
     pub(crate) connector: Arc<Connector<S>>,
     pub(crate) pool: Option<Pool<S::Database>>,
     pub(crate) settings: Settings,
-    connection: Conn<S>,
+    /// None when the server is looked for later.
+    connection: Option<Conn<S>>,
+    maker: Option<ServerOptions<S>>,
 }
 
 impl<S: Server> ServerOptions<S> {
@@ -176,8 +178,11 @@ impl<S: Server> ServerOptions<S> {
     ///
     /// When dropped, it goes on in the background; call it again.
     pub async fn migrate(&self) -> Result<()> {
-        let options = self.clone();
-        on_the_keeper(async move { options.make().await }).await.map_err(Self::refused)
+        self.clone().make_on_the_keeper().await.map_err(Self::refused)
+    }
+
+    pub(crate) async fn make_on_the_keeper(self) -> Result<(), Failure> {
+        on_the_keeper(async move { self.make().await }).await
     }
 
     async fn make(&self) -> Result<(), Failure> {
@@ -227,9 +232,27 @@ impl<S: Server> ServerOptions<S> {
                 table = schema.into_iter().fold(table, TableName::within);
             }
             let server = Arc::new(S::on_table(&table, &connector, &self.settings));
-            Ok(Opened { server, connector, pool: self.pool, settings: self.settings, connection })
+            let Self { pool, settings, .. } = self;
+            Ok(Opened { server, connector, pool, settings, connection: Some(connection), maker: None })
         })
         .await
+    }
+
+    /// The same without a connection. The schema that the table is in cannot be asked for then, and locks that are the
+    /// same have to have the same id in all processes.
+    pub(crate) fn open_later(self) -> Result<Opened<S>, Failure> {
+        self.settings.check()?;
+        if self.settings.table.schema().is_none() {
+            return Err(Failure::invalid_config(
+                "where the server is connected to later, the table has to be named with its schema, on MariaDB and \
+                 MySQL with its database, such as table=public.dlock",
+            ));
+        }
+        let connector = self.connector();
+        let server = Arc::new(S::on_table(&self.settings.table, &connector, &self.settings));
+        let (pool, settings) = (self.pool.clone(), self.settings.clone());
+        let maker = settings.makes.then_some(self);
+        Ok(Opened { server, connector, pool, settings, connection: None, maker })
     }
 
     /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.
@@ -247,18 +270,37 @@ impl<S: Server> ServerOptions<S> {
     /// Cancel-safe.
     pub async fn connect(self) -> Result<LeaseRows<S>> {
         let connecting = async {
-            if !self.settings.fences {
-                return Err(Failure::invalid_config(
-                    "lease rows have fences; fences=false is for locks by sessions and locked rows",
-                ));
-            }
-            let opened = self.open().await?;
-            let pool = opened.pool.clone();
-            let connections = opened.connections(pool, true)?;
-            connections.verify().await?;
-            Ok(LeaseRows(Rows::start(connections)?))
+            self.check_for_rows()?;
+            let rows = self.open().await?.rows()?;
+            rows.ready(QUESTION).await?;
+            Ok(LeaseRows(rows))
         };
         connecting.await.map_err(Self::refused)
+    }
+
+    /// Creates the backend without a connection: it connects, and checks the table and the rights, when it is first
+    /// used, so that a program can start while the server is away. The table has to be named with its schema, on
+    /// MariaDB and MySQL with its database: [`with_table`](Self::with_table).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, or the
+    /// table has no schema. What [`connect`](Self::connect) would have found is the error of what is done first.
+    pub fn build(self) -> Result<LeaseRows<S>> {
+        let building = || {
+            self.check_for_rows()?;
+            self.open_later()?.rows().map(LeaseRows)
+        };
+        building().map_err(Self::refused)
+    }
+
+    fn check_for_rows(&self) -> Result<(), Failure> {
+        match self.settings.fences {
+            true => Ok(()),
+            false => Err(Failure::invalid_config(
+                "lease rows have fences; fences=false is for locks by sessions and locked rows",
+            )),
+        }
     }
 
     pub(crate) fn refused(failure: Failure) -> Error {
@@ -274,9 +316,15 @@ impl<S: Server> Opened<S> {
         pool: Option<Pool<S::Database>>,
         has_home: bool,
     ) -> Result<Arc<Connections<S>>, Failure> {
-        let connections = Connections::start(self.server, self.connector, pool, has_home, &self.settings)?;
-        connections.put_back(self.connection);
+        let Self { server, connector, settings, connection, maker, .. } = self;
+        let connections = Connections::start(server, connector, pool, has_home, &settings, maker)?;
+        connection.into_iter().for_each(|connection| connections.put_back(connection));
         Ok(connections)
+    }
+
+    fn rows(self) -> Result<Arc<Rows<S>>, Failure> {
+        let pool = self.pool.clone();
+        Rows::start(self.connections(pool, true)?)
     }
 }
 
@@ -294,7 +342,7 @@ pub(crate) fn verify(mark: Option<&str>, table: &TableName) -> Result<(), Failur
 }
 
 /// Connections of our own belong to dlock's thread: what opens one runs there.
-async fn on_the_keeper<T: Send + 'static>(
+pub(crate) async fn on_the_keeper<T: Send + 'static>(
     opening: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     keeper::runtime()?.spawn(opening).await.unwrap_or_else(|_| Err(unchanged(gone())))

@@ -1,5 +1,6 @@
 //! Locks in a PostgreSQL database.
 
+mod diagnosis;
 mod failure;
 mod listen;
 mod server;

@@ -22,13 +22,15 @@ use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, LockId};
 use dlock_core::{Failure, Holder, Key};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
-pub(crate) use driven::{gone, sleep_on_own_thread};
+pub(crate) use driven::{gone, sleep_on_own_thread, until};
 pub(crate) use steps::{Cancel, Count, End, MakeRow, Ping, Step};
 
-use crate::failure::{closed, unchanged};
+use crate::failure::{closed, not_reached, unchanged};
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
 use crate::server::{Lease, Server};
 use steps::{Force, List, Prune, Read};
@@ -46,13 +48,20 @@ pub(crate) const AT_ONCE: u32 = 1_000;
 pub(crate) struct Rows<S: Server> {
     pub(crate) connections: Arc<Connections<S>>,
     pub(crate) renewals: Renewals,
+    /// Whether the table and the rights were looked at.
+    verified: OnceCell<()>,
     closed: AtomicBool,
 }
 
 impl<S: Server> Rows<S> {
     pub(crate) fn start(connections: Arc<Connections<S>>) -> Result<Arc<Self>, Failure> {
         let (renewals, inbox) = Renewals::new();
-        let rows = Arc::new(Self { connections, renewals, closed: AtomicBool::new(false) });
+        let rows = Arc::new(Self {
+            connections,
+            renewals,
+            verified: OnceCell::new(),
+            closed: AtomicBool::new(false),
+        });
         crate::renewals::look_after(&rows, inbox)?;
         Ok(rows)
     }
@@ -69,15 +78,28 @@ impl<S: Server> Rows<S> {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
+    /// Looks at the table and the rights, unless that was done.
+    pub(crate) async fn ready(&self, limit: Duration) -> Result<(), Failure> {
+        self.check()?;
+        if self.verified.initialized() {
+            return Ok(());
+        }
+        let verifying = Box::pin(self.verified.get_or_try_init(|| self.connections.verify()));
+        match until(Instant::now() + limit, verifying).await {
+            Some(verified) => verified.map(drop),
+            None => Err(not_reached(limit)),
+        }
+    }
+
     /// Who has the lock.
     pub(crate) async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.check()?;
+        self.ready(QUESTION).await?;
         self.connections.ask(Read(key.clone()), QUESTION).await.map_err(unchanged)
     }
 
     /// All locks that are held, in order.
     pub(crate) async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.check()?;
+        self.ready(QUESTION).await?;
         let mut all: Vec<(Key, Holder)> = Vec::new();
         let mut after = Vec::new();
         loop {
@@ -95,13 +117,13 @@ impl<S: Server> Rows<S> {
 
     /// Frees the lock whoever has it.
     pub(crate) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        self.check()?;
+        self.ready(QUESTION).await?;
         self.connections.ask(Force(key.clone()), QUESTION).await
     }
 
     /// Deletes free rows.
     pub(crate) async fn prune(&self, unused: Duration) -> Result<u64, Failure> {
-        self.check()?;
+        self.ready(QUESTION).await?;
         // A row that was in use a moment ago may be taken right now by somebody who has read its last fence.
         let unused = unused.max(Duration::from_secs(60));
         let (mut count, mut after) = (0, Vec::new());

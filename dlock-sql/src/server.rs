@@ -12,6 +12,7 @@ use sqlx::database::HasStatementCache;
 use sqlx::{Connection, Database};
 
 use crate::connector::Connector;
+use crate::diagnosis::{Facts, Judge};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
 use crate::table::TableName;
@@ -127,6 +128,11 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         on: &mut Conn<Self>,
         table: &TableName,
     ) -> impl Future<Output = SqlResult<Option<String>>> + Send;
+
+    /// What there is to be said of the settings. One that the server does not have is left out.
+    const SETTINGS: &'static [(&'static str, Judge)];
+    /// The settings, and how many `connections` there are. Leaves no prepared statement.
+    fn facts(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<Facts>> + Send;
 
     /// The mark of the lock table, if it has one. Fails where the table or a right to it is missing.
     fn mark(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<Option<String>>> + Send;

@@ -18,16 +18,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal, Term,
-    Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal,
+    Term, Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
+use crate::diagnosis;
 use crate::failure::unchanged;
 use crate::options::{Opened, ServerOptions};
-use crate::rows::{Connections, Ping, QUESTION};
+use crate::rows::{Connections, QUESTION};
 use crate::server::{Server, Taken};
-use actor::{Command, Context, Release, Take, another_session};
+use actor::{Command, Context, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
 pub(crate) use name::Name;
@@ -43,6 +44,8 @@ pub(crate) use strategy::{ByName, ByRow, Strategy, TakeResult, settle_names, tak
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
 /// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
+/// How long the questions at the start may take, which are three.
+const STARTING: Duration = Duration::from_secs(15);
 /// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer
 /// than this after the last sign of life.
 const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -129,27 +132,35 @@ impl<M: Strategy> Sessions<M> {
     ///
     /// Cancel-safe.
     pub async fn with_options(options: ServerOptions<M::Server>) -> Result<Self> {
-        let starting = async { Self::start(options.open().await?).await };
-        starting.await.map_err(|failure| Error::new(Operation::Configure, unchanged(failure)).on(M::NAME))
+        let starting = async {
+            let started = Self::start(options.open().await?)?;
+            started.handles.ready(STARTING).await?;
+            Ok(started)
+        };
+        starting.await.map_err(Self::refused)
     }
 
-    /// Checks the table and what is between here and the server.
-    async fn start(opened: Opened<M::Server>) -> Result<Self, Failure> {
+    /// Creates locks without a connection: they connect, and check the table and what is between here and the server,
+    /// when they are first used. As [`ServerOptions::build`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerOptions::build`].
+    pub fn build(options: ServerOptions<M::Server>) -> Result<Self> {
+        options.open_later().and_then(Self::start).map_err(Self::refused)
+    }
+
+    fn refused(failure: Failure) -> Error {
+        Error::new(Operation::Configure, unchanged(failure)).on(M::NAME)
+    }
+
+    fn start(opened: Opened<M::Server>) -> Result<Self, Failure> {
         let (server, connector, settings) =
             (Arc::clone(&opened.server), Arc::clone(&opened.connector), opened.settings.clone());
         let others = opened.connections(None, false)?;
-        // Two connections that are open have two sessions. Nothing is prepared until that is known.
-        others.ask(Ping(), QUESTION).await?;
         let queue = Queue::new(Arc::clone(&server), Arc::clone(&others));
         let context = Context { server, others: Arc::clone(&others), connector };
         let handles = Arc::new(ConnectionHandles::new(context, &settings));
-        let handle = handles.handle(settings.connect_timeout).await?;
-        let kept = handle.call(Command::Open).await?;
-        if kept == others.ask(Ping(), QUESTION).await? {
-            return Err(another_session());
-        }
-        handles.put_back(handle);
-        others.verify().await?;
         Ok(Self { handles, queue, others })
     }
 }
@@ -193,6 +204,11 @@ impl<M: Strategy> Backend for Sessions<M> {
         self.force(key).await
     }
 
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        self.handles.ready(QUESTION).await?;
+        diagnosis::diagnose(&self.others).await
+    }
+
     async fn close(&self) {
         self.queue.close();
         self.handles.close().await;
@@ -226,7 +242,8 @@ pub struct SessionClaim<M: Strategy> {
 
 impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.handles.check()?;
+        // Nothing was sent when there is no time left for it.
+        self.handles.ready(self.request.request_timeout * 3 / 4).await?;
         self.waiting.begin();
         self.clock.queued();
         let handle = match &mut self.handle {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, Capabilities, ClaimRequest, LockId, Mode, Occupancy, RequestClock, ServerAddress,
+    Backend, Capabilities, ClaimRequest, Finding, LockId, Mode, Occupancy, RequestClock, ServerAddress,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use zookeeper::Stat;
 use crate::administration::{self, Which};
 use crate::claim::ZooKeeperClaim;
 use crate::config::{Config, ZooKeeperBuilder};
+use crate::diagnosis;
 use crate::fenced::FencedWrite;
 use crate::recipe::Recipe;
 use crate::session::Sessions;
@@ -179,6 +180,11 @@ impl Backend for ZooKeeper {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         administration::force(&self.0, key).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        let granted = self.0.get(in_time()).await?.timeout();
+        diagnosis::diagnose(self.0.config(), granted).await
     }
 
     async fn close(&self) {

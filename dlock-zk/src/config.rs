@@ -84,14 +84,14 @@ pub(crate) struct Config {
     pub(crate) parent_acl: Arc<[Acl]>,
     /// Of the node that a session proves its life by.
     pub(crate) proof_acl: Arc<[Acl]>,
-    session_timeout: Duration,
-    tick: Duration,
+    pub(crate) session_timeout: Duration,
+    pub(crate) tick: Duration,
     creates_chroot: bool,
     /// User and password.
     credentials: Option<(String, String)>,
     #[cfg(feature = "sasl")]
     sasl: bool,
-    tls: Option<Tls>,
+    pub(crate) tls: Option<Tls>,
 }
 
 impl ZooKeeperBuilder {
@@ -276,6 +276,10 @@ fn place(servers: &str) -> String {
 }
 
 impl Config {
+    pub(crate) const fn has_user(&self) -> bool {
+        self.credentials.is_some()
+    }
+
     /// Opens a session.
     pub(crate) async fn open(&self) -> std::result::Result<Driven, Refusal> {
         let silence = self.session_timeout / SILENCE;

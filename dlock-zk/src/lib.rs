@@ -10,6 +10,7 @@ mod administration;
 mod backend;
 mod claim;
 mod config;
+mod diagnosis;
 mod error;
 mod fenced;
 mod names;

@@ -191,6 +191,11 @@ impl Session {
         session
     }
 
+    /// What the servers granted.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// How long a lock counts as held after a proof of life.
     ///
     /// The servers let the session live for its whole timeout after they last heard of it. The third between is for

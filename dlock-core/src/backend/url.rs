@@ -1,5 +1,7 @@
 //! The parts of a URL, which may hold a password.
 
+use std::time::Duration;
+
 use crate::error::Failure;
 
 /// The parts of a URL `scheme://authority/path?query`, as they are written.
@@ -53,6 +55,29 @@ impl<'a> UrlParts<'a> {
             ));
         }
         Ok(Self { scheme, authority, path, query })
+    }
+
+    /// Reads a length of time as it stands in a parameter: a whole number with `ms`, `s`, `m` or `h`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use dlock_core::backend::UrlParts;
+    ///
+    /// assert_eq!(UrlParts::time("2m"), Some(Duration::from_secs(120)));
+    /// assert_eq!(UrlParts::time("2"), None);
+    /// ```
+    #[must_use]
+    pub fn time(text: &str) -> Option<Duration> {
+        let digits = text.find(|c: char| !c.is_ascii_digit())?;
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().ok()?;
+        Some(match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(number.checked_mul(60)?),
+            "h" => Duration::from_secs(number.checked_mul(3_600)?),
+            _ => return None,
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::Token;
 pub use claim::QuorumClaim;
-pub use marks::NodeSetup;
+pub use marks::{NodeMark, NodeSetup};
 pub(crate) use node::LendsBackend;
 use node::Member;
 pub use node::Node;
@@ -30,6 +30,8 @@ use withdrawals::Withdrawals;
 
 pub(crate) const NAME: &str = "quorum";
 const MOST_NODES: usize = 31;
+/// How long an operator's request about the marks of one node may take.
+const ONE_NODE: Duration = Duration::from_secs(10);
 
 /// A lock that is held when a majority of independent backends says so.
 ///
@@ -134,6 +136,97 @@ impl Quorum {
         }
     }
 
+    /// Asks the nodes for a sign of life, each for 5 s at the most, until a majority has given it. Nothing needs this: it
+    /// is for programs that shall not start without.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::QuorumNotReached`], with what each of the others said.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(&self) -> Result<()> {
+        self.0.connect().await.map_err(|failure| Error::new(Operation::Configure, failure).on(NAME))
+    }
+
+    /// Returns the longest lease that a lock may have; `None` where no node can forget a lock.
+    #[must_use]
+    pub fn longest_lease(&self) -> Option<Duration> {
+        self.0.longest
+    }
+
+    /// Reads the marks of the nodes, in their order: which of them vote, and why others do not.
+    ///
+    /// # Errors
+    ///
+    /// None as a whole; each node may fail.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn marks(&self) -> Vec<Result<NodeMark>> {
+        let mut marks = Vec::new();
+        for member in &self.0.members {
+            let read = tokio::time::timeout(ONE_NODE, member.read_marks()).await;
+            marks.push(read.unwrap_or_else(|_| Err(no_answer())).map_err(|failure| named(member, &failure)));
+        }
+        marks
+    }
+
+    /// Takes the votes of the nodes away, until [`bootstrap`](Self::bootstrap) gives them to a quorum of whatever
+    /// members. Every client is refused by [`ErrorKind::InvalidConfig`]; locks that are held are renewed and released as
+    /// ever. Returns what became of each node.
+    ///
+    /// For the operator who changes the members while services run: no lock is granted when the longest lease has passed
+    /// since, and when [`remaining`](Self::remaining) is empty then, none is held. `dlock quorum change` does all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::QuorumNotReached`] when it was done on less than a majority, so that clients may get the votes of the
+    /// others; [`ErrorKind::InvalidConfig`] when the nodes are durable, since these have no marks.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, some nodes may be suspended; call it again, or `bootstrap`.
+    pub async fn suspend(&self) -> Result<Vec<Result<()>>> {
+        let (mut done, mut failures) = (Vec::new(), Vec::new());
+        for (place, member) in self.0.members.iter().enumerate() {
+            let suspended = tokio::time::timeout(ONE_NODE, member.suspend()).await;
+            match suspended.unwrap_or_else(|_| Err(no_answer())) {
+                Ok(()) => done.push(Ok(())),
+                Err(failure) if failure.kind() == ErrorKind::InvalidConfig => {
+                    return Err(named(member, &failure));
+                }
+                Err(failure) => {
+                    done.push(Err(named(member, &failure)));
+                    failures.push((place, failure));
+                }
+            }
+        }
+        let suspended = done.len() - failures.len();
+        if suspended < self.0.needed() {
+            let failure = too_few(&self.0.members, suspended, failures);
+            return Err(Error::new(Operation::Configure, failure).on(NAME));
+        }
+        Ok(done)
+    }
+
+    /// Lists what is held on any of the nodes that answer, which are a majority: also what is not, or not any more, a
+    /// majority's.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::QuorumNotReached`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn remaining(&self) -> Result<Vec<(Key, Holder)>> {
+        let listed = self.0.list_of_any().await;
+        listed.map_err(|failure| Error::new(Operation::Inspect, failure).on(NAME))
+    }
+
     /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest
     /// lease. Returns what was done on each, in their order.
     ///
@@ -152,10 +245,7 @@ impl Quorum {
     pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
         let mut done = Vec::new();
         for member in &self.0.members {
-            done.push(member.bootstrap().await.map_err(|failure| {
-                let what = member.says(&failure);
-                Error::new(Operation::Configure, Failure::new(failure.kind(), what)).on(NAME)
-            })?);
+            done.push(member.bootstrap().await.map_err(|failure| named(member, &failure))?);
         }
         Ok(done)
     }
@@ -329,6 +419,15 @@ impl Backend for Quorum {
             member.close().await;
         }
     }
+}
+
+/// The failure of a node, with its number.
+fn named(member: &Member, failure: &Failure) -> Error {
+    Error::new(Operation::Configure, Failure::new(failure.kind(), member.says(failure))).on(NAME)
+}
+
+fn no_answer() -> Failure {
+    Failure::unavailable(format!("no answer within {ONE_NODE:?}"))
 }
 
 /// The numbers of two nodes that are one, by what they say of themselves.

@@ -294,6 +294,13 @@ impl From<Locks> for Node {
     }
 }
 
+/// Of the builder nothing but its backend counts.
+impl From<LocksBuilder> for Node {
+    fn from(builder: LocksBuilder) -> Self {
+        Self::own(builder.backend)
+    }
+}
+
 impl AsRef<Self> for Locks {
     fn as_ref(&self) -> &Self {
         self

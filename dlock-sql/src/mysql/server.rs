@@ -8,12 +8,14 @@ use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
+use super::diagnosis;
 use super::failure::{UNCOMMITTED, UNTRANSACTED, classify, number};
 use super::session::{self, SESSION};
 use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
 use super::values::Value::{self, Bytes, Number};
 use super::values::{TOO_MANY_PREPARED, execute, literal, rows};
 use crate::connector::Connector;
+use crate::diagnosis::{Facts, Judge};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
@@ -155,6 +157,12 @@ impl Server for MysqlServer {
         let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
         let schema: Option<Vec<u8>> = row.try_get(0)?;
         Ok(schema.map(|schema| String::from_utf8_lossy(&schema).into_owned()))
+    }
+
+    const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;
+
+    async fn facts(&self, on: &mut MySqlConnection) -> SqlResult<Facts> {
+        diagnosis::facts(on).await
     }
 
     async fn mark(&self, on: &mut MySqlConnection) -> SqlResult<Option<String>> {

@@ -9,12 +9,14 @@ use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
+use super::diagnosis;
 use super::failure::{OUTDATED, READ_ONLY, UNPREPARED, classify, is_made_twice, is_missing};
 use super::listen::Listening;
 use super::session;
 use super::statements::{PostgresStatements, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
+use crate::diagnosis::{Facts, Judge};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
@@ -186,6 +188,12 @@ impl Server for PostgresServer {
         );
         let row = sqlx::raw_sql(AssertSqlSafe(schema)).fetch_optional(on).await?;
         row.map(|row| row.try_get(0)).transpose()
+    }
+
+    const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;
+
+    async fn facts(&self, on: &mut PgConnection) -> SqlResult<Facts> {
+        diagnosis::facts(on).await
     }
 
     async fn mark(&self, on: &mut PgConnection) -> SqlResult<Option<String>> {

@@ -119,7 +119,8 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.rows.check()?;
+        // Nothing was sent when there is no time left for it.
+        self.rows.ready(self.request.request_timeout * 3 / 4).await?;
         let server = Arc::clone(self.rows.connections.server());
         match &mut self.listener {
             // What has happened until now does not count.

@@ -25,6 +25,7 @@ use super::progress::Progress;
 use super::steps::{Mark, Step};
 use crate::connector::{Connector, end};
 use crate::failure::{closed, unchanged};
+use crate::options::ServerOptions;
 use crate::server::{Ask, Conn, Released, Server, Taken};
 use crate::settings::Settings;
 
@@ -68,6 +69,8 @@ pub struct Connections<S: Server> {
     connector: Arc<Connector<S>>,
     /// Of the user, for attempts and questions.
     pool: Option<Pool<S::Database>>,
+    /// By which the table is made, before it is looked at.
+    maker: Option<ServerOptions<S>>,
     /// Those of dlock's own thread.
     pub(super) own: Arc<Lane<S>>,
     /// Those of the runtime that locks here, if it is to have any.
@@ -116,12 +119,14 @@ impl<S: Server> Connections<S> {
         pool: Option<Pool<S::Database>>,
         has_home: bool,
         settings: &Settings,
+        maker: Option<ServerOptions<S>>,
     ) -> Result<Arc<Self>, Failure> {
         let (runtime, limit) = (keeper::runtime()?, settings.connections());
         let connections = Arc::new(Self {
             server,
             connector,
             pool,
+            maker,
             own: Lane::new(runtime.clone(), limit),
             home: Mutex::default(),
             has_home,
@@ -139,6 +144,16 @@ impl<S: Server> Connections<S> {
 
     pub(crate) fn server(&self) -> &Arc<S> {
         &self.server
+    }
+
+    pub(crate) fn connector(&self) -> &Arc<Connector<S>> {
+        &self.connector
+    }
+
+    /// How many connections there may be at the most: attempts' here and elsewhere, and one each in reserve, for
+    /// renewals and for waiting.
+    pub(crate) fn most(&self) -> usize {
+        self.limit * 2 + 3
     }
 
     /// The server, the database and the table, without a password.
@@ -262,8 +277,11 @@ impl<S: Server> Connections<S> {
         self.within(Kind::Ordinary, step, limit).await
     }
 
-    /// Checks the table and the rights, on a connection of our own.
+    /// Checks the table and the rights, on a connection of our own. Makes the table first, if that was left for now.
     pub(crate) async fn verify(self: &Arc<Self>) -> Result<(), Failure> {
+        if let Some(maker) = &self.maker {
+            maker.clone().make_on_the_keeper().await?;
+        }
         let mark = self.within(Kind::Renewal, Mark(), super::QUESTION).await.map_err(unchanged)?;
         crate::options::verify(mark.as_deref(), self.server.table())
     }

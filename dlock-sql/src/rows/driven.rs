@@ -114,7 +114,7 @@ pub(crate) async fn sleep_on_own_thread(end: Instant) {
 
 /// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at
 /// once.
-pub(super) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Output> {
+pub(crate) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Output> {
     let (mut future, mut late) = (pin!(future), pin!(None));
     poll_fn(|context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {

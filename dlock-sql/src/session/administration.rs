@@ -17,13 +17,13 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 
 impl<M: Strategy> Sessions<M> {
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.handles.check()?;
+        self.handles.ready(QUESTION).await?;
         let owner = self.owner(key).await.map_err(unchanged)?;
         Ok(owner.map(|(_, holder)| holder))
     }
 
     pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.handles.check()?;
+        self.handles.ready(QUESTION).await?;
         self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
     }
 
@@ -33,7 +33,7 @@ impl<M: Strategy> Sessions<M> {
 
     /// Ends the session that keeps the lock, and waits until the server has done so.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        self.handles.check()?;
+        self.handles.ready(QUESTION).await?;
         let session = match self.owner(key).await.map_err(unchanged)? {
             None => return Ok(false),
             Some((OwningSession::Known(session), _)) => session,

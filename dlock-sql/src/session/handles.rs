@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::{Failure, keeper};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::Strategy;
-use super::actor::{Command, ConnectionActor, Context, Reply};
+use super::actor::{Command, ConnectionActor, Context, Reply, another_session};
 use super::driving::Driver;
-use crate::failure::closed;
+use crate::failure::{closed, not_reached, unchanged};
+use crate::rows::{Ping, QUESTION, until};
 use crate::settings::Settings;
 
 /// A connection, and where commands for it are handed in that somebody else is to carry out.
@@ -69,6 +71,8 @@ pub(super) struct ConnectionHandles<M: Strategy> {
     free: Mutex<Vec<Shared<M>>>,
     permits: Arc<Semaphore>,
     limit: u32,
+    /// Whether the table, and what is between here and the server, were looked at.
+    introduced: OnceCell<()>,
     closed: AtomicBool,
 }
 
@@ -79,6 +83,7 @@ impl<M: Strategy> ConnectionHandles<M> {
             free: Mutex::default(),
             permits: Arc::new(Semaphore::new(settings.connections())),
             limit: settings.max_connections,
+            introduced: OnceCell::new(),
             closed: AtomicBool::new(false),
         }
     }
@@ -89,6 +94,32 @@ impl<M: Strategy> ConnectionHandles<M> {
 
     pub(super) fn check(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Looks at the table, and at what is between here and the server, unless that was done.
+    pub(super) async fn ready(&self, limit: Duration) -> Result<(), Failure> {
+        self.check()?;
+        if self.introduced.initialized() {
+            return Ok(());
+        }
+        let introducing = Box::pin(self.introduced.get_or_try_init(|| self.introduce()));
+        match until(Instant::now() + limit, introducing).await {
+            Some(introduced) => introduced.map(drop).map_err(unchanged),
+            None => Err(not_reached(limit)),
+        }
+    }
+
+    async fn introduce(&self) -> Result<(), Failure> {
+        let others = &self.context.others;
+        // Two connections that are open have two sessions. Nothing is prepared until that is known.
+        others.ask(Ping(), QUESTION).await?;
+        let handle = self.handle(self.context.connector.limit).await?;
+        let kept = handle.call(Command::Open).await?;
+        self.put_back(handle);
+        if kept == others.ask(Ping(), QUESTION).await? {
+            return Err(another_session());
+        }
+        others.verify().await
     }
 
     /// The shared connection, or one that nobody uses.

@@ -71,7 +71,7 @@ where
         let fail = |failure| Error::new(Operation::Acquire, failure).on(ByName::<S>::NAME);
         let key = Key::new(key).map_err(fail)?;
         let fail = |failure| fail(failure).of(&key);
-        self.handles.check().map_err(fail)?;
+        self.handles.ready(QUESTION).await.map_err(fail)?;
         let server = self.others.server();
         let name = Name::of(&server.place(), &key);
         let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION }];

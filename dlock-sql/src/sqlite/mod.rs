@@ -3,6 +3,7 @@
 mod claim;
 mod connections;
 mod database;
+mod diagnosis;
 mod failure;
 mod file;
 mod options;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, LockId, Occupancy};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, LockId, Occupancy};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -227,6 +228,10 @@ impl Backend for Sqlite {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.current().await?.force(key).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
+        diagnosis::diagnose(&*self.0.current().await?).await
     }
 
     async fn close(&self) {

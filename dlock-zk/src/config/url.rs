@@ -127,11 +127,8 @@ fn address(text: &str) -> Option<String> {
 }
 
 fn duration(text: &str) -> Result<Duration, Failure> {
-    let length = match text.strip_suffix("ms") {
-        Some(millis) => millis.parse().ok().map(Duration::from_millis),
-        None => text.strip_suffix('s').and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
-    };
-    length.ok_or_else(|| invalid("a length of time is not a whole number of s or ms, such as 10s"))
+    UrlParts::time(text)
+        .ok_or_else(|| invalid("a length of time is not a whole number with a unit, such as 10s"))
 }
 
 fn decode(text: &str) -> Result<String, Failure> {

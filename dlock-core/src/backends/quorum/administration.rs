@@ -15,6 +15,8 @@ use crate::key::Key;
 
 /// How long the lists of all nodes may take.
 const LISTING: Duration = Duration::from_secs(25);
+/// How long a node may take to be connected to.
+const CONNECTING: Duration = Duration::from_secs(5);
 /// How long a node may take to look at itself.
 const DIAGNOSIS: Duration = Duration::from_secs(3);
 
@@ -55,6 +57,42 @@ impl QuorumShared {
             if count.settles(&[]) && listed.values().all(|holders| count.settles(holders)) {
                 let held = listed.into_iter();
                 return Ok(held.filter_map(|(key, all)| Some((key, elected(&all, count.needed)?))).collect());
+            }
+        }
+        Err(count.too_few(&round))
+    }
+
+    /// All that is held on any node, if a majority answers.
+    pub(super) async fn list_of_any(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+        let mut round = Round::new(LISTING, &Host::default());
+        for (place, member) in self.members.iter().enumerate() {
+            let member = Arc::clone(member);
+            round.ask(place, async move { member.backend().holders().await });
+        }
+        let mut listed = BTreeMap::<Key, Holder>::new();
+        let mut count = AnswerCount::new(self);
+        while let Some((place, answer)) = round.next().await {
+            let held = count.add(place, answer).into_iter().flatten();
+            listed.extend(held.filter(|(key, _)| !is_mark(key)));
+        }
+        if count.answered < count.needed {
+            return Err(count.too_few(&round));
+        }
+        Ok(listed.into_iter().collect())
+    }
+
+    /// Waits for a sign of life of a majority.
+    pub(super) async fn connect(&self) -> Result<(), Failure> {
+        let mut round = Round::new(CONNECTING, &Host::default());
+        for (place, member) in self.members.iter().enumerate() {
+            let member = Arc::clone(member);
+            round.ask(place, async move { member.backend().ping().await });
+        }
+        let mut count = AnswerCount::new(self);
+        while let Some((place, answer)) = round.next().await {
+            let _ = count.add(place, answer);
+            if count.answered >= count.needed {
+                return Ok(());
             }
         }
         Err(count.too_few(&round))

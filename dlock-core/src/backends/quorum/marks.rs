@@ -25,6 +25,10 @@ const TENDING: Duration = Duration::from_secs(600);
 const MARKING: Duration = Duration::from_secs(5);
 /// What the label of a mark begins with.
 const LABEL: &str = "dlock quorum";
+/// The label of marks that let no client have a vote.
+const SUSPENDED: &str = "dlock quorum suspended";
+/// How often marks are replaced while clients leave theirs.
+const REPLACING: usize = 8;
 
 static MARKS: LazyLock<[Option<Key>; 2]> =
     LazyLock::new(|| ["dlock-quorum-memory-1", "dlock-quorum-memory-2"].map(|name| Key::new(name).ok()));
@@ -47,6 +51,26 @@ pub enum NodeSetup {
     /// It had a mark by which it would not have voted, and has another one now: of a client that had tried before, of a
     /// clock that was ahead, or of a quorum of other settings.
     Repaired,
+}
+
+/// What [`Quorum::marks`](super::Quorum::marks) found on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeMark {
+    /// It forgets no lock, and has no mark.
+    Durable,
+    /// There is none: it is new, or has forgotten its locks.
+    Missing,
+    /// It votes.
+    Votes,
+    /// It has remembered for less than the longest lease, and votes after this time.
+    VotesIn(Duration),
+    /// Its clock was ahead when the mark was left.
+    Ahead,
+    /// It belongs to a quorum with these settings.
+    Foreign(String),
+    /// It was [suspended](super::Quorum::suspend).
+    Suspended,
 }
 
 /// What all clients of a quorum have to agree on, as its marks say it.
@@ -196,6 +220,10 @@ impl Member {
     }
 
     async fn mark(&self, mark: usize, lease: Duration) -> Result<(), Failure> {
+        self.mark_as(mark, lease, &self.settings).await
+    }
+
+    async fn mark_as(&self, mark: usize, lease: Duration, label: &str) -> Result<(), Failure> {
         let Some(key) = MARKS[mark].clone() else { return Ok(()) };
         let request = ClaimRequest {
             mode: Mode::Exclusive,
@@ -206,7 +234,7 @@ impl Member {
             request_timeout: MARKING,
             recheck: false,
             waits: false,
-            identity: Identity::of_this_process(Some((*self.settings).into())),
+            identity: Identity::of_this_process(Some(label.into())),
             entropy: Entropy::new(),
             trace: Trace::default(),
             host: Host::default(),
@@ -228,6 +256,57 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// What its marks say.
+    pub(super) async fn read_marks(&self) -> Result<NodeMark, Failure> {
+        let Some(longest) = self.longest else { return Ok(NodeMark::Durable) };
+        let mut best = NodeMark::Missing;
+        for mark in [0, 1] {
+            match self.look(mark).await? {
+                Found::Nothing => {}
+                Found::Foreign(label) if label == SUSPENDED => return Ok(NodeMark::Suspended),
+                Found::Foreign(label) => {
+                    return Ok(NodeMark::Foreign(label.trim_start_matches(LABEL).trim().to_owned()));
+                }
+                Found::Aged(age) if age >= longest => best = NodeMark::Votes,
+                Found::Aged(age) if best != NodeMark::Votes => {
+                    let left = longest - age;
+                    best = match best {
+                        NodeMark::VotesIn(other) => NodeMark::VotesIn(other.min(left)),
+                        _ => NodeMark::VotesIn(left),
+                    };
+                }
+                Found::Aged(_) => {}
+                Found::OfTheFuture if best == NodeMark::Missing => best = NodeMark::Ahead,
+                Found::OfTheFuture => {}
+            }
+        }
+        Ok(best)
+    }
+
+    /// Lets no client have its vote until somebody vouches for it.
+    pub(super) async fn suspend(&self) -> Result<(), Failure> {
+        if self.longest.is_none() {
+            return Err(Failure::invalid_config(
+                "it is durable and has no marks, so that clients cannot be kept from it; stop them instead",
+            ));
+        }
+        for _ in 0..REPLACING {
+            let mut changed = false;
+            for mark in [0, 1] {
+                if !matches!(self.look(mark).await?, Found::Foreign(label) if label == SUSPENDED) {
+                    changed = true;
+                    self.unmark([mark]).await?;
+                    self.mark_as(mark, MARK, SUSPENDED).await?;
+                }
+            }
+            // Somebody may have left another one in between.
+            if !changed {
+                return Ok(());
+            }
+        }
+        Err(Failure::unavailable("clients leave their marks at the same moment; call it again"))
     }
 
     /// Vouches that nobody holds a lock on this node: sees to it that it has a mark that counts as old enough, and none

@@ -27,11 +27,15 @@ pub(crate) trait LendsBackend: Send + Sync + 'static {
 
 impl<B: Backend> From<B> for Node {
     fn from(backend: B) -> Self {
-        Self(NodeBackend::Own(Box::new(backend)))
+        Self::own(Box::new(backend))
     }
 }
 
 impl Node {
+    pub(crate) fn own(backend: Box<dyn DynBackend>) -> Self {
+        Self(NodeBackend::Own(backend))
+    }
+
     pub(crate) fn lent(by: impl LendsBackend) -> Self {
         Self(NodeBackend::Lent(Box::new(by)))
     }

@@ -1,9 +1,9 @@
 //! Options that an operator changes, from the environment.
 
 use std::env::VarError;
-use std::time::Duration;
 
 use super::LocksBuilder;
+use crate::backend::UrlParts;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::handles::options::Wait;
 
@@ -15,25 +15,25 @@ const A_TIME: &str = "a number with a unit, such as 500ms, 5s, 2m or 1h";
 /// In this order, since some bounds depend on the lease.
 const VARIABLES: [(&str, Setter); 7] = [
     ("DLOCK_LEASE", |builder, text| {
-        builder.options.lease = time(text).ok_or(A_TIME)?;
+        builder.options.lease = UrlParts::time(text).ok_or(A_TIME)?;
         Ok(())
     }),
     ("DLOCK_REQUEST_TIMEOUT", |builder, text| {
-        builder.options.request_timeout = Some(time(text).ok_or(A_TIME)?);
+        builder.options.request_timeout = Some(UrlParts::time(text).ok_or(A_TIME)?);
         Ok(())
     }),
     ("DLOCK_WAIT", |builder, text| {
         builder.options.wait = match text {
             "0" => Wait::No,
             "forever" => Wait::Forever,
-            text => {
-                Wait::For(time(text).ok_or("0, forever, or a number with a unit, such as 500ms, 5s or 2m")?)
-            }
+            text => Wait::For(
+                UrlParts::time(text).ok_or("0, forever, or a number with a unit, such as 500ms, 5s or 2m")?,
+            ),
         };
         Ok(())
     }),
     ("DLOCK_MAX_HOLD", |builder, text| {
-        builder.options.max_hold = Some(time(text).ok_or(A_TIME)?);
+        builder.options.max_hold = Some(UrlParts::time(text).ok_or(A_TIME)?);
         Ok(())
     }),
     ("DLOCK_RECHECKS", |builder, text| {
@@ -108,20 +108,6 @@ impl LocksBuilder {
         }
         Ok(self)
     }
-}
-
-/// A whole number with one unit.
-fn time(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().ok()?;
-    Some(match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60)?),
-        "h" => Duration::from_secs(number.checked_mul(3_600)?),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
