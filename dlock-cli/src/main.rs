@@ -14,6 +14,7 @@ mod guardian;
 mod leader;
 mod list;
 mod once;
+mod quorum;
 mod release;
 mod run;
 mod semaphore;
@@ -34,7 +35,8 @@ use crate::trouble::{CODES, Trouble};
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, about = "Who holds which lock, and commands that run under one", after_help = CODES)]
 struct Cli {
-    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///
+    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///,
+    /// 'quorum:URL|URL|URL'
     /// (better not a password on the command line, which others on this host can see)
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
     locks: Option<String>,
@@ -79,6 +81,9 @@ enum Task {
     /// Who leads: elections, which are locks that candidates hold as terms of office
     #[command(subcommand)]
     Leader(Leader),
+    /// The members of a quorum, by its quorum: URL
+    #[command(subcommand)]
+    Quorum(QuorumTask),
     #[command(name = guardian::NAME, hide = true)]
     Guardian,
     /// How many permits a semaphore has
@@ -91,6 +96,35 @@ enum Task {
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
     /// grant has a higher fence.
     Release(Release),
+}
+
+#[derive(Debug, Subcommand)]
+enum QuorumTask {
+    /// Say which nodes vote, and why others do not
+    Show,
+    /// Vouch that no lock is held on any node, so that all of them vote at once in the quorum of the URL
+    ///
+    /// For servers that are new, while no service runs. It undoes the protection against nodes that have forgotten their
+    /// locks.
+    Bootstrap {
+        /// Yes, no lock is held
+        #[arg(long, required = true)]
+        yes: bool,
+    },
+    /// Give the quorum other members, or another longest lease, while services run
+    ///
+    /// First no node votes any more: acquires are refused, and what is held goes on. When the longest lease has passed and
+    /// the last lock is released, the nodes of the new URL vote for clients with that URL, and for no others. So services
+    /// can be restarted with it at any time meanwhile. A minority of the old nodes may be away for ever. Durable nodes have
+    /// no marks: stop all services instead. When interrupted: run it again, or `bootstrap` the URL of before.
+    Change {
+        /// The new quorum: URL
+        #[arg(long, value_name = "URL", required_unless_present = "to_file", conflicts_with = "to_file")]
+        to: Option<String>,
+        /// A file whose first line is the new URL
+        #[arg(long, value_name = "PATH")]
+        to_file: Option<std::path::PathBuf>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -266,6 +300,7 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
             }
         }
         Task::Guardian => Ok(0),
+        Task::Quorum(task) => quorum::quorum(&url, task, cli.json).await,
         Task::Semaphore { task: SemaphoreTask::Resize(resize) } => {
             semaphore::resize(&store::look_into(&url).await?, &resize, cli.json).await
         }

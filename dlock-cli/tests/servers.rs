@@ -4,6 +4,7 @@ mod support;
 
 use dlock_rig::proxy::Proxy;
 use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::pgbouncer::PgBouncer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
@@ -137,6 +138,140 @@ fn locks_in_databases_are_listed_and_released_by_force_whatever_keeps_them() {
             round_trip(&Store::at(&url));
         }
     }
+}
+
+/// What the doctor says of each subject: the severities, and all of it.
+fn doctor(store: &Store, code: u8) -> (impl Fn(&str) -> String + use<>, String) {
+    let done = store.dlock(["--json", "doctor"]).done();
+    assert_eq!(done.code, code, "{}{}", done.out, done.err);
+    let findings = done.json()["findings"].as_array().unwrap().clone();
+    for finding in &findings {
+        let is_fine = finding["severity"] == "fine";
+        assert_eq!(finding["advice"].as_str().unwrap().is_empty(), is_fine, "{finding}");
+    }
+    let severity = move |subject: &str| {
+        let found = findings.iter().filter(|finding| finding["subject"] == subject);
+        found.map(|finding| finding["severity"].as_str().unwrap()).collect::<Vec<_>>().join(" ")
+    };
+    (severity, done.out)
+}
+
+#[test]
+fn the_doctor_finds_settings_of_postgresql_that_endanger_locks() {
+    let well = PostgresServer::options().setting("fsync", "on").setting("synchronous_commit", "on");
+    let well = well.setting("full_page_writes", "on").setting("autovacuum", "on").start().unwrap();
+    let ill = PostgresServer::options().setting("fsync", "off").setting("synchronous_commit", "off");
+    let ill = ill.setting("autovacuum", "off").setting("max_connections", "20").start().unwrap();
+    ill.query("ALTER ROLE current_user SET statement_timeout = '500ms'");
+    for mode in ["lease", "session", "row"] {
+        let url = |server: &PostgresServer| format!("{}&mode={mode}&migrate=true", server.url());
+        let (severity, all) = doctor(&Store::at(&url(&well)), 0);
+        for subject in
+            ["rights", "version", "fsync", "synchronous_commit", "sessions", "max_connections", "standbys"]
+        {
+            assert_eq!(severity(subject), "fine", "{subject} in {all}");
+        }
+        let (severity, all) = doctor(&Store::at(&url(&ill)), 78);
+        for (subject, expected) in [
+            ("fsync", "danger"),
+            ("synchronous_commit", "danger"),
+            ("autovacuum", "warning"),
+            ("statement_timeout", "warning"),
+            ("max_connections", "warning"),
+        ] {
+            assert_eq!(severity(subject), expected, "{subject} in {all}");
+        }
+    }
+}
+
+#[test]
+fn the_doctor_finds_a_pooler_that_shares_sessions() {
+    let server = PostgresServer::start().unwrap();
+    let direct = Store::at(&format!("{}&migrate=true", server.url()));
+    assert_eq!(doctor(&direct, doctor_code(&direct)).0("sessions"), "fine");
+    let pooler = PgBouncer::start(&server).unwrap();
+    let store = Store::at(&format!("{}&statements=simple", pooler.url()));
+    assert_eq!(doctor(&store, doctor_code(&store)).0("sessions"), "warning");
+}
+
+/// The server may have other settings that are not what this is about.
+fn doctor_code(store: &Store) -> u8 {
+    store.dlock(["doctor"]).done().code
+}
+
+#[test]
+fn the_doctor_finds_settings_of_mariadb_that_endanger_locks() {
+    let well = MysqlServer::options()
+        .setting("innodb-flush-log-at-trx-commit", "1")
+        .setting("innodb-doublewrite", "1");
+    let well = well.setting("max-connections", "100").start().unwrap();
+    let ill =
+        MysqlServer::options().setting("innodb-flush-log-at-trx-commit", "0").setting("autocommit", "0");
+    let ill = ill.setting("wait-timeout", "20").setting("max-connections", "12").start().unwrap();
+    for mode in ["lease", "session", "row"] {
+        let url = |server: &MysqlServer| format!("{}?mode={mode}&migrate=true", server.url());
+        let (severity, all) = doctor(&Store::at(&url(&well)), 0);
+        for subject in [
+            "rights",
+            "version",
+            "innodb_flush_log_at_trx_commit",
+            "autocommit",
+            "sessions",
+            "max_connections",
+        ] {
+            assert_eq!(severity(subject), "fine", "{subject} in {all}");
+        }
+        let (severity, all) = doctor(&Store::at(&url(&ill)), 78);
+        for (subject, expected) in [
+            ("innodb_flush_log_at_trx_commit", "danger"),
+            ("autocommit", "warning"),
+            ("wait_timeout", "warning"),
+            ("max_connections", "warning"),
+        ] {
+            assert_eq!(severity(subject), expected, "{subject} in {all}");
+        }
+    }
+}
+
+#[test]
+fn the_doctor_finds_settings_of_zookeeper_that_endanger_locks() {
+    let ill = ZooKeeperServer::options().setting("maxClientCnxns", "3").start().unwrap();
+    let store = Store::at(&format!("{}?tick_time=10ms&session_timeout=200s", ill.url()));
+    let (severity, all) = doctor(&store, 0);
+    for (subject, expected) in [
+        ("rights", "warning"),
+        ("server", "fine"),
+        ("servers", "warning"),
+        ("session timeout", "fine"),
+        ("tickTime", "warning"),
+        ("maxClientCnxns", "warning"),
+    ] {
+        assert_eq!(severity(subject), expected, "{subject} in {all}");
+    }
+    let silent = ZooKeeperServer::options().setting("4lw.commands.whitelist", "srvr").start().unwrap();
+    let (severity, all) = doctor(&Store::at(&silent.url()), 0);
+    assert_eq!((severity("server"), severity("settings")), ("fine".into(), "fine".into()), "{all}");
+    assert!(all.contains("4lw.commands.whitelist"), "{all}");
+}
+
+#[test]
+fn the_doctor_finds_a_file_that_everybody_can_write() {
+    use std::os::unix::fs::PermissionsExt;
+    let store = Store::new();
+    let (severity, all) = doctor(&store, 0);
+    for subject in ["journal_mode", "file", "directory", "log", "disk"] {
+        assert_eq!(severity(subject), "fine", "{subject} in {all}");
+    }
+    let mode = |name: &str, mode| {
+        std::fs::set_permissions(store.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode("locks.db", 0o666);
+    assert_eq!(doctor(&store, 78).0("file"), "danger");
+    mode("locks.db", 0o600);
+    mode("", 0o777);
+    assert_eq!(doctor(&store, 78).0("directory"), "danger");
+    mode("", 0o1777);
+    assert_eq!(doctor(&store, 0).0("directory"), "warning");
 }
 
 #[test]

@@ -1,0 +1,144 @@
+//! The members of a quorum, and changing them.
+
+use std::io::{Write, stdout};
+use std::time::Duration;
+
+use dlock::{NodeMark, NodeSetup, Quorum};
+use serde_json::{Value, json};
+
+use crate::QuorumTask;
+use crate::show::{self, printable, short};
+use crate::store;
+use crate::trouble::{DANGER, Trouble};
+
+/// How often to look whether the last lock is released.
+const LOOKING: Duration = Duration::from_millis(250);
+
+pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8, Trouble> {
+    let quorum = dlock::quorum_from_url(url).await?;
+    match task {
+        QuorumTask::Show => show(&quorum, json).await,
+        QuorumTask::Bootstrap { .. } => bootstrap(&quorum, json).await,
+        QuorumTask::Change { to, to_file } => {
+            let to = match to_file {
+                Some(path) => store::read_url(&path)?,
+                None => to.unwrap_or_default(),
+            };
+            change(&quorum, &dlock::quorum_from_url(&to).await?, json).await
+        }
+    }
+}
+
+/// What a mark is in one word, and in a sentence.
+fn words(mark: &NodeMark) -> (&'static str, String) {
+    match mark {
+        NodeMark::Durable => ("durable", "votes; it forgets no lock, and has no mark".into()),
+        NodeMark::Votes => ("votes", "votes".into()),
+        NodeMark::Missing => (
+            "missing",
+            "does not vote: it is new, or has forgotten its locks; the first client leaves a mark".into(),
+        ),
+        NodeMark::VotesIn(left) => ("young", format!("votes in {}", short(*left))),
+        NodeMark::Ahead => ("ahead", "does not vote: its clock was ahead when it was set up".into()),
+        NodeMark::Suspended => ("suspended", "does not vote: its members are being changed".into()),
+        NodeMark::Foreign(settings) => {
+            ("foreign", format!("does not vote here: it belongs to another quorum ({})", printable(settings)))
+        }
+        _ => ("unknown", "is in a state that this version does not know".into()),
+    }
+}
+
+/// The exit code is that of danger when no majority votes.
+async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
+    let marks = quorum.marks().await;
+    let votes = |mark: &Result<NodeMark, _>| matches!(mark, Ok(NodeMark::Durable | NodeMark::Votes));
+    let (count, voting) = (marks.len(), marks.iter().filter(|mark| votes(mark)).count());
+    let needed = count / 2 + 1;
+    let mut out = stdout().lock();
+    if json {
+        let nodes: Vec<Value> = marks
+            .iter()
+            .enumerate()
+            .map(|(place, mark)| match mark {
+                Ok(mark) => json!({ "node": place + 1, "mark": words(mark).0 }),
+                Err(error) => json!({ "node": place + 1, "error": error.to_string() }),
+            })
+            .collect();
+        let document = json!({ "nodes": nodes, "voting": voting, "needed": needed });
+        writeln!(out, "{}", show::json(&document)?)?;
+    } else {
+        for (place, mark) in marks.iter().enumerate() {
+            match mark {
+                Ok(mark) => writeln!(out, "node {} {}", place + 1, words(mark).1)?,
+                Err(error) => writeln!(out, "{}", printable(&error.to_string()))?,
+            }
+        }
+        writeln!(out, "{voting} of {count} vote, {needed} have to")?;
+    }
+    Ok(if voting >= needed { 0 } else { DANGER })
+}
+
+async fn bootstrap(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
+    let done = quorum.bootstrap().await?;
+    report(&done, json)
+}
+
+fn report(done: &[NodeSetup], json: bool) -> Result<u8, Trouble> {
+    let word = |setup: &NodeSetup| match setup {
+        NodeSetup::Durable => "durable",
+        NodeSetup::Kept => "kept",
+        NodeSetup::Marked => "marked",
+        NodeSetup::Repaired => "repaired",
+        _ => "set up",
+    };
+    let mut out = stdout().lock();
+    if json {
+        let nodes: Vec<&str> = done.iter().map(word).collect();
+        writeln!(out, "{}", show::json(&json!({ "nodes": nodes }))?)?;
+    } else {
+        for (place, setup) in done.iter().enumerate() {
+            writeln!(out, "node {} votes ({})", place + 1, word(setup))?;
+        }
+    }
+    Ok(0)
+}
+
+/// Says a step that takes its time, unless a document is wanted.
+fn say(json: bool, text: &str) -> Result<(), Trouble> {
+    if !json {
+        let mut out = stdout().lock();
+        writeln!(out, "{text}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by a
+/// request that was still under way, is held or given up by its request timeout, which is less than the longest lease.
+async fn change(from: &Quorum, to: &Quorum, json: bool) -> Result<u8, Trouble> {
+    let Some(longest) = from.longest_lease().max(to.longest_lease()) else {
+        return Err(Trouble::usage(
+            "the nodes are durable and have no marks; stop all services to change them",
+        ));
+    };
+    for quorum in [from, to] {
+        for unreached in quorum.suspend().await?.into_iter().filter_map(Result::err) {
+            say(json, &format!("not suspended, a minority: {}", printable(&unreached.to_string())))?;
+        }
+    }
+    say(json, &format!("no node votes; waiting for the longest lease, {}", short(longest)))?;
+    tokio::time::sleep(longest).await;
+    let mut before = None;
+    loop {
+        // A client may have left its mark in the place of one that was evicted or removed by hand.
+        from.suspend().await?;
+        let held = from.remaining().await?;
+        let Some((key, holder)) = held.first() else { break };
+        if before.replace(held.len()) != Some(held.len()) {
+            let (count, key) = (held.len(), printable(key.as_str()));
+            say(json, &format!("waiting for {count} locks that are still held, such as {key} by {holder}"))?;
+        }
+        tokio::time::sleep(LOOKING).await;
+    }
+    report(&to.bootstrap().await?, json)
+}

@@ -1,0 +1,167 @@
+//! `dlock quorum`: the members of a quorum are changed while clients of before and after want its locks.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use dlock::{ErrorKind, Locks};
+use dlock_rig::servers::redis::RedisServer;
+use support::{Done, Store};
+
+const LEASE: Duration = Duration::from_millis(600);
+
+/// One critical section that all clients want, and what became of it.
+#[derive(Debug, Default)]
+struct Section {
+    inside: AtomicU64,
+    overlaps: AtomicU64,
+    ends: AtomicBool,
+}
+
+/// Clients of one URL.
+#[derive(Debug, Default)]
+struct Clients {
+    done: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Section {
+    /// Only while both believe in their locks is it an overlap.
+    async fn enter(&self, guard: &dlock::Guard, long: Duration) {
+        let others = self.inside.fetch_add(1, Ordering::SeqCst);
+        tokio::time::sleep(long).await;
+        if others > 0 && guard.check().is_ok() {
+            self.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn client(locks: Locks, section: Arc<Section>, clients: Arc<Clients>) {
+    while !section.ends.load(Ordering::SeqCst) {
+        match locks.lock("k").with_wait(Duration::from_millis(300)).acquire().await {
+            Ok(guard) => {
+                section.enter(&guard, Duration::from_millis(2)).await;
+                clients.done.fetch_add(1, Ordering::SeqCst);
+                let _ = guard.release().await;
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidConfig => {
+                clients.refused.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+}
+
+async fn locks(url: &str) -> Locks {
+    dlock::from_url(url).await.unwrap().with_lease(LEASE).build().unwrap()
+}
+
+fn url(servers: &[&RedisServer]) -> String {
+    let nodes: Vec<_> = servers.iter().map(|server| server.url()).collect();
+    format!("quorum:{}|?longest_lease=1s&node_timeout=500ms", nodes.join("|"))
+}
+
+async fn on_blocking(program: impl FnOnce() -> Done + Send + 'static) -> Done {
+    tokio::task::spawn_blocking(program).await.unwrap()
+}
+
+async fn reaches(count: &AtomicU64, more: u64) {
+    let goal = count.load(Ordering::SeqCst) + more;
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while count.load(Ordering::SeqCst) < goal {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("clients get on");
+}
+
+/// Clients of both URLs run all the time, and somebody holds the lock when it begins.
+async fn changed(before: &str, after: &str) {
+    let section = Arc::new(Section::default());
+    let (old, new) = (Arc::new(Clients::default()), Arc::new(Clients::default()));
+    let mut tasks = Vec::new();
+    for (url, clients) in [(before, &old), (after, &new)] {
+        for _ in 0..4 {
+            tasks.push(tokio::spawn(client(locks(url).await, Arc::clone(&section), Arc::clone(clients))));
+        }
+    }
+    reaches(&old.done, 50).await;
+    assert_eq!(new.done.load(Ordering::SeqCst), 0, "they are not a quorum yet");
+    let long = locks(before).await;
+    let guard = long.lock("k").with_wait(Duration::from_secs(30)).acquire().await.unwrap();
+    let store = Store::at(before);
+    let to = after.to_owned();
+    let changing = tokio::spawn(on_blocking(move || store.dlock(["quorum", "change", "--to", &to]).done()));
+    // For longer than the longest lease: it is renewed.
+    section.enter(&guard, Duration::from_millis(2_500)).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    let done = changing.await.unwrap();
+    assert_eq!(done.code, 0, "{}{}", done.out, done.err);
+    assert!(done.out.contains("still held"), "{}", done.out);
+    reaches(&new.done, 50).await;
+    let of_old = old.done.load(Ordering::SeqCst);
+    reaches(&old.refused, 20).await;
+    assert_eq!(old.done.load(Ordering::SeqCst), of_old, "those of before get nothing");
+    section.ends.store(true, Ordering::SeqCst);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(section.overlaps.load(Ordering::SeqCst), 0, "two held it");
+    println!(
+        "{} before, {} after, {} refused",
+        of_old,
+        new.done.load(Ordering::SeqCst),
+        old.refused.load(Ordering::SeqCst)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_are_replaced_and_added_under_load_without_a_double_grant() {
+    let servers: Vec<_> = (0..5).map(|_| RedisServer::options().start().unwrap()).collect();
+    let [a, b, c, d, e] = &servers[..] else { unreachable!("five") };
+    let first = url(&[a, b, c]);
+    let done = Store::at(&first).dlock(["quorum", "bootstrap", "--yes"]).done();
+    assert_eq!(done.code, 0, "{}", done.err);
+    let two_others = url(&[a, d, e]);
+    changed(&first, &two_others).await;
+    let five = url(&[a, b, c, d, e]);
+    changed(&two_others, &five).await;
+    let shown = Store::at(&five).dlock(["--json", "quorum", "show"]).done();
+    assert_eq!((shown.code, shown.json()["voting"].as_u64()), (0, Some(5)), "{}", shown.out);
+    let left = Store::at(&first).dlock(["--json", "quorum", "show"]).done();
+    assert_eq!((left.code, left.json()["voting"].as_u64()), (78, Some(0)), "{}", left.out);
+    assert_eq!(left.json()["nodes"][0]["mark"], "foreign");
+}
+
+#[test]
+fn a_node_that_is_away_for_ever_is_replaced() {
+    let mut servers: Vec<_> = (0..4).map(|_| RedisServer::start().unwrap()).collect();
+    let (before, after) = {
+        let [a, b, c, d] = &servers[..] else { unreachable!("four") };
+        (url(&[a, b, c]), url(&[a, b, d]))
+    };
+    let store = Store::at(&before);
+    assert_eq!(store.dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
+    let lease = ["--lease", "800ms"];
+    let mut running = store.run("job", &lease, "echo ready; read end; true").start();
+    running.says("ready");
+    servers[2].kill();
+    let mut changing = store.dlock(["quorum", "change", "--to", &after]).start();
+    while !changing.line().contains("still held") {}
+    assert_eq!(Store::at(&after).run("other", &lease, "true").done().code, 64, "nobody has a vote");
+    running.finish();
+    running.wait();
+    assert_eq!(changing.wait().code, 0);
+    assert_eq!(Store::at(&after).run("job", &lease, "true").done().code, 0);
+    // With too few nodes it is not even begun.
+    servers[0].kill();
+    servers[1].kill();
+    let refused = Store::at(&after).dlock(["quorum", "change", "--to", &before]).done();
+    assert_eq!(refused.code, 69, "{}{}", refused.out, refused.err);
+}
