@@ -19,9 +19,9 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Q
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
 /// | `quorum:<URL>\|<URL>\|<URL>` | a [`Quorum`] of nodes, each with a URL of its own, see [`quorum_from_url`] | those of the nodes |
 ///
-/// With the parameter `connect=lazy` nothing is connected to now: the first use connects, and one that fails is followed
-/// by the next, so that a program can start during an outage. Wrong settings of the URL are errors at once; what only
-/// the server knows, such as a wrong password or a missing table, is the error of the first use:
+/// With the parameter `connect=lazy` nothing is connected to now: the first use connects, and one that fails is
+/// followed by the next, so that a program can start during an outage. Wrong settings of the URL are errors at once;
+/// what only the server knows, such as a wrong password or a missing table, is the error of the first use:
 /// [`Locks::ping`](crate::Locks::ping) asks for it. In the URL of a database the table then needs its schema
 /// (`table=public.dlock`). Not for `sqlite:`, which has no server.
 ///
@@ -229,7 +229,8 @@ async fn quorum_of(text: &str) -> Result<Quorum> {
             // Not repeated: it may be a part of a password with a `|` in it.
             _ => {
                 return Err(invalid(format!(
-                    "a parameter of the quorum is none of longest_lease, node_timeout, durable=true, name (of letters,                      digits, - _ .) and connect=lazy; {form}"
+                    "a parameter of the quorum is none of longest_lease, node_timeout, durable=true, name (of letters, \
+                     digits, - _ .) and connect=lazy; {form}"
                 )));
             }
         }
@@ -254,8 +255,8 @@ fn without_connect(url: &str) -> Result<(String, bool)> {
     }
 }
 
-/// The URL without the parameters that begin with `name`, and the value of the only one of them. Of several the value is
-/// wrong for everybody.
+/// The URL without the parameters that begin with `name`, and the value of the only one of them. Of several the value
+/// is wrong for everybody.
 fn take_parameter<'u>(url: &'u str, name: &str) -> (String, Option<&'u str>) {
     let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
     let (ours, others): (Vec<_>, Vec<_>) = query.split('&').partition(|part| part.starts_with(name));

@@ -104,8 +104,8 @@ enum QuorumTask {
     Show,
     /// Vouch that no lock is held on any node, so that all of them vote at once in the quorum of the URL
     ///
-    /// For servers that are new, while no service runs. It undoes the protection against nodes that have forgotten their
-    /// locks.
+    /// For servers that are new, while no service runs. It undoes the protection against nodes that have forgotten
+    /// their locks.
     Bootstrap {
         /// Yes, no lock is held
         #[arg(long, required = true)]
@@ -113,10 +113,11 @@ enum QuorumTask {
     },
     /// Give the quorum other members, or another longest lease, while services run
     ///
-    /// First no node votes any more: acquires are refused, and what is held goes on. When the longest lease has passed and
-    /// the last lock is released, the nodes of the new URL vote for clients with that URL, and for no others. So services
-    /// can be restarted with it at any time meanwhile. A minority of the old nodes may be away for ever. Durable nodes have
-    /// no marks: stop all services instead. When interrupted: run it again, or `bootstrap` the URL of before.
+    /// First no node votes any more: acquires are refused, and what is held goes on. When the longest lease has passed
+    /// and the last lock is released, the nodes of the new URL vote for clients with that URL, and for no others. So
+    /// services can be restarted with it at any time meanwhile. A minority of the old nodes may be away for ever.
+    /// Durable nodes have no marks: stop all services instead. When interrupted: run it again, or `bootstrap` the URL
+    /// of before.
     Change {
         /// The new quorum: URL
         #[arg(long, value_name = "URL", required_unless_present = "to_file", conflicts_with = "to_file")]

@@ -113,8 +113,9 @@ fn say(json: bool, text: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by a
-/// request that was still under way, is held or given up by its request timeout, which is less than the longest lease.
+/// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by
+/// a request that was still under way, is held or given up by its request timeout, which is less than the longest
+/// lease.
 async fn change(from: &Quorum, to: &Quorum, json: bool) -> Result<u8, Trouble> {
     let Some(longest) = from.longest_lease().max(to.longest_lease()) else {
         return Err(Trouble::usage(

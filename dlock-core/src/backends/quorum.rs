@@ -136,8 +136,8 @@ impl Quorum {
         }
     }
 
-    /// Asks the nodes for a sign of life, each for 5 s at the most, until a majority has given it. Nothing needs this: it
-    /// is for programs that shall not start without.
+    /// Asks the nodes for a sign of life, each for 5 s at the most, until a majority has given it. Nothing needs this:
+    /// it is for programs that shall not start without.
     ///
     /// # Errors
     ///
@@ -175,16 +175,17 @@ impl Quorum {
     }
 
     /// Takes the votes of the nodes away, until [`bootstrap`](Self::bootstrap) gives them to a quorum of whatever
-    /// members. Every client is refused by [`ErrorKind::InvalidConfig`]; locks that are held are renewed and released as
-    /// ever. Returns what became of each node.
+    /// members. Every client is refused by [`ErrorKind::InvalidConfig`]; locks that are held are renewed and released
+    /// as ever. Returns what became of each node.
     ///
-    /// For the operator who changes the members while services run: no lock is granted when the longest lease has passed
-    /// since, and when [`remaining`](Self::remaining) is empty then, none is held. `dlock quorum change` does all of it.
+    /// For the operator who changes the members while services run: no lock is granted when the longest lease has
+    /// passed since, and when [`remaining`](Self::remaining) is empty then, none is held. `dlock quorum change` does
+    /// all of it.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::QuorumNotReached`] when it was done on less than a majority, so that clients may get the votes of the
-    /// others; [`ErrorKind::InvalidConfig`] when the nodes are durable, since these have no marks.
+    /// [`ErrorKind::QuorumNotReached`] when it was done on less than a majority, so that clients may get the votes of
+    /// the others; [`ErrorKind::InvalidConfig`] when the nodes are durable, since these have no marks.
     ///
     /// # Cancel safety
     ///
