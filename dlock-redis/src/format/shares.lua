@@ -25,6 +25,8 @@
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
 --   force     1, or 0 when nobody holds it
 local PREFERENCE, ALIVE, REMEMBERED, JOIN = 10000, 2000, 86400000, 5
+-- So many hold it at a time at most, and its hash has so many fields: a larger one is none of ours, and never read.
+local HOLDERS, FIELDS = 10000, 10016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local wrong = 'WRONGTYPE the key holds something that is no lock'
 
@@ -41,6 +43,11 @@ if kind == 'hash' then
     return redis.error_reply(wrong)
   end
 elseif kind ~= 'none' and kind ~= 'string' then
+  return redis.error_reply(wrong)
+end
+local purges = n and n > 0 and ends <= now and not fair
+local reads = purges or operation == 'look' or operation == 'force'
+if kind == 'hash' and reads and call('HLEN', name) > FIELDS then
   return redis.error_reply(wrong)
 end
 
@@ -95,7 +102,7 @@ if fair then
 end
 
 -- What has run out is taken away before anything is decided by it. No share ends before `e`.
-if kind == 'hash' and n > 0 and ends <= now then
+if purges then
   local all = call('HGETALL', name)
   n, ends = 0, nil
   for at = 1, #all, 2 do
@@ -221,6 +228,7 @@ if kind == 'hash' then
     kept_out = 0
   end
   local room = mode == 'read' or mode == 'write' and n == 0 and chance <= now or permits and n + take <= permits
+  room = room and (n < HOLDERS or call('HLEN', name) < HOLDERS)
   if not room or kept_out > now then
     if prefers then
       if not waiter or alive <= now or since + 2 * PREFERENCE <= now then

@@ -1,5 +1,7 @@
 //! What an operator sees and does: the list of holders, and a release by force.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use dlock_core::ErrorKind;
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
@@ -89,6 +91,43 @@ async fn no_request_reads_all_of_what_is_not_ours() {
     error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
     error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
     assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
+}
+
+#[tokio::test]
+async fn a_hash_that_is_larger_than_any_lock_is_refused_unread() {
+    let server = RedisServer::start().unwrap();
+    let fill = "redis.call('HSET', KEYS[1], 'n', 1, 'e', 1) \
+                for n = 1, 100000 do redis.call('HSET', KEYS[1], string.format('%032x', n), '1 1 1 x') end";
+    server.command::<()>(&["EVAL", fill, "1", "dlock:big"]);
+    let locks = over(Redis::connect(&server.url()).await.unwrap(), LONG);
+    server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    for acquire in [locks.lock("big"), locks.lock("big").read()] {
+        error_of(acquire.try_acquire().await, ErrorKind::InvalidConfig);
+    }
+    error_of(locks.semaphore("big", 3).try_acquire().await, ErrorKind::InvalidConfig);
+    error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
+    error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
+    assert!(locks.holders().await.unwrap().is_empty());
+    assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
+}
+
+#[tokio::test]
+async fn ten_thousand_readers_hold_a_lock_and_the_next_one_waits() {
+    let server = RedisServer::start().unwrap();
+    let fill = "redis.call('HSET', KEYS[1], 'n', 10000, 'e', ARGV[1]) \
+                for n = 1, 10000 do \
+                  redis.call('HSET', KEYS[1], string.format('%032x', n), ARGV[1] .. ' 1 1 x') \
+                end";
+    let end = (SystemTime::now() + LONG).duration_since(UNIX_EPOCH).unwrap().as_millis().to_string();
+    server.command::<()>(&["EVAL", fill, "1", "dlock:page", &end]);
+    let locks = over(Redis::connect(&server.url()).await.unwrap(), LONG);
+    assert!(locks.lock("page").read().try_acquire().await.unwrap().is_none());
+    let left =
+        "redis.call('HDEL', KEYS[1], string.format('%032x', 7)) redis.call('HSET', KEYS[1], 'n', 9999)";
+    server.command::<()>(&["EVAL", left, "1", "dlock:page"]);
+    let last = locks.lock("page").read().try_acquire().await.unwrap();
+    assert!(last.is_some());
+    assert!(locks.lock("page").read().try_acquire().await.unwrap().is_none());
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ enum Role {
 }
 
 /// How many scripts the server was asked to run so far, and how many commands it carried out, those in scripts too.
-type Calls = dyn Fn() -> [u64; 2] + Sync;
+type Calls<'a> = dyn Fn() -> [u64; 2] + Sync + 'a;
 
 struct Settings {
     quick: bool,
@@ -110,7 +110,7 @@ impl Settings {
         backend: &str,
         url: &str,
         far: Option<&str>,
-        calls: Option<&Calls>,
+        calls: Option<&Calls<'_>>,
     ) -> Result<Vec<Row>> {
         runtime(true)?.block_on(async {
             // The table is made by one.
@@ -186,7 +186,7 @@ impl Settings {
     async fn shares(
         &self,
         backend: &str,
-        (url, calls): (&str, Option<&Calls>),
+        (url, calls): (&str, Option<&Calls<'_>>),
         fleet: &Fleet<'_>,
     ) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
