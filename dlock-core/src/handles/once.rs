@@ -231,7 +231,9 @@ impl Once {
             let ran = lock.run_with(|held| {
                 let running = body.take().map(|body| body(held.clone()));
                 async move {
+                    let mut unfinished = Unfinished(Some(held.clone()));
                     let result = running?.await;
+                    unfinished.0 = None;
                     if result.is_ok() {
                         held.holds().iter().for_each(|hold| hold.leave_for(window, LINGER.min(window)));
                     }
@@ -277,6 +279,15 @@ impl Once {
     }
 }
 
+/// A run that has not ended. Dropped since its lease has run out, it leaves an open window, whatever a failure leaves.
+struct Unfinished(Option<Held>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.iter().flat_map(|held| held.holds()).for_each(|hold| hold.leave_nothing_if_expired());
+    }
+}
+
 /// What keeps a job from running here, and until when that is waited for.
 struct Waiting<'a> {
     engine: &'a Arc<Engine>,
@@ -309,12 +320,13 @@ impl<'a> Waiting<'a> {
 
     /// Waits until another try may be worth while; returns who ran the job, or runs it, where there is none.
     async fn next(&mut self, error: Error) -> Result<Option<Box<Holder>>> {
-        if error.is_busy() {
+        let until = if error.is_busy() {
             self.failing_until = None;
             let holder = error.holder().cloned().unwrap_or_default();
             if holder.left_behind || !self.waits || is_over(self.others_until) {
                 return Ok(Some(Box::new(holder)));
             }
+            self.others_until
         } else {
             // A lost reply, or a server that is away for a moment.
             let until = *self
@@ -323,9 +335,10 @@ impl<'a> Waiting<'a> {
             if !error.is_retryable() || is_over(Some(until)) {
                 return Err(error);
             }
-        }
+            Some(until)
+        };
         let spread = self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0);
-        let left = self.others_until.map_or(spread, |until| until.saturating_duration_since(Instant::now()));
+        let left = until.map_or(spread, |until| until.saturating_duration_since(Instant::now()));
         pause(self.engine, spread.min(left.max(LOOKS.0))).await;
         self.pause = (self.pause * 2).min(LOOKS.1);
         Ok(None)

@@ -1,6 +1,7 @@
 //! The engine over a scripted backend and over memory: outcomes, renewal, loss, release, owners, spans.
 
 mod handoff;
+mod jobs;
 mod keeping;
 mod lifecycle;
 mod limits;

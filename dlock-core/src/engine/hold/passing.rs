@@ -47,6 +47,15 @@ impl Hold {
         self.leave_until.store(until.as_nanos(), Ordering::Release);
     }
 
+    /// Has its release leave nothing behind if its lease has run out, by this process's clock: on the server it may be
+    /// there for a moment.
+    pub(crate) fn leave_nothing_if_expired(&self) {
+        let deadline = self.deadline();
+        if deadline != self.ends_at && self.engine.clock.now() >= deadline {
+            self.leave_until.store(0, Ordering::Release);
+        }
+    }
+
     /// Whether a fence is left for one who follows.
     pub(crate) fn has_next_fence(&self) -> bool {
         self.fence.is_some_and(|fence| fence.get() < self.last_fence)
