@@ -33,6 +33,9 @@ impl Leases {
             true => basic.with_notifications(to),
             false => basic.with_polling(from, to),
         };
+        // Not where the runs are to stay what they are.
+        let leaves = world(|w| w.plan.firings.is_some());
+        let capabilities = if leaves { capabilities.with_leaving() } else { capabilities };
         Self { process, engine, drift, capabilities }
     }
 
@@ -197,6 +200,13 @@ impl Claim for LeaseClaim {
                 world(|w| w.found_busy(self.one.claim));
                 Ok(Attempt::Busy(busy(left)))
             }
+            Answer::Left(left) => {
+                let mut holder = Holder::default();
+                holder.left_behind = true;
+                let mut busy = busy(left);
+                busy.holder = Some(Box::new(holder));
+                Ok(Attempt::Busy(busy))
+            }
             other => Err(absurd(&other)),
         }
     }
@@ -241,7 +251,22 @@ impl Claim for LeaseClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        let (route, answer) = ask(self.one.process, Command::Withdraw(self.one.clone())).await;
+        self.release(Command::Withdraw(self.one.clone())).await
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        let taken_for = u64::try_from(taken_for.as_nanos()).unwrap_or(u64::MAX);
+        self.release(Command::Leave(self.one.clone(), taken_for)).await
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.held && (self.open.is_empty() || world(|w| w.plan.forgetful))
+    }
+}
+
+impl LeaseClaim {
+    async fn release(&mut self, command: Command) -> Result<Withdrawal, Failure> {
+        let (route, answer) = ask(self.one.process, command).await;
         self.settle(route, &answer);
         match answer? {
             answer @ (Answer::Removed(_) | Answer::Awaited) => {
@@ -253,9 +278,5 @@ impl Claim for LeaseClaim {
             }
             other => Err(absurd(&other)),
         }
-    }
-
-    fn is_clean(&self) -> bool {
-        !self.held && (self.open.is_empty() || world(|w| w.plan.forgetful))
     }
 }

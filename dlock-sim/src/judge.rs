@@ -2,6 +2,9 @@
 
 mod claims;
 mod idle;
+mod jobs;
+
+pub(crate) use jobs::{Ended, Jobs};
 
 use std::time::Duration;
 
@@ -86,6 +89,7 @@ pub(crate) struct Judge {
     /// When the release of a claim was called.
     releases: HashMap<u64, u64>,
     up_since: u64,
+    pub(crate) jobs: Jobs,
     pub(crate) summary: Summary,
 }
 
@@ -106,6 +110,20 @@ pub struct Summary {
     pub rejected: u64,
     /// Processes killed or paused, connections cut, restarts and losses of the store, releases by force.
     pub faults: u64,
+    /// Firings of jobs, each in several processes.
+    pub firings: u64,
+    /// Runs of jobs that began.
+    pub began: u64,
+    /// Those that succeeded.
+    pub succeeded: u64,
+    /// Those whose process was killed.
+    pub killed: u64,
+    /// Those that began since another one had failed, was killed or had lost its lock.
+    pub again: u64,
+    /// Processes that skipped a job.
+    pub skipped: u64,
+    /// Terms of leaders.
+    pub terms: u64,
 }
 
 impl Summary {
@@ -118,6 +136,13 @@ impl Summary {
         self.beliefs += other.beliefs;
         self.rejected += other.rejected;
         self.faults += other.faults;
+        self.firings += other.firings;
+        self.began += other.began;
+        self.succeeded += other.succeeded;
+        self.killed += other.killed;
+        self.again += other.again;
+        self.skipped += other.skipped;
+        self.terms += other.terms;
     }
 }
 
@@ -293,6 +318,7 @@ impl World {
 
     /// What the store did.
     pub(crate) fn note(&mut self, changes: &Changes) {
+        let time = self.clock(None);
         for (key, entry) in &changes.granted {
             self.judge.summary.grants += 1;
             let name = self.keys[*key].clone();
@@ -309,6 +335,7 @@ impl World {
                 state.grants.insert(fence, granted.clone());
             }
         }
+        self.judge.jobs.note(&changes.granted, &changes.ran_out, time);
         for &key in &changes.freed {
             let state = self.state(key);
             state.changes += 1;

@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Attempt(Vec<One>),
     Renew(One),
     Withdraw(One),
+    /// A release that leaves the key taken for so many nanoseconds.
+    Leave(One, u64),
     Inspect(usize),
 }
 
@@ -43,6 +45,8 @@ pub(crate) enum Answer {
     Granted(Vec<(u64, u32)>),
     /// Which one is in the way, and what is left of its lease in nanoseconds.
     Busy(usize, u64),
+    /// What is in the way was left behind, and is there for so many nanoseconds.
+    Left(u64),
     Extended,
     Gone,
     Removed(bool),
@@ -68,6 +72,8 @@ pub(crate) struct Entry {
     pub(crate) restored: bool,
     /// The lease, to find out how late an end is.
     pub(crate) lease: u64,
+    /// Whether its holder left it behind.
+    pub(crate) left: bool,
 }
 
 impl Entry {
@@ -82,6 +88,8 @@ impl Entry {
 pub(crate) struct Changes {
     pub(crate) granted: Vec<(usize, Entry)>,
     pub(crate) freed: Vec<usize>,
+    /// The fences of locks that ended with their lease.
+    pub(crate) ran_out: Vec<u64>,
     /// Who is to be told: key and process.
     pub(crate) tell: Vec<(usize, usize)>,
 }
@@ -139,9 +147,25 @@ impl Store {
             Command::Withdraw(one) => match self.entries.get(&one.key) {
                 Some(entry) if entry.token == one.token => {
                     let live = entry.expires > time;
+                    if !live {
+                        changes.ran_out.push(entry.fence);
+                    }
                     self.free(one.key, &mut changes);
                     let awaited = changes.tell.iter().any(|(_, process)| *process != one.process);
                     if live && awaited { Answer::Awaited } else { Answer::Removed(live) }
+                }
+                _ => Answer::Removed(false),
+            },
+            Command::Leave(one, taken_for) => match self.entries.get_mut(&one.key) {
+                Some(entry)
+                    if entry.expires > time
+                        && (entry.token == one.token || entry.token == one.token.left_behind()) =>
+                {
+                    entry.token = one.token.left_behind();
+                    (entry.expires, entry.left) = (time + taken_for, true);
+                    self.tell(one.key, &mut changes);
+                    let awaited = changes.tell.iter().any(|(_, process)| *process != one.process);
+                    if awaited { Answer::Awaited } else { Answer::Removed(true) }
                 }
                 _ => Answer::Removed(false),
             },
@@ -174,7 +198,10 @@ impl Store {
             if !self.interest.contains(&interest) {
                 self.interest.push(interest);
             }
-            return Answer::Busy(place, left);
+            return match self.entries.get(&all[place].key) {
+                Some(entry) if entry.left => Answer::Left(left),
+                _ => Answer::Busy(place, left),
+            };
         }
         let fences = all.iter().map(|one| {
             if let Some(entry) = self.entries.get_mut(&one.key)
@@ -198,8 +225,13 @@ impl Store {
                 expires: time + one.lease,
                 restored: false,
                 lease: one.lease,
+                left: false,
             };
-            self.entries.insert(one.key, entry.clone());
+            if let Some(old) = self.entries.insert(one.key, entry.clone())
+                && !old.left
+            {
+                changes.ran_out.push(old.fence);
+            }
             changes.granted.push((one.key, entry));
             (fence, one.fences)
         });
@@ -209,6 +241,11 @@ impl Store {
     fn free(&mut self, key: usize, changes: &mut Changes) {
         self.entries.remove(&key);
         changes.freed.push(key);
+        self.tell(key, changes);
+    }
+
+    /// Has those told who wait for a key.
+    fn tell(&mut self, key: usize, changes: &mut Changes) {
         let told = self.interest.extract_if(.., |(of, _)| *of == key);
         changes.tell.extend(told);
     }
@@ -296,7 +333,7 @@ impl Twin {
                 Some(Ok(withdrawal)) => Answer::Removed(withdrawal.removed),
                 other => return Err(format!("memory says {other:?} to a withdrawal")),
             },
-            Command::Inspect(_) => return Ok(()),
+            Command::Leave(..) | Command::Inspect(_) => return Ok(()),
         };
         let ours = if *ours == Answer::Awaited { &Answer::Removed(true) } else { ours };
         if theirs == *ours { Ok(()) } else { Err(format!("the store says {ours:?}, memory says {theirs:?}")) }

@@ -11,6 +11,7 @@
 
 mod backend;
 mod exec;
+mod jobs;
 mod judge;
 mod lease;
 mod log;
@@ -23,7 +24,7 @@ mod work;
 mod world;
 
 pub use judge::Summary;
-pub use run::{Outcome, current_seed, run};
+pub use run::{Outcome, current_seed, run, run_jobs};
 
 /// Returns the seed of the `n`th run of a series.
 #[must_use]

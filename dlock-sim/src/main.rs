@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dlock_sim::{Summary, current_seed, run, seed_of};
+use dlock_sim::{Outcome, Summary, current_seed, run, run_jobs, seed_of};
 
-const USAGE: &str = "usage: dlock-sim [--runs N] [--series HEX | --fresh] [--threads N] [--keep-going] | --seed HEX [--trace]";
+const USAGE: &str = "usage: dlock-sim [--runs N] [--series HEX | --fresh] [--threads N] [--keep-going] | --seed HEX [--trace], and --jobs for jobs and leaders";
 
 struct Arguments {
     runs: u64,
@@ -16,6 +16,7 @@ struct Arguments {
     seed: Option<u64>,
     trace: bool,
     keep_going: bool,
+    run: fn(u64, bool) -> Outcome,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -27,6 +28,7 @@ fn arguments() -> Result<Arguments, String> {
         seed: None,
         trace: false,
         keep_going: false,
+        run,
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -39,6 +41,7 @@ fn arguments() -> Result<Arguments, String> {
             "--fresh" => all.series = fresh(),
             "--seed" => all.seed = Some(hex(value()?)?),
             "--trace" => all.trace = true,
+            "--jobs" => all.run = run_jobs,
             "--keep-going" => all.keep_going = true,
             _ => return Err(USAGE.into()),
         }
@@ -63,13 +66,13 @@ fn main() -> ExitCode {
         }
     };
     match all.seed {
-        Some(seed) => replay(seed, all.trace),
+        Some(seed) => replay(&all, seed),
         None => many(&all),
     }
 }
 
-fn replay(seed: u64, trace: bool) -> ExitCode {
-    let outcome = run(seed, trace);
+fn replay(all: &Arguments, seed: u64) -> ExitCode {
+    let outcome = (all.run)(seed, all.trace);
     print!("{}", outcome.story);
     match outcome.violation {
         None => ExitCode::SUCCESS,
@@ -93,7 +96,7 @@ fn many(all: &Arguments) -> ExitCode {
                 break;
             }
             let seed = seed_of(all.series, n);
-            let outcome = run(seed, false);
+            let outcome = (all.run)(seed, false);
             sum.add(&outcome.summary);
             done.fetch_add(1, Ordering::Relaxed);
             if let Some(what) = outcome.violation {

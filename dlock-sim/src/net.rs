@@ -53,7 +53,7 @@ impl World {
         match &command {
             Command::Attempt(all) => self.attempted(all[0].claim),
             Command::Renew(one) => self.renews(one.claim),
-            Command::Withdraw(one) => self.withdraws(process, one.claim),
+            Command::Withdraw(one) | Command::Leave(one, _) => self.withdraws(process, one.claim),
             Command::Inspect(_) => {}
         }
         let ping = matches!(command, Command::Inspect(usize::MAX));
@@ -80,7 +80,7 @@ impl World {
         let delay = self.rng.u64(0..=most);
         let twice = match &command {
             // Right behind the first on its connection, so that nothing of this claim comes between.
-            Command::Attempt(_) | Command::Withdraw(_) | Command::Renew(_) => {
+            Command::Attempt(_) | Command::Withdraw(_) | Command::Leave(..) | Command::Renew(_) => {
                 self.chance(self.plan.rate_twice)
             }
             Command::Inspect(_) => false,

@@ -60,6 +60,25 @@ pub(crate) struct Plan {
     pub(crate) handoff_time: u64,
     /// Whether many tasks want one key for moments, again and again.
     pub(crate) hot: bool,
+    /// A run of jobs and leaders instead.
+    pub(crate) firings: Option<Firings>,
+}
+
+/// What is decided of a run of jobs. Times are in milliseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Firings {
+    pub(crate) count: u64,
+    /// From one firing to the next.
+    pub(crate) gap: u64,
+    /// Whether all firings have one key, and the time between two runs; otherwise each has its own.
+    pub(crate) every: bool,
+    pub(crate) window: u64,
+    pub(crate) skip_after_error: bool,
+    pub(crate) skip_after_crash: bool,
+    /// How late each process fires, by its clock, which is up to 5 minutes behind or ahead of the others.
+    pub(crate) late: Vec<u64>,
+    /// Whether the processes also elect a leader.
+    pub(crate) elects: bool,
 }
 
 impl Plan {
@@ -137,6 +156,7 @@ impl Plan {
             handoff_limit: 64,
             handoff_time: 50,
             hot: false,
+            firings: None,
         };
         plan.forgetful = r.u32(..3) == 0;
         plan.handoff = r.u32(..4) > 0;
@@ -149,6 +169,36 @@ impl Plan {
             (plan.hot, plan.keys) = (true, 1);
             (plan.tasks, plan.operations) = (r.usize(3..=6), r.usize(4..=16));
         }
+        plan
+    }
+
+    /// The setting of a run of jobs.
+    pub(crate) fn of_jobs(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        let mut rng = Rng::with_seed(seed ^ 0x6a6f_6273);
+        let r = &mut rng;
+        (plan.sessions, plan.twin, plan.hot) = (false, false, false);
+        plan.processes = r.usize(2..=4);
+        plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        // What happens to processes, connections and the store is aimed at jobs that run.
+        (plan.pauses, plan.kills, plan.cuts, plan.restarts, plan.losses, plan.forced) = (0, 0, 0, 0, 0, 0);
+        plan.quiet_at = 3_000_000;
+        // What is withdrawn is asked for until a lease has passed, which may be the window: requests that come much
+        // later than that would make ever more of them.
+        plan.late = plan.late.min(plan.request_timeout.max(plan.delay + 1));
+        let every = r.bool();
+        let apart = if r.bool() { 600_000 } else { plan.lease };
+        plan.firings = Some(Firings {
+            count: r.u64(1..=6),
+            gap: r.u64(10_000..=300_000),
+            every,
+            // It may be the lease, which bounds a request.
+            window: if every { r.u64(1_000..=250_000).max(3 * plan.request_timeout) } else { 1_500_000 },
+            skip_after_error: r.u32(..4) == 0,
+            skip_after_crash: r.u32(..3) == 0,
+            late: (0..plan.processes).map(|_| r.u64(0..=apart)).collect(),
+            elects: r.u32(..3) == 0,
+        });
         plan
     }
 }

@@ -9,6 +9,7 @@ use fastrand::Rng;
 
 use crate::backend::Leases;
 use crate::exec::{KeeperOf, Scheduler, sleep, spawn};
+use crate::jobs;
 use crate::judge::Summary;
 use crate::lease::Changes;
 use crate::plan::Plan;
@@ -41,10 +42,27 @@ pub struct Outcome {
 /// Carries out the run of a seed.
 #[must_use]
 pub fn run(seed: u64, with_story: bool) -> Outcome {
+    let plan = Plan::new(seed);
+    simulate(plan.clone(), with_story, direct(plan))
+}
+
+/// Carries out the run of jobs and leaders of a seed.
+#[must_use]
+pub fn run_jobs(seed: u64, with_story: bool) -> Outcome {
+    let plan = Plan::of_jobs(seed);
+    simulate(plan.clone(), with_story, jobs::direct(plan))
+}
+
+/// The run is over.
+pub(crate) fn done() {
+    DONE.set(true);
+}
+
+fn simulate(plan: Plan, with_story: bool, direct: impl Future<Output = ()> + Send + 'static) -> Outcome {
+    let seed = plan.seed;
     SEED.set(seed);
     crate::exec::reset();
     DONE.set(false);
-    let plan = Plan::new(seed);
     let mut new = World::new(plan.clone(), with_story);
     tell!(new, None, "seed {seed:016x}: {plan:?}");
     new.plan_faults();
@@ -56,7 +74,7 @@ pub fn run(seed: u64, with_story: bool) -> Outcome {
         .expect("a runtime needs no more than memory");
     let _log = crate::log::enter(seed, plan.rate_log_panic);
     runtime.block_on(tokio::task::unconstrained(async {
-        spawn(usize::MAX, Box::pin(direct(plan)));
+        spawn(usize::MAX, Box::pin(direct));
         Scheduler::new(|| DONE.get()).await;
         crate::log::leave();
         // What is left is dropped while the world still stands, and where timers may be touched.
@@ -144,7 +162,7 @@ async fn direct(plan: Plan) {
     sleep(plan.quiet_at.saturating_sub(crate::exec::now() / 1_000_000) + 1).await;
     settle(&plan, &mut rng, engines).await;
     world(World::judge_end);
-    DONE.set(true);
+    done();
 }
 
 /// The end of every process: by a shutdown, or when its locks are dropped.

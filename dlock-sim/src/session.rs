@@ -54,7 +54,7 @@ impl Queues {
         (session.heard, session.generation) = (time, from.generation);
         Some(match command {
             Command::Attempt(all) => self.attempt(entries, from.session, &all[0], changes),
-            Command::Withdraw(one) => {
+            Command::Withdraw(one) | Command::Leave(one, _) => {
                 let was = entries.get(&one.key).is_some_and(|entry| entry.token == one.token);
                 let waited = self.leave(one.key, one.token);
                 if was {
@@ -151,5 +151,6 @@ fn entry_of(one: &One, node: u64) -> Entry {
         expires: u64::MAX,
         restored: false,
         lease: one.lease,
+        left: false,
     }
 }

@@ -46,6 +46,8 @@ pub(crate) use tell;
 /// One process: an engine or two, with keepers, and the tasks that use them.
 pub(crate) struct Process {
     pub(crate) alive: bool,
+    /// Whether it is to be killed.
+    pub(crate) doomed: bool,
     /// The tasks that are to go on after a pause, while there is one.
     pub(crate) stalled: Option<Vec<TaskId>>,
     pub(crate) paused_at: u64,
@@ -132,6 +134,7 @@ impl World {
         let seed = plan.seed;
         let process = |_| Process {
             alive: true,
+            doomed: false,
             stalled: None,
             paused_at: 0,
             paused_in_all: 0,
@@ -200,6 +203,14 @@ impl World {
         }
     }
 
+    /// Whether a process may be killed, so that another one is left; it then counts as one that will be.
+    pub(crate) fn doomed(&mut self, process: usize) -> bool {
+        let left = self.processes.iter().filter(|p| p.alive && !p.doomed).count();
+        let may = left > 1 || self.processes[process].doomed;
+        self.processes[process].doomed |= may;
+        may
+    }
+
     pub(crate) fn resume(&mut self, process: usize) {
         let p = &mut self.processes[process];
         if let Some(stalled) = p.stalled.take() {
@@ -220,6 +231,9 @@ impl World {
             }
             Command::Renew(one) => format!("renews {} of c{}", name(one.key), one.claim),
             Command::Withdraw(one) => format!("withdraws {} of c{}", name(one.key), one.claim),
+            Command::Leave(one, taken_for) => {
+                format!("leaves {} of c{} for {} ms", name(one.key), one.claim, taken_for / 1_000_000)
+            }
             Command::Inspect(usize::MAX) => "says that it lives".into(),
             Command::Inspect(key) => format!("inspects {}", name(*key)),
         }

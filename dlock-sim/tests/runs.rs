@@ -3,24 +3,27 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_sim::{current_seed, run, seed_of};
+use dlock_sim::{Outcome, current_seed, run, run_jobs, seed_of};
 
 /// An unoptimised build makes about a tenth of the runs in the same time.
 const RUNS: u64 = if cfg!(debug_assertions) { 1_500 } else { 20_000 };
 
-fn all_pass(series: u64) {
+/// They last longer than others, and wait for more.
+const RUNS_OF_JOBS: u64 = RUNS / 10;
+
+fn all_pass(series: u64, runs: u64, run: fn(u64, bool) -> Outcome) {
     let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
     let broken = std::thread::scope(|scope| {
         let work = || {
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= RUNS {
+                if n >= runs {
                     return None;
                 }
                 let seed = seed_of(series, n);
                 if let Some(what) = run(seed, false).violation {
-                    next.store(RUNS, Ordering::Relaxed);
+                    next.store(runs, Ordering::Relaxed);
                     return Some(format!("seed {seed:016x} (run {n} of series {series:x}): {what}"));
                 }
             }
@@ -29,13 +32,16 @@ fn all_pass(series: u64) {
         workers.into_iter().find_map(|worker| worker.join().unwrap())
     });
     if let Some(broken) = broken {
-        panic!("{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`");
+        panic!(
+            "{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`, and --jobs for jobs"
+        );
     }
 }
 
 #[test]
 fn no_rule_is_broken_in_a_series_that_is_always_the_same() {
-    all_pass(0x646c_6f63_6b00);
+    all_pass(0x646c_6f63_6b00, RUNS, run);
+    all_pass(0x646c_6f63_6b00, RUNS_OF_JOBS, run_jobs);
 }
 
 #[test]
@@ -43,7 +49,8 @@ fn no_rule_is_broken_in_a_series_that_is_new_each_time() {
     let series = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
     let series = u64::try_from(series & u128::from(u64::MAX)).unwrap();
     println!("series {series:x}");
-    all_pass(series);
+    all_pass(series, RUNS, run);
+    all_pass(series, RUNS_OF_JOBS, run_jobs);
 }
 
 #[test]
@@ -69,4 +76,8 @@ fn the_runs_are_full_of_trouble() {
     assert!(total.grants > 1_000 && total.busy > 1_000 && total.beliefs > 1_000, "{total:?}");
     assert!(total.handoffs > 20, "{total:?}");
     assert!(total.faults > 300 && total.lost > 50, "{total:?}");
+    let mut jobs = dlock_sim::Summary::default();
+    (0..60).for_each(|n| jobs.add(&run_jobs(seed_of(9, n), false).summary));
+    assert!(jobs.firings > 100 && jobs.skipped > 100 && jobs.terms > 30, "{jobs:?}");
+    assert!(jobs.killed > 1 && jobs.again > 5, "{jobs:?}");
 }

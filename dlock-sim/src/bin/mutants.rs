@@ -44,7 +44,9 @@ fn all(wanted: &str) -> Fallible<usize> {
             continue;
         }
         apply(&tree, &patch, &[])?;
-        let found = find(&tree, &place.join("build"));
+        // Those of jobs are looked for among jobs.
+        let series: &[&str] = if name.contains("job") { &["--jobs"] } else { &[] };
+        let found = find(&tree, &place.join("build"), series);
         apply(&tree, &patch, &["-R"])?;
         let found = match found {
             Ok(found) => found,
@@ -88,7 +90,7 @@ fn apply(tree: &Path, patch: &Path, extra: &[&str]) -> Fallible<()> {
 }
 
 /// The run that finds the defect, and what it says.
-fn find(tree: &Path, build: &Path) -> Fallible<Option<(String, String)>> {
+fn find(tree: &Path, build: &Path, series: &[&str]) -> Fallible<Option<(String, String)>> {
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--quiet", "--release", "--package", "dlock-sim", "--bin", "dlock-sim"]);
     // Unused code is what a defect often leaves.
@@ -97,7 +99,8 @@ fn find(tree: &Path, build: &Path) -> Fallible<Option<(String, String)>> {
     if !built.success() {
         return Err("it does not compile".into());
     }
-    let output = Command::new(build.join("release/dlock-sim")).args(["--runs", RUNS]).output()?;
+    let output =
+        Command::new(build.join("release/dlock-sim")).args(["--runs", RUNS]).args(series).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.lines().find_map(|line| {
         let (_, rest) = line.strip_prefix("seed ")?.split_once(" (run ")?;
