@@ -112,6 +112,8 @@ impl LocksBuilder {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{ErrorKind, Locks, Memory};
 
