@@ -28,4 +28,5 @@ mod secrets;
 mod sentinel;
 mod sharding;
 mod tracking;
+mod versions;
 mod waiting;

@@ -20,4 +20,5 @@ mod support;
 #[cfg(feature = "tls")]
 mod tls;
 mod together;
+mod versions;
 mod waiting;
