@@ -12,6 +12,7 @@ mod package;
 mod pages;
 mod prose;
 mod run;
+mod sbom;
 mod test;
 
 use std::process::ExitCode;
@@ -65,6 +66,8 @@ enum Command {
     /// Check what takes too long for each change: that the packages compile, licences and duplicates of the
     /// dependencies, features in pairs. Installs cargo-deny and cargo-hack
     BeforePublishing,
+    /// Write which crates a build of the published ones consists of, as CycloneDX, into target/dlock.cdx.json
+    Sbom,
     /// Break the code in one place at a time: the tests have to fail. Installs cargo-mutants and the servers
     Mutants(mutants::Options),
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
@@ -106,6 +109,7 @@ fn carry_out(command: Command) -> Result<()> {
             steps.extend(test::interop(false));
             one_after_the_other(steps)
         }
+        Command::Sbom => sbom::write(),
         Command::Mutants(options) => mutants::try_out(&options),
         Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {

@@ -9,7 +9,7 @@ use crate::backends::FACADE;
 use crate::run::{Step, cargo, program, root};
 
 /// Every crate that is meant for a registry. The others are tests, tools and examples.
-const PUBLISHED: &[&str] = &[
+pub(crate) const PUBLISHED: &[&str] = &[
     "dlock-core",
     "dlock-macros",
     "dlock-redis",
