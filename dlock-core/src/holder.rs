@@ -297,6 +297,72 @@ mod tests {
         assert_eq!((before.is_some(), holder.since), (true, None));
     }
 
+    /// Whatever is stored: the line of a holder, cut anywhere, with bytes of its own kind, or of none.
+    #[test]
+    fn whatever_stands_in_a_store_is_bounded_and_shown_in_one_harmless_line() {
+        let mut random = fastrand::Rng::with_seed(22);
+        let parts = [
+            "host=",
+            "pid=",
+            "label=",
+            "trace=",
+            "leads=",
+            "left=",
+            "since=",
+            "=",
+            " ",
+            "%",
+            "%1b[2J",
+            "%0a",
+            "%9b",
+            "%e2%80%ae",
+            "%ff",
+            "-1",
+            "0",
+            "9",
+            "18446744073709551616",
+            "253402300800000",
+            "\u{202e}",
+            "\u{9b}",
+            "\u{200b}",
+            "\u{feff}",
+            "\n",
+            "\r",
+            "\u{1b}]0;x\u{7}",
+            "\0",
+            "ä",
+            "🔒",
+            "1",
+            "x",
+        ];
+        for _ in 0..20_000 {
+            let mut text = String::new();
+            for _ in 0..random.usize(..40) {
+                let part = parts[random.usize(..parts.len())];
+                text.push_str(&part.repeat(if random.u8(..50) == 0 { 3_000 } else { 1 }));
+            }
+            let holder = Holder::parse(&text);
+            let longest = LONGEST_NAME + '…'.len_utf8();
+            for name in [&holder.host, &holder.label, &holder.trace, &holder.candidate].into_iter().flatten()
+            {
+                assert!(name.len() <= longest, "{} bytes of {text:?}", name.len());
+            }
+            if let Some(since) = holder.since {
+                assert!(
+                    since.duration_since(UNIX_EPOCH).unwrap().as_millis() < 253_402_300_800_000,
+                    "{text:?}"
+                );
+            }
+            let shown = holder.to_string();
+            assert!(shown.len() < 16 * longest, "{} bytes are shown of {text:?}", shown.len());
+            let harmful = |c: char| {
+                c.is_control()
+                    || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200b}'..='\u{200f}' | '\u{feff}')
+            };
+            assert!(!shown.contains(harmful), "{shown:?} of {text:?}");
+        }
+    }
+
     #[test]
     fn text_of_another_library_gives_an_unnamed_holder() {
         for text in ["", "locked", "pid=x %%% =", "%", "label"] {
