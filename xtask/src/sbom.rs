@@ -10,10 +10,9 @@ use crate::package::PUBLISHED;
 use crate::run::{cargo, root};
 
 /// Writes `target/dlock.cdx.json`: all crates that the published ones need at run time or to be built, on every
-/// platform and with every feature, with version, licence and checksum. No network is asked.
+/// platform and with every feature, with version, licence and checksum. Downloads those of other platforms.
 pub(crate) fn write() -> Result<()> {
-    let metadata =
-        cargo(["metadata", "--format-version", "1", "--locked", "--all-features", "--offline"]).read()?;
+    let metadata = cargo(["metadata", "--format-version", "1", "--locked", "--all-features"]).read()?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
     let lock = fs::read_to_string(root().join("Cargo.lock")).context("Cargo.lock")?;
     let document = document(&metadata, &checksums(&lock))?;
