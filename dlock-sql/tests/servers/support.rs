@@ -167,7 +167,8 @@ macro_rules! db {
                 Self::restart(self).unwrap();
             }
             async fn connect(url: &str) -> Result<$backend> {
-                $backend::connect(url).await
+                // A busy machine takes its time to start a process for a connection, as PostgreSQL does.
+                $options::from_url(url)?.with_connect_timeout(Duration::from_secs(20)).connect().await
             }
             async fn holders(backend: &$backend) -> Result<Vec<(Key, Holder)>> {
                 Locks::new(backend.clone()).holders().await

@@ -11,6 +11,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::sync::oneshot;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -69,13 +70,18 @@ impl Telemetry {
     /// Sends what is left, for a short time.
     pub(crate) async fn stop(self) {
         let Some((traces, metrics)) = self.0 else { return };
-        // They block. Left alone after the time: the process is about to end.
-        let sent = tokio::task::spawn_blocking(move || {
-            let _ = traces.shutdown_with_timeout(LAST);
-            let _ = metrics.shutdown_with_timeout(LAST);
-        });
-        let _ = tokio::time::timeout(LAST * 2, sent).await;
+        // Both block, the metrics for longer than they are allowed to: on threads that the process does not wait for.
+        let traces = on_a_thread(move || traces.shutdown_with_timeout(LAST));
+        let metrics = on_a_thread(move || metrics.shutdown_with_timeout(LAST));
+        let _ = tokio::time::timeout(LAST, async { (traces.await, metrics.await) }).await;
     }
+}
+
+/// What it comes to, or an error if there is no thread for it.
+fn on_a_thread<T: Send + 'static>(code: impl FnOnce() -> T + Send + 'static) -> oneshot::Receiver<T> {
+    let (done, output) = oneshot::channel();
+    let _ = std::thread::Builder::new().spawn(move || done.send(code()));
+    output
 }
 
 fn asked_for() -> bool {

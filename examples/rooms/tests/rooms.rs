@@ -196,6 +196,31 @@ fn a_collector_that_is_away_and_settings_that_are_wrong_stop_no_booking() {
     }
 }
 
+#[test]
+fn a_collector_that_hangs_does_not_keep_a_replica_that_stopped() {
+    // It takes what is sent, and never answers.
+    let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    std::thread::spawn(move || collector.incoming().collect::<Vec<_>>());
+    for protocol in ["http/protobuf", "grpc"] {
+        let directory = tempfile::tempdir().unwrap();
+        let envs = [("OTEL_EXPORTER_OTLP_ENDPOINT", url.as_str()), ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)];
+        let mut replica = Replica::start(directory.path(), "one", &envs);
+        assert_eq!(replica.book("blue", 1), StatusCode::CREATED);
+        replica.terminate();
+        let mut line = String::new();
+        while line != "stopped\n" {
+            line.clear();
+            assert!(replica.output.read_line(&mut line).unwrap() > 0, "{protocol}: it did not stop");
+        }
+        let stopped = Instant::now();
+        let (good, _, complained) = replica.ended();
+        let took = stopped.elapsed();
+        assert!(good && took < Duration::from_secs(4), "{protocol}: {took:?}: {complained}");
+        println!("{protocol}: {took:?}");
+    }
+}
+
 /// What was exported: where to, and the message.
 type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
