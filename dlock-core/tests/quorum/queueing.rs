@@ -21,13 +21,15 @@ struct Queueing {
     asked: Arc<AtomicUsize>,
     written: Arc<AtomicUsize>,
     first_renewal: Option<Duration>,
+    takes: Duration,
 }
 
 impl Queueing {
     /// With so many requests that may be under way at a time.
     fn new(turns: usize) -> Self {
         let (memory, turns) = (Memory::new(), Arc::new(Semaphore::new(turns)));
-        Self { memory, turns, asked: Arc::default(), written: Arc::default(), first_renewal: None }
+        let (asked, written, takes) = (Arc::default(), Arc::default(), Duration::from_millis(1));
+        Self { memory, turns, asked, written, first_renewal: None, takes }
     }
 
     fn written(&self) -> usize {
@@ -80,7 +82,7 @@ impl Claim for QueueingClaim {
             return Err(Failure::unavailable("it was given up"));
         }
         self.node.written.fetch_add(1, Ordering::SeqCst);
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(self.node.takes).await;
         self.inner.attempt().await
     }
 
@@ -111,11 +113,17 @@ fn process(nodes: [Node; 3], node_timeout: Duration) -> Locks {
 
 /// Requests that wait behind others of this process are not answered late by the node.
 #[tokio::test]
-async fn a_thousand_keys_that_wait_for_their_turn_on_one_connection_are_all_taken() {
-    let (plain, queueing) = (nodes(1), [Queueing::new(1), Queueing::new(1)]);
-    let all = [plain[0].clone().into(), queueing[0].clone().into(), queueing[1].clone().into()];
-    let locks = process(all, Duration::from_millis(300));
-    let taken = join_all((0..1_000).map(|n| {
+async fn keys_that_wait_for_their_turn_on_one_connection_for_longer_than_a_node_may_take_are_all_taken() {
+    const KEYS: u32 = 100;
+    let takes = Duration::from_millis(25);
+    let (plain, queueing) = (nodes(1), [1, 1].map(|turns| Queueing { takes, ..Queueing::new(turns) }));
+    let all: [Node; 3] = [plain[0].clone().into(), queueing[0].clone().into(), queueing[1].clone().into()];
+    // Less than the queue takes, and more than a busy machine makes of one turn.
+    let quorum = Quorum::builder(all).with_durable_nodes().with_node_timeout(KEYS * takes * 4 / 5);
+    let builder =
+        Locks::builder(quorum.build().expect("a sound quorum")).with_lease(Duration::from_secs(600));
+    let locks = builder.with_request_timeout(Duration::from_secs(300)).build().expect("locks");
+    let taken = join_all((0..KEYS).map(|n| {
         let lock = locks.lock(format!("{n}"));
         async move { lock.try_acquire().await }
     }));
