@@ -14,15 +14,21 @@ use crate::Service;
 #[once(key = "invoices:<fire_at>", keep = "10m")]
 async fn send_invoices(fire_at: u64) -> Result<()> {
     println!("begins invoices at {fire_at}");
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    work(300).await;
     Ok(())
 }
 
 #[once(key = "report:<fire_at>", keep = "10m")]
 async fn write_report(fire_at: u64) -> Result<()> {
     println!("begins report at {fire_at}");
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    work(200).await;
     Ok(())
+}
+
+/// So that it is in the middle of a job that a replica is killed, however slow the machine is.
+async fn work(millis: u64) {
+    replicas::may_go_on().await;
+    tokio::time::sleep(Duration::from_millis(millis)).await;
 }
 
 /// Serves until it is asked to stop.
@@ -81,11 +87,13 @@ fn say(job: &str, fire_at: u64, outcome: Result<Outcome<()>>) {
         Ok(Outcome::Skipped { by, .. }) => {
             println!("skips {job} at {fire_at}, done by {}", by.label.as_deref().unwrap_or("another one"));
         }
-        Err(error) if is_closed(&error) => println!("leaves {job} at {fire_at}"),
+        Err(error) if is(&error, ErrorKind::Closed) => println!("leaves {job} at {fire_at}"),
+        // Its replica stood still for a lease: the body was dropped, and another replica runs the job.
+        Err(error) if is(&error, ErrorKind::Lost) => println!("loses {job} at {fire_at}"),
         Err(error) => println!("fails {job} at {fire_at}, {error:#}"),
     }
 }
 
-fn is_closed(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Closed)
+fn is(error: &anyhow::Error, kind: ErrorKind) -> bool {
+    error.downcast_ref::<Error>().is_some_and(|error| error.kind() == kind)
 }

@@ -7,21 +7,18 @@ use dlock_rig::servers::redis::RedisServer;
 
 fn each_firing_runs_once_although_a_replica_dies(options: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_jobs"))
-        .args(["--firings", "3", "--lease", "1000", "--every", "1"])
+        .args(["--firings", "2", "--lease", "3000", "--every", "2"])
         .args(options)
         .output()
         .expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // It fails by itself when a job ran twice.
+    // It fails by itself when a job ran twice, or began twice without a cause.
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let lines = |what: &str| -> Vec<&str> {
-        text.lines().filter_map(|line| line.split_once(what)).map(|(_, firing)| firing).collect()
-    };
-    assert_eq!(lines("is killed in the middle").len(), 1, "{text}");
-    let (began, mut ran) = (lines(": begins "), lines(": ran "));
-    assert_eq!(began.len(), ran.len() + 1, "only the job of the killed replica began twice: {text}");
+    assert_eq!(text.matches("is killed in the middle").count(), 1, "{text}");
+    let mut ran: Vec<&str> =
+        text.lines().filter_map(|line| line.split_once(": ran ")).map(|(_, firing)| firing).collect();
     for job in ["invoices", "report"] {
-        assert!(ran.iter().filter(|firing| firing.starts_with(job)).count() >= 3, "{text}");
+        assert!(ran.iter().filter(|firing| firing.starts_with(job)).count() >= 2, "{text}");
     }
     ran.sort_unstable();
     let all = ran.len();

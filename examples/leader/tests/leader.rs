@@ -5,7 +5,7 @@ use std::process::Command;
 #[test]
 fn the_next_replica_leads_when_the_leader_is_killed_and_when_it_stops() {
     let output =
-        Command::new(env!("CARGO_BIN_EXE_leader")).args(["--lease", "1000"]).output().expect("it starts");
+        Command::new(env!("CARGO_BIN_EXE_leader")).args(["--lease", "3000"]).output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // It fails by itself when two lead, or when a term is not later than the one before.
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

@@ -8,11 +8,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 const NAME: &str = "REPLICA";
+
+/// How often this replica may go on.
+static GO: Semaphore = Semaphore::const_new(0);
 
 /// Processes of the running program, which are killed when this is dropped.
 #[derive(Debug)]
@@ -103,6 +106,14 @@ impl Replicas {
         Ok(())
     }
 
+    /// Lets a replica go on, once, that waits for it by [`may_go_on`].
+    pub async fn go_on(&mut self, number: usize) {
+        if let Some(input) = &mut self.fleet[number].child.stdin {
+            // One that has ended says so by itself.
+            let _ = input.write_all(b"\n").await;
+        }
+    }
+
     /// Asks a replica to stop, by the end of its input.
     pub fn stop(&mut self, number: usize) {
         self.fleet[number].child.stdin = None;
@@ -142,7 +153,18 @@ impl Replicas {
 
 /// Waits, as a replica, until it is asked to stop, or until whoever started it is gone.
 pub async fn asked_to_stop() {
-    let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Ok(Some(_)) = lines.next_line().await {
+        GO.add_permits(1);
+    }
+    GO.close();
+}
+
+/// Waits, as a replica that listens by [`asked_to_stop`], until it may go on, or is asked to stop.
+pub async fn may_go_on() {
+    if let Ok(permit) = GO.acquire().await {
+        permit.forget();
+    }
 }
 
 /// Returns the name of this process, as it is printed.
