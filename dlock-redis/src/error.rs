@@ -139,7 +139,7 @@ pub(crate) fn refusal(text: &str) -> Failure {
         Some("WRONGTYPE") => {
             (ErrorKind::InvalidConfig, "the key holds data and no lock; use another key or prefix")
         }
-        Some("OOM") => (ErrorKind::InvalidConfig, "the server's memory is used up; raise maxmemory"),
+        Some("OOM") => (ErrorKind::Unavailable, "the server's memory is used up; raise maxmemory"),
         Some("FENCES") => (
             ErrorKind::InvalidConfig,
             "the counter of fences is years ahead of the server's clock; set it to the highest fence that was ever \
@@ -245,10 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_value_a_full_server_and_a_wrong_slot_are_final() {
+    fn a_full_server_has_room_again_some_time() {
+        assert_eq!(kind("OOM command not allowed when used memory > 'maxmemory'."), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn a_foreign_value_and_a_wrong_slot_are_final() {
         for text in [
             "WRONGTYPE Operation against a key holding the wrong kind of value",
-            "OOM command not allowed when used memory > 'maxmemory'.",
             "CROSSSLOT Keys in request don't hash to the same slot",
             "MOVED 12182 127.0.0.1:7002",
             "ASK 12182 127.0.0.1:7002",

@@ -82,6 +82,9 @@ struct Serve {
     /// Length of a night, in milliseconds: how often a settlement is due
     #[arg(long, value_name = "MS", default_value_t = 86_400_000, value_parser = clap::value_parser!(u64).range(50..=86_400_000))]
     night: u64,
+    /// For whoever wants to see it suffer: `POST /block/{milliseconds}` blocks all threads of its runtime.
+    #[arg(long, hide = true)]
+    faults: bool,
 }
 
 #[tokio::main]

@@ -14,6 +14,7 @@ use dlock_tower::{LockLayer, Locked};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{Instrument, info, info_span, warn};
@@ -70,7 +71,11 @@ async fn run(options: &Serve) -> Result<()> {
         tokio::spawn(settle_nights(desk.clone(), Duration::from_millis(options.night), stopped.clone()));
     let server = tokio::spawn({
         let mut stopped = stopped;
-        let service = axum::serve(listener, router(desk));
+        let mut router = router(desk);
+        if options.faults {
+            router = router.route("/block/{millis}", post(block));
+        }
+        let service = axum::serve(listener, router);
         async move {
             service.with_graceful_shutdown(async move { drop(stopped.wait_for(|stop| *stop).await) }).await
         }
@@ -119,6 +124,14 @@ async fn ready(State(desk): State<Desk>) -> (StatusCode, String) {
         Ok(()) => (StatusCode::OK, "ready".to_owned()),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
     }
+}
+
+/// Blocks all threads of the runtime, as code does that computes in async functions.
+async fn block(Path(millis): Path<u64>) -> StatusCode {
+    for _ in 0..Handle::current().metrics().num_workers() {
+        tokio::spawn(async move { std::thread::sleep(Duration::from_millis(millis)) });
+    }
+    StatusCode::ACCEPTED
 }
 
 async fn book(
