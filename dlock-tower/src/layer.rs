@@ -4,11 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use http::header::CONTENT_TYPE;
 use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::rejection::{Rejections, is_grpc};
+use crate::rejection::{Rejections, grpc_type};
 use crate::request_lock::RequestLock;
 
 /// Takes a lock for each request, by a function of the request.
@@ -86,7 +87,7 @@ where
 
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let Some(lock) = (self.lock_of)(&request) else { return Box::pin(self.inner.call(request)) };
-        let (lock, rejections, grpc) = (lock.into(), self.rejections, is_grpc(request.headers()));
+        let (lock, rejections, grpc) = (lock.into(), self.rejections, grpc_type(request.headers()));
         // The one that was polled until it was ready is the one to call.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
@@ -100,7 +101,12 @@ where
             worked.unwrap_or_else(|error| {
                 // Not louder: in an outage there is one for each request, and the lock's span and warnings tell why.
                 tracing::debug!(%error, "a request was not served");
-                Ok(rejections.response(&error, grpc))
+                let mut response = rejections.response(&error, grpc.is_some());
+                if let Some(grpc) = grpc {
+                    // A client of gRPC-Web reads no other type than its own.
+                    response.headers_mut().insert(CONTENT_TYPE, grpc);
+                }
+                Ok(response)
             })
         })
     }

@@ -30,13 +30,18 @@
 //! | the key that the function made is not one | 400 Bad Request | `INVALID_ARGUMENT` |
 //! | the lock is refused for another reason, such as a missing right | 500 Internal Server Error | `INTERNAL` |
 //!
-//! A request is taken for one of gRPC by its `Content-Type`. The bodies of these responses are empty.
+//! A request is taken for one of gRPC, or gRPC-Web, by its `Content-Type`. The bodies of these responses are empty.
+//!
+//! Every method takes the lock that the function returns: return `None` for those that change nothing, such as
+//! `OPTIONS`, or a browser's preflight waits behind the work of others.
 //!
 //! # What the lock covers
 //!
 //! The service's work until it has a response, which is the whole handler in axum and a whole unary call in tonic. A
-//! body that is streamed is sent after that, without the lock. A request whose client disconnects is dropped by the
-//! server, and the lock is then released in the background.
+//! body that is streamed is sent after that, without the lock. A request's body that its handler reads is read under the
+//! lock, at the client's pace: give such a route a time limit. A request whose client disconnects is dropped by the
+//! server, and the lock is then released in the background. A panic of the handler releases it likewise; what the
+//! server makes of a panic, also of the function that names the lock, is the server's: hyper closes the connection.
 //!
 //! A lock that is lost ends the request at its next await, unless the lock's options say to
 //! [continue](dlock_core::OnLost::Continue). What the request writes elsewhere is protected by the fence: it is in the

@@ -63,9 +63,12 @@ impl Rejections {
     }
 }
 
-/// Whether these are the headers of a gRPC request.
-pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+/// The content type of a request of gRPC or gRPC-Web; `None` for others.
+pub(crate) fn grpc_type(headers: &HeaderMap) -> Option<HeaderValue> {
+    let value = headers.get(CONTENT_TYPE)?;
+    let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
+    let rest = rest.strip_prefix(b"-web-text").or_else(|| rest.strip_prefix(b"-web")).unwrap_or(rest);
+    matches!(rest.first(), None | Some(b'+' | b';' | b' ')).then(|| value.clone())
 }
 
 /// What an error means to who sent the request.

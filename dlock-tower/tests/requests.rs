@@ -209,6 +209,17 @@ async fn a_grpc_client_reads_the_rejection_as_a_status() {
     assert_eq!((status.code(), status.message()), (tonic::Code::Aborted, "the lock is busy"));
     let pause: u64 = busy.headers()["grpc-retry-pushback-ms"].to_str().unwrap().parse().unwrap();
     assert!((1..=3_000).contains(&pause), "{pause}");
+    for (sent, is_grpc) in [
+        ("application/grpc-web+proto", true),
+        ("application/grpc-web-text", true),
+        ("application/grpcs", false),
+    ] {
+        let request = Request::builder().uri("/one/room").header(CONTENT_TYPE, sent).body(()).unwrap();
+        let busy = ask(&here, request).await;
+        let status = busy.headers().contains_key("grpc-status");
+        assert_eq!((status, busy.status() == StatusCode::OK), (is_grpc, is_grpc), "{sent}");
+        assert_eq!(busy.headers().get(CONTENT_TYPE).is_some_and(|value| value == sent), is_grpc, "{sent}");
+    }
     working.abort();
     let bad = ask(&here, call("/one/")).await;
     assert_eq!(tonic::Status::from_header_map(bad.headers()).unwrap().code(), tonic::Code::InvalidArgument);
