@@ -16,6 +16,12 @@ use crate::store::Store;
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_secs(1);
+/// So long that no renewal is in the way.
+const RESIGNED_LEASE: Duration = Duration::from_secs(30);
+/// When the next one leads where it is notified.
+const SOON: Duration = Duration::from_millis(50);
+/// How long a candidate has to get in line: more than the 100 ms for which it stands back where the backend notifies.
+const STANDS: Duration = Duration::from_millis(250);
 /// Elections at a time.
 const LANES: usize = 8;
 /// Candidates of each.
@@ -90,6 +96,50 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     let what = format!("all of them, and those within 1.1 leases ({within} of {total})");
     let promise = "110 % at the most (accepted here: 150 %)";
     report.add(store.name(), what, spread.percent(LEASE), promise, spread.max <= ACCEPTED);
+    Ok(())
+}
+
+/// Measures how soon the next candidate leads when a leader resigns, on a server that is not disturbed.
+pub(crate) async fn resign(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
+    let rounds = volume.of(300, 5);
+    let bar = progress("resignations", store.name(), rounds);
+    let key = store.key();
+    // Each with connections of its own, as in two processes.
+    let all = [store.locks(RESIGNED_LEASE).await?, store.locks(RESIGNED_LEASE).await?];
+    let [mut leads, mut waits] = all.each_ref().map(|locks| locks.election(&key).campaign());
+    let next_is_notified = all[0].capabilities().notified;
+    let mut term = leads.next().await.ok_or("nobody leads")?;
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let mut next = Box::pin(waits.next());
+        // Whoever resigned stands back for a moment; then it waits for its turn.
+        if tokio::time::timeout(STANDS, &mut next).await.is_ok() {
+            return Err("two lead at a time".into());
+        }
+        let called = Instant::now();
+        let (resigned, (next, took)) = tokio::join!(term.resign(), async { (next.await, called.elapsed()) });
+        resigned?;
+        times.push(took);
+        term = next.ok_or("nobody leads")?;
+        std::mem::swap(&mut leads, &mut waits);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    term.resign().await?;
+    let soon = times.iter().filter(|took| **took <= SOON).count();
+    let what = format!("{rounds} leaders resigned: time to the next one");
+    report.note(store.name(), what, Spread::of(times));
+    let what = "the same: within 50 ms";
+    if next_is_notified {
+        // One in a hundred may be the machine's.
+        report.add(store.name(), what, soon, "99 %", soon * 100 >= rounds * 99);
+    } else {
+        // It takes as long as a poll.
+        report.note(store.name(), what, soon);
+    }
+    for locks in all {
+        locks.shutdown(RESIGNED_LEASE).await?;
+    }
     Ok(())
 }
 

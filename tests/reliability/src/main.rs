@@ -81,6 +81,8 @@ enum Measurement {
     Killed,
     /// Leaders that are killed, frozen, cut off, or blocked meanwhile.
     Leader,
+    /// Leaders that resign, and how soon the next one leads.
+    Resign,
     /// Jobs that run once, of processes whose clocks differ and some of which are killed meanwhile, see `--firings`.
     Once,
     /// Random faults, with a record that is checked.
@@ -170,6 +172,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             // A process that is frozen in the middle of a transaction keeps the file of SQLite locked for all.
             if !kind.is_session() && kind != Kind::Sqlite && wanted(Measurement::Leader) {
                 runtime.block_on(leader::measure(&store, volume, &mut report))?;
+            }
+            if !kind.is_session() && wanted(Measurement::Resign) {
+                runtime.block_on(leader::resign(&store, volume, &mut report))?;
             }
             // A session has no time for which a key stays taken.
             if !kind.is_session() && kind != Kind::Zk && wanted(Measurement::Once) {
