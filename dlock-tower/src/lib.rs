@@ -38,10 +38,10 @@
 //! # What the lock covers
 //!
 //! The service's work until it has a response, which is the whole handler in axum and a whole unary call in tonic. A
-//! body that is streamed is sent after that, without the lock. A request's body that its handler reads is read under the
-//! lock, at the client's pace: give such a route a time limit. A request whose client disconnects is dropped by the
-//! server, and the lock is then released in the background. A panic of the handler releases it likewise; what the
-//! server makes of a panic, also of the function that names the lock, is the server's: hyper closes the connection.
+//! body that is streamed is sent after that, without the lock. A request's body that its handler reads is read under
+//! the lock, at the client's pace: give such a route a time limit. A request whose client disconnects is dropped by the
+//! server, and the lock is then released in the background. A panic of the handler releases it likewise; the server
+//! decides what the client gets for it, and for a panic of the function that names the lock.
 //!
 //! A lock that is lost ends the request at its next await, unless the lock's options say to
 //! [continue](dlock_core::OnLost::Continue). What the request writes elsewhere is protected by the fence: it is in the
