@@ -106,12 +106,12 @@ impl Redis {
         RedisBuilder::existing(existing::sentinels(sentinels, service, server))
     }
 
-    pub(crate) fn new(config: Config) -> Result<Self, Failure> {
+    fn new(config: Config) -> Result<Self, Failure> {
         Client::new(config).map(|client| Self(Arc::new(client)))
     }
 
     /// Asks the server whether it is there, and whether this user has the rights that are needed.
-    pub(crate) async fn ping(&self) -> Result<()> {
+    async fn ping(&self) -> Result<()> {
         // In a box: a program's own futures, which contain this one, would be too deep for the compiler.
         self.0.introduce().boxed().await.map_err(configure)
     }
@@ -148,6 +148,35 @@ impl Redis {
             Ok(reply) => Ok(reply == redis::Value::Int(1)),
             Err(failure) => Err(Error::new(Operation::Hold, failure).on("redis")),
         }
+    }
+}
+
+impl RedisBuilder {
+    /// Connects, and asks the server for a sign of life.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights, and
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers. No error contains a
+    /// password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(self) -> Result<Redis> {
+        let redis = self.build()?;
+        redis.ping().await?;
+        Ok(redis)
+    }
+
+    /// Creates the backend without a connection: it connects when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work.
+    pub fn build(self) -> Result<Redis> {
+        self.check().and_then(Redis::new).map_err(configure)
     }
 }
 
@@ -220,7 +249,7 @@ impl fmt::Debug for Redis {
     }
 }
 
-pub(crate) fn configure(failure: Failure) -> Error {
+fn configure(failure: Failure) -> Error {
     Error::new(Operation::Configure, failure).on("redis")
 }
 

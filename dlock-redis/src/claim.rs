@@ -1,5 +1,6 @@
 //! One claim on one lock.
 
+mod answers;
 mod batch;
 mod in_flight;
 mod shares;
@@ -16,7 +17,6 @@ use dlock_core::{Failure, Fence, Holder};
 use redis::Value;
 
 use crate::client::Client;
-use crate::error::Fault;
 use crate::format::draw;
 use crate::format::shares::place_channel;
 use crate::keys::Names;
@@ -24,6 +24,7 @@ use crate::request::{Answer, Request, RequestAlone, Step};
 use crate::servers::Reply;
 use crate::tracking::{TRACKED_AFTER, TrackedLock};
 
+use self::answers::{senseless, withdrawn};
 use self::in_flight::{InFlight, InFlightAttempts};
 pub(crate) use batch::attempt_all;
 
@@ -274,17 +275,4 @@ impl fmt::Debug for RedisClaim {
             .field("held", &self.held)
             .finish_non_exhaustive()
     }
-}
-
-fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
-    match answer {
-        Answer::Done(true) => Ok(Withdrawal::REMOVED),
-        Answer::Awaited => Ok(Withdrawal::REMOVED.with_others_waiting(true)),
-        Answer::Done(false) => Ok(Withdrawal::ABSENT),
-        _ => Err(senseless()),
-    }
-}
-
-fn senseless() -> Failure {
-    Fault::Cut("malformed reply".into()).into_failure()
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use dlock_core::{Failure, Result};
 
-use crate::backend::Redis;
 #[cfg(feature = "credentials")]
 use crate::existing::Provider;
 use crate::existing::{ConnectionTemplate, ExistingClients};
@@ -16,7 +15,7 @@ use crate::url::{self, Topology};
 const DEFAULT_TRACKED: usize = 10_000;
 const MOST_TRACKED: usize = 100_000;
 
-/// Settings of a [`Redis`] backend that are not the defaults.
+/// Settings of a [`Redis`](crate::Redis) backend that are not the defaults.
 ///
 /// | setting | default | meaning |
 /// |---|---|---|
@@ -224,34 +223,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Connects, and asks the server for a sign of life.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
-    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights, and
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers. No error contains a
-    /// password.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(self) -> Result<Redis> {
-        let redis = self.build()?;
-        redis.ping().await?;
-        Ok(redis)
-    }
-
-    /// Creates the backend without a connection: it connects when it is first used.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work.
-    pub fn build(self) -> Result<Redis> {
-        self.check().and_then(Redis::new).map_err(crate::backend::configure)
-    }
-
-    fn check(self) -> Result<Config, Failure> {
+    pub(crate) fn check(self) -> Result<Config, Failure> {
         let ExistingClients { target, template, sentinel_template } = match self.servers {
             Servers::Url(url) => {
                 ExistingClients { target: url::parse(&url)?, template: None, sentinel_template: None }

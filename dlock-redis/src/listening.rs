@@ -8,23 +8,19 @@ mod shards;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use dlock_core::Failure;
 use dlock_core::backend::notify::{Connection, Event, Source};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
-use redis::{PushInfo, PushKind, RedisResult, Value};
+use redis::aio::PubSubStream;
+use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc;
 
 use self::shards::{Sharded, Shards};
 use crate::error::{Fault, refusal};
-use crate::servers::Servers;
-
-/// How long the answer to a command may take.
-const ANSWER: Duration = Duration::from_secs(5);
+use crate::servers::{MessageConnection, Servers};
 
 /// Opens such connections.
 pub(crate) struct Listening {
@@ -39,14 +35,6 @@ impl Listening {
     pub(crate) fn new(servers: &Arc<Servers>, sharded: bool) -> Self {
         Self { servers: Arc::clone(servers), sharded, said: Arc::default() }
     }
-}
-
-/// What commands are sent on.
-#[derive(Clone)]
-pub(crate) enum MessageConnection {
-    Resp3(MultiplexedConnection),
-    /// A connection that is for messages only.
-    Resp2(PubSubSink),
 }
 
 pub(crate) struct ListeningConnection {
@@ -200,54 +188,11 @@ impl ListeningConnection {
     }
 }
 
-impl MessageConnection {
-    async fn subscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
-        let names = texts(names);
-        match self.clone() {
-            Self::Resp3(mut line) => answered(line.subscribe(names)).await,
-            Self::Resp2(mut line) => answered(line.subscribe(names)).await,
-        }
-    }
-
-    async fn unsubscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
-        let names = texts(names);
-        match self.clone() {
-            Self::Resp3(mut line) => answered(line.unsubscribe(names)).await,
-            Self::Resp2(mut line) => answered(line.unsubscribe(names)).await,
-        }
-    }
-
-    /// An answer of any kind proves that somebody is there.
-    async fn ping(&self) -> Result<(), Fault> {
-        let result = match self.clone() {
-            Self::Resp3(mut line) => {
-                answered(async { line.send_packed_command(&redis::cmd("PING")).await.map(drop) }).await
-            }
-            Self::Resp2(mut line) => answered(async { line.ping::<Value>().await.map(drop) }).await,
-        };
-        match result {
-            Err(Fault::Refused(_)) => Ok(()),
-            result => result,
-        }
-    }
-}
-
-async fn answered(command: impl Future<Output = RedisResult<()>>) -> Result<(), Fault> {
-    match tokio::time::timeout(ANSWER, command).await {
-        Ok(result) => result.map_err(Fault::of),
-        Err(_) => Err(Fault::Cut("no answer".into())),
-    }
-}
-
 async fn next_of(messages: &mut Option<PubSubStream>) -> Option<redis::Msg> {
     match messages {
         Some(messages) => messages.next().await,
         None => std::future::pending().await,
     }
-}
-
-fn texts(names: &[Arc<str>]) -> Vec<&str> {
-    names.iter().map(|name| &**name).collect()
 }
 
 fn broken() -> Failure {

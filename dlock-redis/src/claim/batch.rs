@@ -5,7 +5,9 @@ use std::sync::Arc;
 use dlock_core::Failure;
 use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
 
-use super::{InFlightAttempts, RedisClaim, senseless};
+use super::RedisClaim;
+use super::answers::senseless;
+use super::in_flight::InFlightAttempts;
 use crate::client::Client;
 use crate::error::Fault;
 use crate::request::{Answer, Request, RequestAll, Step, TakenAll, Who};

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::withdrawn;
+use super::answers::withdrawn;
 use crate::error::Fault;
 use crate::request::Answer;
 use crate::servers::{Command, Connection, Reply, Route, Servers, Track, Untracked};

@@ -4,7 +4,8 @@
 use dlock_core::Failure;
 use dlock_core::backend::{Attempt, Renewed, Withdrawal};
 
-use super::{RedisClaim, senseless, withdrawn};
+use super::RedisClaim;
+use super::answers::{senseless, withdrawn};
 use crate::error::refusal;
 use crate::request::{Answer, ShareRequest, ShareStep, Who};
 use crate::servers::Reply;

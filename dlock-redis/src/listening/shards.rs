@@ -12,10 +12,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, Value};
 use tokio::sync::{OnceCell, mpsc};
 
-use super::{ANSWER, answered};
 use crate::error::{Fault, refusal};
 use crate::keys::slot_of;
-use crate::servers::Servers;
+use crate::servers::{ANSWER, Servers, in_time};
 use crate::url::Endpoint;
 
 /// The pauses between two tries to listen at a server.
@@ -187,5 +186,5 @@ fn command(name: &str, channel: &str) -> Cmd {
 }
 
 async fn asked(mut line: MultiplexedConnection, command: &Cmd) -> Result<(), Fault> {
-    answered(async { line.send_packed_command(command).await.and_then(Value::extract_error).map(drop) }).await
+    in_time(async { line.send_packed_command(command).await.and_then(Value::extract_error).map(drop) }).await
 }

@@ -2,6 +2,8 @@
 
 mod cluster;
 mod connection;
+mod follow;
+mod messages;
 mod node;
 mod open;
 mod queue;
@@ -17,6 +19,7 @@ use redis::{Cmd, Value};
 
 use self::cluster::Cluster;
 pub(crate) use self::connection::Connection;
+pub(crate) use self::messages::{ANSWER, MessageConnection, in_time};
 use self::node::Address;
 pub(crate) use self::node::{Node, Route};
 pub(crate) use self::open::Opener;
@@ -165,7 +168,7 @@ impl Servers {
     pub(crate) fn watch(&self) -> Result<(), Failure> {
         match self {
             Self::One(node) if node.sentinels().is_some() => {
-                dlock_core::keeper::runtime()?.spawn(sentinel::follow(Arc::downgrade(node)));
+                dlock_core::keeper::runtime()?.spawn(follow::follow(Arc::downgrade(node)));
                 Ok(())
             }
             _ => Ok(()),

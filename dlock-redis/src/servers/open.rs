@@ -14,12 +14,12 @@ use redis::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::messages::MessageConnection;
 use crate::config::{Certificates, Config};
 use crate::error::{lacks_hello, not_opened};
 use crate::existing::ConnectionTemplate;
 #[cfg(feature = "credentials")]
 use crate::existing::Provider;
-use crate::listening::MessageConnection;
 use crate::url::{Credentials, Endpoint};
 
 /// How connections are opened.

@@ -1,20 +1,16 @@
 //! Where the master is, by what the sentinels say.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind, RedisResult, Value};
+use redis::{PushInfo, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use super::node::Node;
 use super::open::Opener;
 use crate::error::Fault;
 use crate::url::Endpoint;
-
-/// How often to look whether anybody still wants to know, and the pause before another sentinel is tried.
-const GLANCE: Duration = Duration::from_secs(1);
 
 /// The sentinels of one service.
 #[derive(Debug)]
@@ -49,7 +45,10 @@ impl Sentinels {
     }
 
     /// A connection to a sentinel that tells of each change of a master.
-    async fn listen(&self, said: mpsc::UnboundedSender<PushInfo>) -> Result<MultiplexedConnection, Failure> {
+    pub(crate) async fn listen(
+        &self,
+        said: mpsc::UnboundedSender<PushInfo>,
+    ) -> Result<MultiplexedConnection, Failure> {
         // Asking first finds one that is there.
         self.master().await?;
         let position = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,42 +79,6 @@ impl Sentinels {
                 Ok(Endpoint::Tcp { host, port, tls })
             }
         }
-    }
-}
-
-/// Ends the connections to a server that the sentinels took the mastership from, as soon as they say so: such a server
-/// may still take itself for the master.
-pub(crate) async fn follow(node: Weak<Node>) {
-    loop {
-        let Some(strong) = node.upgrade() else { return };
-        let (said, mut news) = mpsc::unbounded_channel();
-        let followed = match strong.sentinels() {
-            Some(sentinels) => sentinels.listen(said).await,
-            None => return,
-        };
-        drop(strong);
-        if let Ok(connection) = followed {
-            // Between the look-ups of two connections it may have been somebody else's turn.
-            let mut changed = true;
-            loop {
-                if changed {
-                    let Some(node) = node.upgrade() else { return };
-                    if let Some(sentinels) = node.sentinels()
-                        && let Ok(master) = sentinels.master().await
-                    {
-                        node.leave(&master);
-                    }
-                }
-                match tokio::time::timeout(GLANCE, news.recv()).await {
-                    Ok(Some(PushInfo { kind: PushKind::Disconnection, .. }) | None) => break,
-                    Ok(Some(PushInfo { kind, .. })) => changed = kind == PushKind::Message,
-                    Err(_) if node.strong_count() == 0 => return,
-                    Err(_) => changed = false,
-                }
-            }
-            drop(connection);
-        }
-        tokio::time::sleep(GLANCE).await;
     }
 }
 

@@ -1,0 +1,20 @@
+//! What an answer means to a claim.
+
+use dlock_core::Failure;
+use dlock_core::backend::Withdrawal;
+
+use crate::error::Fault;
+use crate::request::Answer;
+
+pub(super) fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
+    match answer {
+        Answer::Done(true) => Ok(Withdrawal::REMOVED),
+        Answer::Awaited => Ok(Withdrawal::REMOVED.with_others_waiting(true)),
+        Answer::Done(false) => Ok(Withdrawal::ABSENT),
+        _ => Err(senseless()),
+    }
+}
+
+pub(super) fn senseless() -> Failure {
+    Fault::Cut("malformed reply".into()).into_failure()
+}

@@ -1,0 +1,64 @@
+//! Connections on which the server says who released what.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::{MultiplexedConnection, PubSubSink};
+use redis::{RedisResult, Value};
+
+use crate::error::Fault;
+
+/// How long the answer to a command may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// What commands are sent on.
+#[derive(Clone)]
+pub(crate) enum MessageConnection {
+    Resp3(MultiplexedConnection),
+    /// A connection that is for messages only.
+    Resp2(PubSubSink),
+}
+
+impl MessageConnection {
+    pub(crate) async fn subscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
+        let names = texts(names);
+        match self.clone() {
+            Self::Resp3(mut line) => in_time(line.subscribe(names)).await,
+            Self::Resp2(mut line) => in_time(line.subscribe(names)).await,
+        }
+    }
+
+    pub(crate) async fn unsubscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
+        let names = texts(names);
+        match self.clone() {
+            Self::Resp3(mut line) => in_time(line.unsubscribe(names)).await,
+            Self::Resp2(mut line) => in_time(line.unsubscribe(names)).await,
+        }
+    }
+
+    /// An answer of any kind proves that somebody is there.
+    pub(crate) async fn ping(&self) -> Result<(), Fault> {
+        let result = match self.clone() {
+            Self::Resp3(mut line) => {
+                in_time(async { line.send_packed_command(&redis::cmd("PING")).await.map(drop) }).await
+            }
+            Self::Resp2(mut line) => in_time(async { line.ping::<Value>().await.map(drop) }).await,
+        };
+        match result {
+            Err(Fault::Refused(_)) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// The answer to a command, or that there was none for too long.
+pub(crate) async fn in_time(command: impl Future<Output = RedisResult<()>>) -> Result<(), Fault> {
+    match tokio::time::timeout(ANSWER, command).await {
+        Ok(result) => result.map_err(Fault::of),
+        Err(_) => Err(Fault::Cut("no answer".into())),
+    }
+}
+
+fn texts(names: &[Arc<str>]) -> Vec<&str> {
+    names.iter().map(|name| &**name).collect()
+}
