@@ -45,6 +45,21 @@ async fn line_of(server: &ZooKeeperServer, key: &str, count: usize) {
 }
 
 #[tokio::test]
+async fn what_stays_taken_for_a_time_is_refused_before_any_request() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server).await;
+    let minute = Duration::from_secs(60);
+    let refused = locks.lock("least").with_hold_at_least(minute).acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    let job = locks.once("job").with_window(minute);
+    let refused = job.run::<(), dlock_core::Error, _>(async { panic!("it runs") }).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("zk"), "{refused}");
+    let keys = server.admin().children("/dlock");
+    assert!(!keys.iter().any(|key| key == "least" || key == "job"), "{keys:?}");
+}
+
+#[tokio::test]
 async fn a_lock_is_stored_as_curator_stores_it() {
     let server = ZooKeeperServer::start().unwrap();
     let locks = locks(&server).await;
