@@ -31,7 +31,7 @@ const BLOCKED: Duration = Duration::from_secs(60);
 /// How far a clock is set.
 pub(crate) const STEP: Duration = Duration::from_secs(3600);
 /// How long it may take to be ready again.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Breaks the store of the locks under `rooms`, and prints what came of it.
 #[derive(Debug, Parser)]
@@ -188,7 +188,7 @@ async fn one(fault: Fault, store: &mut Store, fleet: &mut Fleet, held: &Held) ->
     }
     let mended = Instant::now();
     if fleet.all_ready(PATIENCE).await.is_err() {
-        bail!("after {}: not ready for {PATIENCE:?}", fault.name());
+        bail!("after {}: not ready for {PATIENCE:?}; the store said: {}", fault.name(), store.output());
     }
     let ready_after = mended.elapsed();
     // What was renewed just before a renewal was due has two thirds left.

@@ -219,6 +219,13 @@ impl Store {
         })
     }
 
+    /// What the server has said, and whether it still runs.
+    pub(crate) fn output(&self) -> String {
+        let Some((server, _)) = &self.server else { return String::new() };
+        let (output, runs) = whichever!(server, server => (server.output(), server.is_running()));
+        format!("{output}\n(it {})", if runs { "runs" } else { "has ended" })
+    }
+
     /// Cuts all connections to it.
     pub(crate) fn cut(&self) {
         if let Some((_, proxy)) = &self.server {
