@@ -8,6 +8,8 @@ use dlock_rig::servers::pgbouncer::PgBouncer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use sqlx::Connection;
+use sqlx::sqlite::SqliteConnection;
 use support::{Store, until};
 
 fn round_trip(store: &Store) {
@@ -73,6 +75,69 @@ fn a_holder_that_nobody_can_be_is_shown_and_released_without_a_panic() {
     let long = store.dlock(["--json", "release", "--force", "--yes", "long"]).done();
     assert_eq!(long.json()["holder"]["label"], "not a lock of dlock", "{}", long.err);
     assert_eq!(server.command::<u64>(&["EXISTS", "dlock:k"]), 0);
+}
+
+/// Shows the lock `k`, whose holder's text `write` replaces, in every way, and releases it.
+fn is_shown_and_released_without_a_panic(store: &Store, write: impl Fn(&str)) {
+    let name = "host=%e2%80%ae%1b[2J%9b%00 pid=99999999999 label=";
+    for (since, label) in [("1000000000000000000", "%ff%e2%80%8b".to_owned()), ("-1", "x".repeat(700))] {
+        let mut running = store.holding("k");
+        write(&format!("since={since} {name}{label}"));
+        for task in [
+            &["ls"][..],
+            &["inspect", "k"],
+            &["watch", "--times", "1"],
+            &["--json", "ls"],
+            &["--json", "inspect", "k"],
+            &["--json", "watch", "--times", "1"],
+            &["--json", "release", "--force", "--yes", "k"],
+        ] {
+            let done = store.dlock(task.iter().copied()).done();
+            assert_eq!(done.code, 0, "{task:?}: {}", done.err);
+            let harmful = ['\u{1b}', '\u{202e}', '\u{200b}', '\u{9b}', '\0'];
+            assert!(!done.out.contains(harmful) && done.out.len() < 2_000, "{task:?}: {:?}", done.out);
+            if task[0] == "--json" {
+                let document = done.json();
+                let holder = document["held"].get(0).unwrap_or(&document["holder"]);
+                assert!(holder["host"].as_str().unwrap().starts_with("\u{202e}\u{1b}[2J"), "{document}");
+                assert!(holder["since"].is_null() && holder["pid"].is_null(), "{document}");
+            }
+        }
+        running.finish();
+        running.wait();
+    }
+}
+
+#[test]
+fn whatever_stands_for_a_holder_in_a_database_or_a_node_is_shown_and_released_without_a_panic() {
+    let postgres = PostgresServer::start().unwrap();
+    let store = Store::at(&format!("{}&migrate=true", postgres.url()));
+    is_shown_and_released_without_a_panic(&store, |text| {
+        postgres.query(&format!("UPDATE dlock SET holder = '{text}' WHERE key = 'k'"));
+    });
+    let mysql = MysqlServer::start().unwrap();
+    let store = Store::at(&format!("{}?migrate=true", mysql.url()));
+    is_shown_and_released_without_a_panic(&store, |text| {
+        // Its column, as a node, takes what is no UTF-8.
+        mysql.query(&format!("UPDATE dlock SET holder = CONCAT('{text}', x'ff9b1b') WHERE `key` = 'k'"));
+    });
+    let zookeeper = ZooKeeperServer::start().unwrap();
+    is_shown_and_released_without_a_panic(&Store::at(&zookeeper.url()), |text| {
+        let admin = zookeeper.admin();
+        for place in admin.children("/dlock/k") {
+            admin.set_data(&format!("/dlock/k/{place}"), &[text.as_bytes(), b"\xff\x9b\x1b"].concat());
+        }
+    });
+    let store = Store::new();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    is_shown_and_released_without_a_panic(&store, |text| {
+        runtime.block_on(async {
+            let url = format!("sqlite://{}", store.path("locks.db").display());
+            let mut file = SqliteConnection::connect(&url).await.unwrap();
+            let write = "UPDATE dlock SET holder = ? WHERE key = x'6b'";
+            assert_eq!(sqlx::query(write).bind(text).execute(&mut file).await.unwrap().rows_affected(), 1);
+        });
+    });
 }
 
 #[test]
