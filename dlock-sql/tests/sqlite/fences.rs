@@ -117,5 +117,19 @@ async fn a_fence_at_its_end_is_an_error_that_says_what_to_mend() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
         assert!(error.to_string().contains("end of its numbers"), "{error}");
     }
+    site.execute("UPDATE dlock SET fence = 0 WHERE key = x''; UPDATE dlock SET fence = -5 WHERE key > x''")
+        .await;
+    for key in ["k", "new"] {
+        let mut last = 0;
+        for _ in 0..2 {
+            let guard = locks.lock(key).acquire().await.unwrap();
+            let fence = guard.fence().unwrap().get();
+            assert!(last < fence && fence < i64::MAX.unsigned_abs(), "{key}: {fence} after {last}");
+            last = fence;
+            guard.release().await.unwrap();
+        }
+    }
+    let text = sqlx::query("UPDATE dlock SET fence = 'text'").execute(&mut site.raw().await).await;
+    assert!(text.is_err(), "a fence is a number");
     assert_eq!(site.held().await, 0);
 }
