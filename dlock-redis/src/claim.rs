@@ -257,7 +257,7 @@ impl Claim for RedisClaim {
         self.held = false;
         let withdrawal = match answer {
             Value::Int(0) => Withdrawal::ABSENT,
-            Value::Int(found @ 1..=2) => Withdrawal::REMOVED.with_others_waiting(found == 2),
+            Value::Int(found @ 1..=2) => Withdrawal::REMOVED.with_others_waiting(u32::from(found == 2)),
             _ => return Err(senseless()),
         };
         Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })

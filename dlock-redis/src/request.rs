@@ -171,8 +171,8 @@ pub(crate) enum Answer {
     NoLock,
     /// Whether there was something of ours to renew or withdraw.
     Done(bool),
-    /// It was withdrawn, and somebody listens for its release.
-    Awaited,
+    /// It was withdrawn, and somebody listens for its release: so many connections, this process's among them.
+    Awaited(u32),
     /// The server refused, with this text.
     Refused(String),
     /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.

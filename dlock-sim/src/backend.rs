@@ -272,7 +272,7 @@ impl LeaseClaim {
             answer @ (Answer::Removed(_) | Answer::Awaited) => {
                 let withdrawal = match answer {
                     Answer::Removed(false) => Withdrawal::ABSENT,
-                    other => Withdrawal::REMOVED.with_others_waiting(other == Answer::Awaited),
+                    other => Withdrawal::REMOVED.with_others_waiting(u32::from(other == Answer::Awaited)),
                 };
                 Ok(if self.open.is_empty() { withdrawal } else { withdrawal.unsettled() })
             }

@@ -123,19 +123,20 @@ pub struct Withdrawal {
     /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
     /// passed.
     pub settled: bool,
-    /// Whether somebody was seen to wait for the lock elsewhere while it was held, as far as the backend can tell.
-    pub others_wait: bool,
+    /// In how many other processes somebody was seen to wait for the lock while it was held, at least: 1 where the
+    /// backend can only tell that there are such.
+    pub others_waiting: u32,
 }
 
 impl Withdrawal {
     /// Something of ours was there and is gone now.
-    pub const REMOVED: Self = Self { removed: true, settled: true, others_wait: false };
+    pub const REMOVED: Self = Self { removed: true, settled: true, others_waiting: 0 };
     /// Nothing of ours was there.
-    pub const ABSENT: Self = Self { removed: false, settled: true, others_wait: false };
+    pub const ABSENT: Self = Self { removed: false, settled: true, others_waiting: 0 };
 
-    /// Says whether somebody was seen to wait for the lock elsewhere.
-    pub const fn with_others_waiting(mut self, wait: bool) -> Self {
-        self.others_wait = wait;
+    /// Says in how many other processes somebody was seen to wait for the lock, at least.
+    pub const fn with_others_waiting(mut self, count: u32) -> Self {
+        self.others_waiting = count;
         self
     }
 

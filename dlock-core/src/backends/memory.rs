@@ -162,8 +162,8 @@ impl SharedMemory {
         entries
     }
 
-    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns whether anybody does.
-    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) -> bool {
+    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns how many do.
+    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) -> u32 {
         let watched = state.watched.get_key_value(key);
         let watch = watched.map(|(key, changed)| KeyWatch {
             shared: self,
@@ -171,9 +171,11 @@ impl SharedMemory {
             changed: Arc::clone(changed),
         });
         drop(state);
-        watch.is_some_and(|watch| {
+        watch.map_or(0, |watch| {
+            // One of them is of the list, and one of this.
+            let waiting = Arc::strong_count(&watch.changed).saturating_sub(2);
             wake_all(&watch.changed);
-            true
+            u32::try_from(waiting).unwrap_or(u32::MAX)
         })
     }
 
@@ -431,9 +433,9 @@ impl MemoryClaim {
         match state.take(key, self.request.token, now) {
             Some(entry) => {
                 let expired = entry.expires <= now;
-                let others_wait = self.shared.tell(state, key.as_str());
+                let others_waiting = self.shared.tell(state, key.as_str());
                 let withdrawal = if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED };
-                withdrawal.with_others_waiting(others_wait)
+                withdrawal.with_others_waiting(others_waiting)
             }
             None => {
                 if gone {

@@ -19,10 +19,11 @@ use tokio::time::Instant;
 use crate::backend::request_clock::RequestStage;
 use crate::backend::{Backoff, Busy, Grant, RequestClock};
 use crate::clock::Timestamp;
-use crate::engine::acquire::attempt::{AttemptOutcome, gone, request, watch};
+use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
 use crate::engine::acquire::limits::{
     NotificationPace, RequestLimits, is_over, pause_after, pause_until, timed_out, within,
 };
+use crate::engine::acquire::line::listen;
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
@@ -528,19 +529,7 @@ impl<'a> Acquire<'a> {
                     }
                 }
             };
-            let told = async {
-                loop {
-                    // One with others before it learns of the lock from them.
-                    if let Some(ticket) = ticket {
-                        ticket.may_listen().await;
-                    }
-                    let told = watch(claim).await;
-                    // A release of this process was told, which leaves the lock to others.
-                    if told.is_err() || !ticket.is_some_and(Ticket::stands_back) {
-                        return told;
-                    }
-                }
-            };
+            let told = listen(engine, claim, &self.specs[place].key, ticket);
             tokio::select! {
                 biased;
                 turn = turn => Ok(if turn == Turn::Due && pause < poll { None } else { Some(turn) }),

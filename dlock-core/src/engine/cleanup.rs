@@ -77,7 +77,7 @@ impl Cleanup {
             false => clock.now() + self.lease + self.request_timeout,
         };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut others_wait = false;
+        let mut others_waiting = 0;
         // Whether the answer may be the first that tells of a lock that was there.
         let mut news = true;
         loop {
@@ -87,7 +87,8 @@ impl Cleanup {
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());
             }
-            others_wait |= answer.as_ref().is_ok_and(|withdrawal| withdrawal.others_wait);
+            others_waiting =
+                answer.as_ref().map_or(0, |withdrawal| withdrawal.others_waiting).max(others_waiting);
             match answer {
                 Ok(withdrawal) if withdrawal.settled || over => {
                     self.engine.telemetry.cleaned_up();
@@ -111,7 +112,7 @@ impl Cleanup {
             }
             tokio::time::sleep(backoff.pause(self.engine.entropy.fraction())).await;
         }
-        self.engine.released(&self.key, self.tenure, others_wait);
+        self.engine.released(&self.key, self.tenure, others_waiting);
     }
 }
 

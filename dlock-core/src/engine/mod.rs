@@ -166,9 +166,9 @@ impl Engine {
 
     /// The lock was released: the first in line here may ask, unless this process had it for as long as it may while
     /// others wait elsewhere.
-    pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_wait: bool) {
+    pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_waiting: u32) {
         let now = || self.clock.now();
-        match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_wait, now)) {
+        match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_waiting, now)) {
             Some(until) => self.wait_queue.stand_back(key, until),
             None => self.wait_queue.released(key),
         }

@@ -4,6 +4,10 @@
 //! between them. Its end is bounded where others wait elsewhere: the process then stands back for a moment, so that one
 //! of them has the lock. Where nobody else waits, nothing is remembered and nobody stands back.
 //!
+//! Which of the others is the next depends on how the backend notifies them, and some would be the last each time. So
+//! where the backend tells how many they are, each process lets as many of the releases pass as there are others that
+//! wait for longer, after its own tenure: it asks a little later after these, and at once after the next one.
+//!
 //! Who is far away needs a longer moment, and is seen to wait now and then only. So what was seen counts for a while,
 //! and of the pauses of a process that finds the lock free after each of them, some are longer.
 
@@ -28,6 +32,12 @@ const BLOCK: u32 = 256;
 const FOR_EACH: u32 = 8;
 /// So many waiters, and all beyond, have a whole block.
 pub(super) const MOST_FOLLOWERS: usize = (BLOCK / FOR_EACH) as usize;
+/// How much later this process asks after a release, for each that it lets pass from then on. About as long as a tenure
+/// for five of them, so that most who are not in turn do not ask in vain; and where those before it are gone, the lock
+/// is free for no longer.
+const LATER: Duration = Duration::from_millis(10);
+/// With more processes than this, each waits for its turn as if there were so many.
+const MOST_LET_PASS: u32 = 32;
 /// What is remembered of a lock longer than this tells nothing any more.
 const REMEMBERED: Duration = Duration::from_secs(1);
 /// Others who were seen to wait are taken to wait for so long: the way to one who is far and back, and what it waits
@@ -122,10 +132,14 @@ struct RecentKeys {
 }
 
 struct Recent {
-    tenure: Tenure,
+    /// The one that is going on; `None` when somebody else has had the lock since.
+    tenure: Option<Tenure>,
     left_at: Timestamp,
     /// Until when this process does not ask.
     stands_back: Option<Instant>,
+    /// After how many releases by others it leaves the lock to them, and until when that counts.
+    lets_pass: u32,
+    lets_pass_until: Timestamp,
 }
 
 impl Tenures {
@@ -164,9 +178,9 @@ impl Tenures {
         let sections = match self.count.load(Ordering::SeqCst) {
             0 => None,
             _ => self.change(|recent| {
-                recent.keys.get(key).map(|recent| match recent.stands_back {
-                    None => recent.tenure.sections,
-                    Some(_) => 0,
+                recent.keys.get(key).map(|recent| match (recent.stands_back, recent.tenure) {
+                    (None, Some(tenure)) => tenure.sections,
+                    _ => 0,
                 })
             }),
         };
@@ -185,20 +199,39 @@ impl Tenures {
             _ => self.change(|recent| recent.keys.remove(key)),
         };
         match before.filter(|before| now.since(before.left_at) < REMEMBERED) {
-            Some(Recent { tenure, stands_back: None, .. }) => tenure.next(),
+            Some(Recent { tenure: Some(tenure), stands_back: None, .. }) => tenure.next(),
             // One who stood back, and has it all the same, kept nobody waiting, or somebody who is far.
-            Some(Recent { tenure: Tenure { pauses, seen_at, .. }, .. }) => {
+            Some(Recent { tenure: Some(Tenure { pauses, seen_at, .. }), .. }) => {
                 Tenure { pauses, seen_at, ..Tenure::begin(now) }
             }
-            None => Tenure::begin(now),
+            Some(Recent { tenure: None, .. }) | None => Tenure::begin(now),
         }
     }
 
     /// Somebody else has the lock.
     pub(super) fn ended(&self, key: &Key) {
         if self.count.load(Ordering::SeqCst) > 0 {
-            self.change(|recent| recent.keys.remove(key));
+            self.change(|recent| match recent.keys.get_mut(key) {
+                Some(of) if of.lets_pass > 0 => (of.tenure, of.stands_back) = (None, None),
+                _ => drop(recent.keys.remove(key)),
+            });
         }
+    }
+
+    /// Somebody else released `key`. Returns how long to leave it to those who wait for longer, if they are.
+    pub(super) fn released_elsewhere(&self, key: &Key, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.change(|recent| {
+            let of = recent.keys.get_mut(key).filter(|of| of.lets_pass > 0)?;
+            let rank = std::mem::take(&mut of.lets_pass);
+            if now() >= of.lets_pass_until {
+                return None;
+            }
+            of.lets_pass = rank - 1;
+            Some(LATER * rank)
+        })
     }
 
     /// The lock was released. Returns until when this process stands back, where others wait elsewhere and had to wait
@@ -207,15 +240,15 @@ impl Tenures {
         &self,
         key: &Key,
         mut tenure: Tenure,
-        others_wait: bool,
+        others_waiting: u32,
         now: impl FnOnce() -> Timestamp,
     ) -> Option<Instant> {
-        if !others_wait && tenure.seen_at.is_none() {
+        if others_waiting == 0 && tenure.seen_at.is_none() {
             self.ended(key);
             return None;
         }
         let now = now();
-        if others_wait {
+        if others_waiting > 0 {
             tenure.seen_at = Some(now);
         } else if tenure.seen_at.is_none_or(|seen_at| now.since(seen_at) > SEEN) {
             self.ended(key);
@@ -225,12 +258,18 @@ impl Tenures {
             tenure.pauses = tenure.pauses.saturating_add(1);
             Instant::now() + self.pause_after(tenure.pauses)
         });
+        // The last of them has its turn at the release after which this process asks at once.
+        let lets_pass =
+            if stands_back.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
+        let lets_pass_until = now + self.limits.time * 2 * (lets_pass + 1);
         self.change(|recent| {
             if recent.keys.len() >= recent.crowded_at {
                 recent.keys.retain(|_, other| now.since(other.left_at) < REMEMBERED);
                 recent.crowded_at = KEYS.max(recent.keys.len() * 2);
             }
-            recent.keys.insert(key.clone(), Recent { tenure, left_at: now, stands_back });
+            let tenure = Some(tenure);
+            let of = Recent { tenure, left_at: now, stands_back, lets_pass, lets_pass_until };
+            recent.keys.insert(key.clone(), of);
         });
         stands_back
     }
@@ -259,13 +298,13 @@ mod tests {
     async fn a_process_stands_back_after_its_bound_where_others_wait_and_never_else() {
         let limits = HandoffLimits { sections: 3, time: Duration::from_millis(50) };
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
-        for others_wait in [false, true] {
+        for others_waiting in [0, 1] {
             for section in 1..=3 {
                 let tenure = tenures.granted(&key, at(section));
-                if others_wait {
-                    assert_eq!(tenures.released(&key, tenure, true, || at(section)).is_some(), section == 3);
+                if others_waiting > 0 {
+                    assert_eq!(tenures.released(&key, tenure, 1, || at(section)).is_some(), section == 3);
                 } else {
-                    assert!(tenures.released(&key, tenure, false, || at(section)).is_none());
+                    assert!(tenures.released(&key, tenure, 0, || at(section)).is_none());
                 }
             }
         }
@@ -274,9 +313,9 @@ mod tests {
         assert!(tenures.stands_back(&key).is_none());
         // Nobody else wanted it meanwhile: all begins anew.
         let tenure = tenures.granted(&key, at(10));
-        assert!(tenures.released(&key, tenure, true, || at(11)).is_none());
+        assert!(tenures.released(&key, tenure, 1, || at(11)).is_none());
         let tenure = tenures.granted(&key, at(12));
-        assert!(tenures.released(&key, tenure, true, || at(70)).is_some(), "the time is up");
+        assert!(tenures.released(&key, tenure, 1, || at(70)).is_some(), "the time is up");
     }
 
     #[tokio::test(start_paused = true)]
@@ -285,12 +324,12 @@ mod tests {
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
         for forget in [true, false] {
             let tenure = tenures.granted(&key, at(1));
-            assert!(tenures.released(&key, tenure, true, || at(2)).is_none());
+            assert!(tenures.released(&key, tenure, 1, || at(2)).is_none());
             if forget {
                 tenures.ended(&key);
             }
             let tenure = tenures.granted(&key, at(if forget { 3 } else { 2_000 }));
-            assert!(tenures.released(&key, tenure, true, || at(2_000)).is_none() || forget);
+            assert!(tenures.released(&key, tenure, 1, || at(2_000)).is_none() || forget);
             tenures.ended(&key);
         }
         assert_eq!(tenures.block(&key, 1000, false), BLOCK);
@@ -301,7 +340,7 @@ mod tests {
         for number in 0..u64::try_from(KEYS).unwrap() * 3 {
             let key = Key::new(format!("k{number}")).unwrap();
             let tenure = tenures.granted(&key, at(number * 100));
-            tenures.released(&key, tenure, true, || at(number * 100));
+            tenures.released(&key, tenure, 1, || at(number * 100));
         }
         assert!(tenures.count.load(Ordering::SeqCst) <= KEYS);
     }
@@ -311,10 +350,10 @@ mod tests {
         let limits = HandoffLimits { sections: 4, ..HandoffLimits::default() };
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
         let tenure = tenures.granted(&key, at(1)).next().next();
-        assert!(tenures.released(&key, tenure, true, || at(2)).is_none());
+        assert!(tenures.released(&key, tenure, 1, || at(2)).is_none());
         assert_eq!(tenures.block(&key, 1000, false), 1);
         let tenure = tenures.granted(&key, at(3));
-        assert!(tenures.released(&key, tenure, true, || at(4)).is_some());
+        assert!(tenures.released(&key, tenure, 1, || at(4)).is_some());
         assert_eq!(tenures.block(&key, 1000, false), 4, "it has stood back then");
     }
 
@@ -324,7 +363,7 @@ mod tests {
         while now < millis {
             let tenure = tenures.granted(key, at(now));
             now += 1;
-            if let Some(until) = tenures.released(key, tenure, seen(now), || at(now)) {
+            if let Some(until) = tenures.released(key, tenure, seen(now).into(), || at(now)) {
                 let pause = until - Instant::now();
                 tokio::time::advance(pause).await;
                 let pause = u64::try_from(pause.as_millis()).unwrap();
@@ -354,6 +393,33 @@ mod tests {
         tenures.ended(&key);
         let all = pauses(&tenures, &key, 2_000, |now| now == 2).await;
         assert!((2..=6).contains(&all.len()), "they are gone: {all:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_lets_as_many_releases_pass_as_others_wait_for_longer() {
+        let limits = HandoffLimits { sections: 1, ..HandoffLimits::default() };
+        let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
+        let elsewhere = |now| tenures.released_elsewhere(&key, || at(now));
+        assert_eq!(elsewhere(0), None);
+        let tenure = tenures.granted(&key, at(1));
+        assert!(tenures.released(&key, tenure, 4, || at(2)).is_some());
+        for rank in [3, 2, 1] {
+            assert_eq!(elsewhere(3), Some(LATER * rank));
+            // Another one was found to have it.
+            tenures.ended(&key);
+            assert_eq!(tenures.block(&key, 1000, true), 1);
+        }
+        assert_eq!(elsewhere(4), None, "it is in turn");
+        // One other, or nobody knows how many: nothing is let pass but the pause.
+        let tenure = tenures.granted(&key, at(5));
+        assert!(tenures.released(&key, tenure, 1, || at(6)).is_some());
+        assert_eq!(elsewhere(7), None);
+        // What was counted long ago counts no more.
+        let tenure = tenures.granted(&key, at(8));
+        assert!(tenures.released(&key, tenure, 4, || at(9)).is_some());
+        assert_eq!(elsewhere(10), Some(LATER * 3));
+        assert_eq!(elsewhere(9 + 400), None);
+        assert_eq!(elsewhere(9 + 400), None);
     }
 
     #[test]

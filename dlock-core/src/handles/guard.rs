@@ -241,7 +241,7 @@ impl Leaving {
                     self.activity = None;
                 }
                 let (key, tenure) = (&self.hold.key, self.hold.ended_tenure());
-                self.hold.engine.released(key, tenure, withdrawn.others_wait);
+                self.hold.engine.released(key, tenure, withdrawn.others_waiting);
                 let ours = withdrawn.removed || asked > 0;
                 if self.was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
             }

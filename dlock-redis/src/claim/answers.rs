@@ -9,7 +9,8 @@ use crate::request::Answer;
 pub(super) fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
     match answer {
         Answer::Done(true) => Ok(Withdrawal::REMOVED),
-        Answer::Awaited => Ok(Withdrawal::REMOVED.with_others_waiting(true)),
+        // Somebody here waits as well, most times.
+        Answer::Awaited(listening) => Ok(Withdrawal::REMOVED.with_others_waiting((listening - 1).max(1))),
         Answer::Done(false) => Ok(Withdrawal::ABSENT),
         _ => Err(senseless()),
     }

@@ -18,7 +18,7 @@
 -- text costs the server less than an array. Otherwise {what came of it, that number}. What came of it is {the first
 -- fence, or 0 without a grant; place in KEYS, reply, ...} with the replies of the others:
 --   0                              a renewal or withdrawal found nothing of its own
---   2                              a lock was released for which somebody listens
+--   2 or more                      a lock was released for which somebody listens: one more than were notified
 --   {value}                        an acquire found its own lock and extended it
 --   {remaining lease in ms, value} somebody else has the lock
 --   the text of an error
@@ -69,8 +69,8 @@ for place = 1, own do
           try('PEXPIRE', name, 100)
         end
       end
-      try('PUBLISH', name, '')
-      reply = reply == 1 and 2 or reply
+      local notified = try('PUBLISH', name, '')
+      reply = reply == 1 and math.max(2, tonumber(notified) and notified + 1 or 0) or reply
     end
   end
   if reply ~= 1 then

@@ -170,7 +170,7 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
-        Value::Int(2) => Answer::Awaited,
+        Value::Int(more @ 2..) => Answer::Awaited(u32::try_from(more - 1).unwrap_or(u32::MAX)),
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
             match (parts.next()?, parts.next()) {
@@ -368,7 +368,7 @@ mod tests {
         let answers = read(awaited, &requests).unwrap();
         let granted = [0, 1, 65].map(|number| Answer::Granted(fence.unsigned_abs() + number));
         assert_eq!(answers[..3], granted);
-        assert_eq!(answers[3], Answer::Awaited);
+        assert_eq!(answers[3], Answer::Awaited(1));
     }
 
     #[test]

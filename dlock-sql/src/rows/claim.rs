@@ -86,7 +86,7 @@ impl<S: Server> RowClaim<S> {
         };
         let Some(Released { running, awaited }) = released else { return Ok(Withdrawal::ABSENT) };
         let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
-        Ok(withdrawal.with_others_waiting(awaited))
+        Ok(withdrawal.with_others_waiting(u32::from(awaited)))
     }
 
     /// Releases the lock, and leaves its row taken if it is to be.

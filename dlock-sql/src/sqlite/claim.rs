@@ -245,7 +245,7 @@ impl Claim for SqliteClaim {
         self.forget();
         let Some((running, awaited)) = released else { return Ok(Withdrawal::ABSENT) };
         let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
-        Ok(withdrawal.with_others_waiting(awaited))
+        Ok(withdrawal.with_others_waiting(u32::from(awaited)))
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
@@ -274,7 +274,7 @@ impl Claim for SqliteClaim {
             .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
         self.forget();
-        Ok(awaited.map_or(Withdrawal::ABSENT, |wait| Withdrawal::REMOVED.with_others_waiting(wait)))
+        Ok(awaited.map_or(Withdrawal::ABSENT, |wait| Withdrawal::REMOVED.with_others_waiting(wait.into())))
     }
 
     fn is_clean(&self) -> bool {

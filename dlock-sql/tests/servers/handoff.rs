@@ -88,7 +88,7 @@ on_both! {
                 assert_eq!((seen.fence, seen.label.as_deref()), (fence, Some("tests")));
             }
             let withdrawn = holder.withdraw().await.unwrap();
-            assert_eq!(withdrawn, Withdrawal::REMOVED.with_others_waiting(waits));
+            assert_eq!(withdrawn, Withdrawal::REMOVED.with_others_waiting(u32::from(waits)));
         }
         assert!(matches!(waiter.attempt().await.unwrap(), Attempt::Granted(_)));
     }

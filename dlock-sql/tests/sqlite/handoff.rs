@@ -80,7 +80,7 @@ async fn a_release_tells_that_somebody_waits_elsewhere() {
             assert_eq!((seen.fence, seen.label.as_deref()), (fence, Some("tests")));
         }
         let withdrawn = holder.withdraw().await.unwrap();
-        assert_eq!(withdrawn, Withdrawal::REMOVED.with_others_waiting(waits));
+        assert_eq!(withdrawn, Withdrawal::REMOVED.with_others_waiting(u32::from(waits)));
     }
 }
 
