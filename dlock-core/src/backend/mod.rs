@@ -257,7 +257,8 @@ pub trait Claim: Send + 'static {
     fn attempt(&mut self) -> impl Future<Output = Result<Attempt, Failure>> + Send;
 
     /// Waits, after [`Attempt::Busy`], until another attempt is worth while. It may resolve for nothing, and it may
-    /// miss a change: the engine tries again after a while by itself. The default never resolves.
+    /// miss a change: the engine tries again after a while by itself. Called once more without an attempt, it waits for
+    /// another release. The default never resolves.
     ///
     /// # Errors
     ///

@@ -285,7 +285,8 @@ impl Backend for Memory {
     }
 
     fn claim(&self, request: ClaimRequest) -> MemoryClaim {
-        MemoryClaim { shared: Arc::clone(&self.0), request, reserves: 1, unsettled: false, held: false }
+        let shared = Arc::clone(&self.0);
+        MemoryClaim { shared, request, reserves: 1, unsettled: false, held: false, told: false }
     }
 
     async fn attempt_all(&self, claims: &mut [&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
@@ -401,6 +402,8 @@ pub struct MemoryClaim {
     /// A request is under way, or its answer was lost.
     unsettled: bool,
     held: bool,
+    /// It was said since the last attempt that the lock is free.
+    told: bool,
 }
 
 impl MemoryClaim {
@@ -503,7 +506,7 @@ impl Claim for MemoryClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        self.unsettled = true;
+        (self.unsettled, self.told) = (true, false);
         let answer = self.shared.faults.around(|| self.grant()).await?;
         self.held = matches!(answer, Ok(Attempt::Granted(_)));
         self.unsettled = self.keeps_others_out();
@@ -515,15 +518,17 @@ impl Claim for MemoryClaim {
         loop {
             let changed = watch.changed.notified();
             let moved = self.shared.clock.moved();
-            if self.is_free() {
-                return Ok(());
+            if !self.told && self.is_free() {
+                break;
             }
             tokio::select! {
                 biased;
-                () = changed => return Ok(()),
+                () = changed => break,
                 () = moved => {}
             }
         }
+        self.told = true;
+        Ok(())
     }
 
     fn granted(&mut self, signal: Signal) {

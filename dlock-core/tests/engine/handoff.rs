@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks, LocksBuilder, ManualClock, Memory, in_current_scope};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::owners::poll_once;
 
@@ -386,4 +387,35 @@ async fn one_who_has_no_time_left_to_ask_takes_the_lock_that_is_handed_over() {
     hot.memory.faults().set_delay(Duration::ZERO);
     next.release().await.unwrap();
     hot.is_clean().await;
+}
+
+/// Which of them is next depends on in which order they are notified: the same one each time, were it not for turns.
+#[tokio::test(start_paused = true)]
+async fn ten_processes_that_want_a_lock_all_the_time_have_it_about_as_often() {
+    const PROCESSES: usize = 10;
+    let memory = Memory::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    for process in 0..PROCESSES {
+        let locks = Locks::builder(memory.clone()).with_lease(LEASE).with_handoff_limit(4).build().unwrap();
+        for _ in 0..8 {
+            let locks = locks.clone();
+            tasks.spawn(async move {
+                let (ends, mut sections) = (Instant::now() + Duration::from_secs(10), 0);
+                while Instant::now() < ends {
+                    let guard = locks.lock("k").acquire().await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    guard.release().await.unwrap();
+                    sections += 1;
+                }
+                (process, sections)
+            });
+        }
+    }
+    let mut shares = [0; PROCESSES];
+    while let Some(done) = tasks.join_next().await {
+        let (process, sections) = done.unwrap();
+        shares[process] += sections;
+    }
+    let fair = shares.iter().sum::<usize>() / PROCESSES;
+    assert!(shares.iter().all(|share| (fair / 2..fair * 2).contains(share)), "{shares:?}");
 }

@@ -88,16 +88,13 @@ pub(super) async fn listen(
             ticket.may_listen().await;
         }
         let told = watch(claim);
-        let told = match later {
-            None => told.await,
+        match later {
+            None => told.await?,
             // When the time is up, those who wait for longer have left it.
             Some(pause) => match bounded(|| tokio::time::sleep(pause), told).await {
                 None => return Ok(()),
-                Some(told) => told,
+                Some(told) => told?,
             },
-        };
-        if told.is_err() {
-            return told;
         }
         // A release of this process was told, which leaves the lock to others.
         if ticket.is_some_and(Ticket::stands_back) {
