@@ -8,6 +8,7 @@
 mod attempt;
 mod limits;
 mod line;
+mod listen;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
 use crate::engine::acquire::limits::{
     NotificationPace, RequestLimits, is_over, pause_after, pause_until, timed_out, within,
 };
-use crate::engine::acquire::line::listen;
+use crate::engine::acquire::listen::listen;
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;

@@ -379,7 +379,7 @@ async fn one_who_has_no_time_left_to_ask_takes_the_lock_that_is_handed_over() {
     last.abort();
     let _ = last.await;
     let lock = hot.locks.lock("k").with_wait(Duration::from_millis(2_800));
-    let (answered, waiter) = (tokio::time::Instant::now(), tokio::spawn(async move { lock.acquire().await }));
+    let (answered, waiter) = (Instant::now(), tokio::spawn(async move { lock.acquire().await }));
     tokio::time::sleep_until(answered + Duration::from_millis(1_200)).await;
     guard.release().await.unwrap();
     let next = waiter.await.unwrap().unwrap();

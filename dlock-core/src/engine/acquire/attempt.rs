@@ -2,7 +2,6 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::backend::dynamic::DynClaim;
 use crate::backend::{Attempt, BatchAttempt, Busy, Grant};
 use crate::engine::Engine;
 use crate::engine::pending::Pending;
@@ -69,13 +68,5 @@ pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> At
     match failure.kind() {
         ErrorKind::Unknown if !failure.is_worthless() => AttemptOutcome::Unknown(failure),
         _ => AttemptOutcome::Failed(failure),
-    }
-}
-
-/// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
-pub(super) async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
-    match claim.changed().await {
-        Err(failure) if failure.is_transient() => std::future::pending().await,
-        told => told,
     }
 }

@@ -4,18 +4,13 @@
 use std::sync::Arc;
 
 use super::Acquire;
-use super::attempt::watch;
-use crate::backend::dynamic::DynClaim;
-use crate::engine::Engine;
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::Condition;
 use crate::engine::scope;
 use crate::engine::share::Share;
 use crate::engine::tenure::MOST_FOLLOWERS;
-use crate::engine::timer::bounded;
 use crate::engine::wait_queue::Ticket;
 use crate::error::Failure;
-use crate::key::Key;
 
 impl<'a> Acquire<'a> {
     /// Makes a share of a lock that was handed to us; `None` when nobody can rely on it any more.
@@ -71,38 +66,5 @@ impl<'a> Acquire<'a> {
         let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();
         let followers = if passes_on { ticket.followers(MOST_FOLLOWERS) } else { 0 };
         claim.reserve(self.engine.tenures.block(&spec.key, followers, self.tries > 0));
-    }
-}
-
-/// Resolves when a release elsewhere makes it worth while to ask.
-pub(super) async fn listen(
-    engine: &Engine,
-    claim: &mut Box<dyn DynClaim>,
-    key: &Key,
-    ticket: Option<&Ticket<'_>>,
-) -> Result<(), Failure> {
-    let mut later = None;
-    loop {
-        // One with others before it learns of the lock from them.
-        if let Some(ticket) = ticket {
-            ticket.may_listen().await;
-        }
-        let told = watch(claim);
-        match later {
-            None => told.await?,
-            // When the time is up, those who wait for longer have left it.
-            Some(pause) => match bounded(|| tokio::time::sleep(pause), told).await {
-                None => return Ok(()),
-                Some(told) => told?,
-            },
-        }
-        // A release of this process was told, which leaves the lock to others.
-        if ticket.is_some_and(Ticket::stands_back) {
-            continue;
-        }
-        later = engine.tenures.released_elsewhere(key, || engine.clock.now());
-        if later.is_none() {
-            return Ok(());
-        }
     }
 }

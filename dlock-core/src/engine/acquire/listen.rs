@@ -1,0 +1,49 @@
+//! How a waiter learns of releases.
+
+use crate::backend::dynamic::DynClaim;
+use crate::engine::Engine;
+use crate::engine::timer::bounded;
+use crate::engine::wait_queue::Ticket;
+use crate::error::Failure;
+use crate::key::Key;
+
+/// Resolves when a release elsewhere makes it worth while to ask.
+pub(super) async fn listen(
+    engine: &Engine,
+    claim: &mut Box<dyn DynClaim>,
+    key: &Key,
+    ticket: Option<&Ticket<'_>>,
+) -> Result<(), Failure> {
+    let mut later = None;
+    loop {
+        // One with others before it learns of the lock from them.
+        if let Some(ticket) = ticket {
+            ticket.may_listen().await;
+        }
+        let told = watch(claim);
+        match later {
+            None => told.await?,
+            // When the time is up, those who wait for longer have left it.
+            Some(pause) => match bounded(|| tokio::time::sleep(pause), told).await {
+                None => return Ok(()),
+                Some(told) => told?,
+            },
+        }
+        // A release of this process was told, which leaves the lock to others.
+        if ticket.is_some_and(Ticket::stands_back) {
+            continue;
+        }
+        later = engine.tenures.released_elsewhere(key, || engine.clock.now());
+        if later.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
+async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
+    match claim.changed().await {
+        Err(failure) if failure.is_transient() => std::future::pending().await,
+        told => told,
+    }
+}
