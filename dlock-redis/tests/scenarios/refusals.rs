@@ -112,15 +112,18 @@ async fn a_server_whose_memory_is_used_up_refuses_and_nothing_is_left() {
     let guard = try_once(&locks).await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let other = locks.lock("other");
-    let error = error_of(soon("the refusal", other.acquire()).await, ErrorKind::InvalidConfig);
-    assert!(!error.is_retryable() && error.to_string().contains("memory"), "{error}");
+    let error = error_of(soon("the refusal", other.try_acquire()).await, ErrorKind::Unavailable);
+    assert!(error.is_retryable() && error.to_string().contains("memory"), "{error}");
     assert_eq!(held(&server), ["room"]);
     // Who wants what is taken is told so.
     error_of(try_once(&self::locks(&server.url(), LONG).await).await, ErrorKind::Busy);
     // What frees memory goes on.
     guard.release().await.unwrap();
+    // Who waits gets it once there is room.
+    let waiting = tokio::spawn(async move { other.acquire().await });
+    tokio::task::yield_now().await;
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    other.acquire().await.unwrap().release().await.unwrap();
+    soon("the room", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
