@@ -14,6 +14,11 @@ pub(crate) fn copy(failure: &Failure) -> Failure {
     )
 }
 
+/// What is said of a connection that can only be read.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const READ_ONLY: &str =
+    "the server can only be read (a standby or replica, or a setting?); connect to the primary";
+
 /// The failure of a step that changes nothing, however it fails.
 pub(crate) fn unchanged(failure: Failure) -> Failure {
     match failure.kind() {

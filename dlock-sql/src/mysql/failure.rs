@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::of_driver;
+use crate::failure::{READ_ONLY, of_driver};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -41,6 +41,9 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
         Error::Configuration(why) if [UNCOMMITTED, UNTRANSACTED].contains(&&*why.to_string()) => {
             return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
         }
+        Error::Configuration(why) if why.to_string() == READ_ONLY => {
+            return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
+        }
         other => {
             let (failure, is_broken) = of_driver(other, "ssl-mode");
             broken = is_broken;
@@ -75,9 +78,7 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1054 | 1136 | 1364 | 1366 | 1406 | 1064 => Failure::invalid_config(format!(
             "table {table} is not a lock table of this version; choose another table name"
         )),
-        1290 | 1792 | 1836 => {
-            Failure::unavailable("the server can only be read (a replica?); connect to the primary")
-        }
+        1290 | 1792 | 1836 => Failure::unavailable(READ_ONLY),
         1205 | 1213 | 1020 | 1062 => {
             Failure::unavailable("another transaction was in the way; it is tried again")
         }

@@ -4,13 +4,9 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::of_driver;
+use crate::failure::{READ_ONLY, of_driver};
 use crate::server::Fault;
 use crate::table::TableName;
-
-/// What is said of a connection that can only be read.
-pub(super) const READ_ONLY: &str =
-    "the server can only be read (a standby, or default_transaction_read_only?); connect to the primary";
 
 /// The errors of a prepared statement that is not there, and of one whose table was altered.
 pub(super) const UNPREPARED: &str = "26000";

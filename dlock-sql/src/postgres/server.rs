@@ -10,13 +10,14 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
 use super::diagnosis;
-use super::failure::{OUTDATED, READ_ONLY, UNPREPARED, classify, is_made_twice, is_missing};
+use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing};
 use super::listen::Listening;
 use super::session;
 use super::statements::{PostgresStatements, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
+use crate::failure::READ_ONLY;
 use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
@@ -171,7 +172,9 @@ impl Server for PostgresServer {
     }
 
     async fn is_fit(on: &mut PgConnection) -> SqlResult<bool> {
-        let writes = "SELECT current_setting('transaction_read_only') = 'off'";
+        // The transaction of a locked row keeps the setting that it began with.
+        let writes = "SELECT current_setting('transaction_read_only') = 'off'
+            AND current_setting('default_transaction_read_only') = 'off'";
         sqlx::raw_sql(writes).fetch_one(on).await?.try_get(0)
     }
 

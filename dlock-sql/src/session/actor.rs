@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
-use super::strategy::{Strategy, TakeError};
+use super::strategy::{Strategy, TakeError, alive};
 use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
 use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
@@ -236,7 +236,7 @@ impl<M: Strategy> ConnectionActor<M> {
             let mut connection = connector.open().await?;
             let settled = async {
                 M::Server::keep_alive(&mut connection, SESSION_IDLE_TIMEOUT, !M::SHARED).await?;
-                server.ping(&mut connection).await
+                alive(&*server, &mut connection).await
             };
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
             Ok(Session { connection, id })
@@ -526,7 +526,7 @@ async fn answer<M: Strategy>(
     let Session { connection: on, id } = session;
     match statement {
         Statement::Ping => {
-            let session = context.server.ping(on).await.map_err(TakeError::Unknown)?;
+            let session = alive(&*context.server, on).await.map_err(TakeError::Unknown)?;
             Ok((session, Outcome::Alive))
         }
         Statement::Take(wanted) => {

@@ -8,7 +8,7 @@ use dlock_core::backend::Backoff;
 use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use tokio::time::Instant;
 
-use super::strategy::TakeError;
+use super::strategy::{TakeError, alive};
 use super::{ByName, Name, POLLING, Sessions, Strategy, Wanted};
 use crate::failure::unchanged;
 use crate::rows::QUESTION;
@@ -79,7 +79,7 @@ where
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
         };
-        let asked = server.ping(connection).await;
+        let asked = alive(&**server, connection).await;
         let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {

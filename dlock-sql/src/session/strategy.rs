@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dlock_core::{Failure, Fence, Holder, Key};
 
 use super::{Name, OwningSession, Wanted};
-use crate::failure::unchanged;
+use crate::failure::{READ_ONLY, unchanged};
 use crate::rows::{Connections, Count, MakeRow};
 use crate::server::{Conn, Server, SqlResult, Taken};
 
@@ -152,4 +152,11 @@ pub(crate) async fn settle_names<M: Strategy>(
         }
         Err(error) => Err(TakeError::Unknown(error)),
     }
+}
+
+/// The session, if it is one of a server that still writes. Another one may be the primary meanwhile, and give out what
+/// this session keeps.
+pub(super) async fn alive<S: Server>(server: &S, on: &mut Conn<S>) -> SqlResult<i64> {
+    let session = server.ping(on).await?;
+    if S::is_fit(on).await? { Ok(session) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
 }

@@ -268,8 +268,8 @@ db!(
 
 /// Each test once for each kind of server, which it starts itself.
 macro_rules! on_both_kinds {
-    ($(async fn $name:ident<D: Db>() $body:block)*) => {
-        $(async fn $name<D: Db>() $body)*
+    ($(async fn $name:ident<D: $db:ident>() $body:block)*) => {
+        $(async fn $name<D: $db>() $body)*
 
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::account::{self, Account};
 use super::running::{Running, is_running};
@@ -141,6 +141,62 @@ impl MysqlOptions {
 }
 
 impl MysqlServer {
+    /// A server whose commits wait for its [replica](Self::replica), once there is one, and are seen by nobody before
+    /// (semi-synchronous replication, `AFTER_SYNC`). MariaDB only.
+    ///
+    /// # Errors
+    ///
+    /// When MariaDB is missing or does not start.
+    pub fn primary() -> Result<Self, ServerError> {
+        let logging = Self::options().setting("server-id", "1").setting("log-bin", "binlog");
+        logging
+            .setting("rpl-semi-sync-master-wait-point", "AFTER_SYNC")
+            .setting("rpl-semi-sync-master-timeout", "60000")
+            .start()
+    }
+
+    /// Starts a replica of a [primary](Self::primary), which others can only read until it is
+    /// [promoted](Self::promote), and waits until the primary waits for it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start or follow.
+    pub fn replica(&self) -> Result<Self, ServerError> {
+        let options = Self::options().setting("server-id", "2").setting("read-only", "on");
+        let replica = options.setting("rpl-semi-sync-slave-enabled", "on").start()?;
+        // Not before there is one to wait for.
+        self.try_query("SET GLOBAL rpl_semi_sync_master_enabled = ON")?;
+        let port = self.port();
+        replica.try_query(&format!(
+            "CHANGE MASTER TO master_host = '127.0.0.1', master_port = {port}, master_user = '{ADMIN}',
+                master_use_gtid = slave_pos;
+            START SLAVE"
+        ))?;
+        let end = Instant::now() + START;
+        while self.try_query("SHOW STATUS LIKE 'Rpl_semi_sync_master_clients'")?.ends_with("\t0") {
+            if Instant::now() > end {
+                return Err(ServerError::new(replica.try_query("SHOW SLAVE STATUS")?));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(replica)
+    }
+
+    /// Makes a replica a primary, once it has carried out all that it has received.
+    ///
+    /// # Panics
+    ///
+    /// When that fails.
+    pub fn promote(&self) {
+        self.query("STOP SLAVE IO_THREAD");
+        let end = Instant::now() + START;
+        while !self.query("SHOW SLAVE STATUS").contains("has read all relay log") {
+            assert!(Instant::now() < end, "{}", self.query("SHOW SLAVE STATUS"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.query("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+    }
+
     /// A server with the default settings.
     ///
     /// # Errors
