@@ -75,6 +75,10 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
 }
 
 /// One backend, and no quorum. Nothing is asked of a server where it `is_lazy`.
+#[cfg_attr(
+    not(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk")),
+    expect(unused_variables, reason = "a file needs no server")
+)]
 async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!("the URL has no scheme; this build knows {}", known_schemes())));

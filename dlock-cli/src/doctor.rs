@@ -7,7 +7,7 @@ use dlock::Locks;
 use dlock::backend::{Finding, Severity};
 use serde_json::json;
 
-use crate::show::{self, printable, short};
+use crate::show::{self, printable};
 use crate::trouble::{DANGER, Trouble};
 
 /// Asks once.
@@ -20,7 +20,7 @@ pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "took_us": micros }))?)?;
     } else {
-        writeln!(out, "{} answered in {}", locks.backend(), short(took))?;
+        writeln!(out, "{} answered in {:.1}ms", locks.backend(), took.as_secs_f64() * 1000.0)?;
     }
     Ok(0)
 }
