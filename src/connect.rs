@@ -79,6 +79,16 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
     not(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk")),
     expect(unused_variables, reason = "a file needs no server")
 )]
+#[cfg_attr(
+    not(any(
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zk"
+    )),
+    expect(clippy::unused_async, reason = "nothing is asked of memory")
+)]
 async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!("the URL has no scheme; this build knows {}", known_schemes())));
