@@ -47,12 +47,12 @@ impl<S: Server, P: Step<S>> Request<S, P> {
             }
             let (mut origin, mut asks_again) = (origin, P::ASKS);
             loop {
-                let (mut lent, permit) = connections.lend(kind, origin, limits.patience).await?;
+                let (mut lent, mut permit) = connections.lend(kind, origin, limits.patience).await?;
                 if !progress.0.send() {
                     connections.done_with(lent, false);
                     return Err(Failure::unavailable("nobody wants it any more"));
                 }
-                let done = connections.perform(&step, &mut lent, limits, permit, &caller).await;
+                let done = connections.perform(&step, &mut lent, limits, &mut permit, &caller).await;
                 let broken = matches!(&done, Err(fault) if fault.broken);
                 connections.done_with(lent, broken);
                 if !broken || !std::mem::take(&mut asks_again) || !caller.waits() {
@@ -94,12 +94,14 @@ impl<S: Server> Connections<S> {
     }
 
     /// Performs the step, again if it got into the way of another.
+    ///
+    /// The permit is to be kept until the connection is back: who gets it finds that one instead of opening another.
     pub(super) async fn perform<P: Step<S>>(
         &self,
         step: &P,
         lent: &mut Lent<S>,
         limits: Limits,
-        mut permit: Option<OwnedSemaphorePermit>,
+        permit: &mut Option<OwnedSemaphorePermit>,
         caller: &Caller,
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();

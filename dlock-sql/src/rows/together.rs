@@ -207,16 +207,17 @@ impl<S: Server> Connections<S> {
                     self.done_with(lent, false);
                     drop(permit);
                 }
-                Ok((mut lent, permit)) => {
+                Ok((mut lent, mut permit)) => {
                     let connections = Arc::clone(&self);
                     lane.runtime.spawn(async move {
                         let requests: Vec<&Q> = firsts.iter().map(|(first, _)| &first.request).collect();
                         let limits = firsts.iter().map(|(first, _)| first.limits).reduce(Limits::longest);
                         let (step, limits) = (Q::all(&requests), limits.unwrap_or_default());
                         let caller = Caller::new(false);
-                        let done = connections.perform(&step, &mut lent, limits, permit, &caller).await;
+                        let done = connections.perform(&step, &mut lent, limits, &mut permit, &caller).await;
                         let broken = matches!(&done, Err(fault) if fault.broken);
                         connections.done_with(lent, broken);
+                        drop(permit);
                         tell::<S, Q>(firsts, done.map_err(|fault| fault.failure));
                     });
                 }

@@ -66,7 +66,7 @@ async fn two_by_one_connection<D: Db, B: Backend>(db: &D, connect: impl AsyncFnO
     db.backend().await;
     let proxy = db.proxy();
     let backend = connect(db.url_through(proxy.address())).await;
-    let limit = Duration::from_secs(2);
+    let limit = Duration::from_secs(3);
     let locks = Locks::builder(backend).with_request_timeout(limit).build().unwrap();
     for key in ["a", "b"] {
         take(&locks, key).await.release().await.unwrap();
