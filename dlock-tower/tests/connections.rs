@@ -105,6 +105,22 @@ async fn a_client_that_disconnects_or_is_slow_leaves_no_lock() {
     assert_eq!(memory.held(), 0);
 }
 
+/// A handler that runs: it leaves also when it is dropped, because its client disconnected.
+struct Inside(Arc<AtomicU32>);
+
+impl Inside {
+    fn enter(inside: &Arc<AtomicU32>) -> Self {
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+        Self(Arc::clone(inside))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_requests_of_one_key_are_served_one_after_the_other() {
     let locks = Locks::new(Memory::new());
@@ -113,9 +129,8 @@ async fn a_thousand_requests_of_one_key_are_served_one_after_the_other() {
     let app = Router::new().route(
         "/queue",
         any(async move || {
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+            let _inside = Inside::enter(&inside);
             tokio::task::yield_now().await;
-            inside.fetch_sub(1, Ordering::SeqCst);
             counted.fetch_add(1, Ordering::SeqCst);
         }),
     );
