@@ -166,6 +166,8 @@ pub const LEASES: &[&str] = &[
     "a_waiter_in_line_that_is_cut_off_loses_its_place",
     "a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line",
     "a_fair_lock_is_renewed_while_others_stand_in_line",
+    "a_job_of_a_process_that_goes_silent_is_run_by_who_waits_for_it",
+    "a_job_of_a_process_that_goes_silent_is_skipped_where_that_was_said",
 ];
 
 /// What a case needs the backend to be able to do.
@@ -214,6 +216,8 @@ pub enum Needs {
     FairAndAdministration,
     /// [`Capabilities::leaves`], and [`Capabilities::administered`].
     Leaving,
+    /// The same, and a lease.
+    LeavingAndLease,
 }
 
 impl Needs {
@@ -244,6 +248,7 @@ impl Needs {
                 | Self::SharedAndLease
                 | Self::PermitsAndLease
                 | Self::FairAndLease
+                | Self::LeavingAndLease
         );
         let administration = matches!(
             self,
@@ -254,6 +259,7 @@ impl Needs {
                 | Self::PermitsAndAdministration
                 | Self::FairAndAdministration
                 | Self::Leaving
+                | Self::LeavingAndLease
         );
         let fair = matches!(
             self,
@@ -265,7 +271,7 @@ impl Needs {
             Some("the backend has no semaphores")
         } else if fair && !capabilities.fair && !capabilities.fair_on_request {
             Some("the backend keeps no waiters in their order")
-        } else if self == Self::Leaving && !capabilities.leaves {
+        } else if matches!(self, Self::Leaving | Self::LeavingAndLease) && !capabilities.leaves {
             Some("the backend cannot leave a key taken after its release")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")

@@ -9,6 +9,7 @@ use zookeeper::{Acl, Acls, CreateMode, Error};
 use crate::backend::{holder, in_time};
 use crate::config::Config;
 use crate::error::of_write;
+use crate::left;
 use crate::recipe::Recipe;
 use crate::semaphore;
 use crate::session::{Session, Sessions, read};
@@ -27,10 +28,21 @@ pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder
         names.into_iter().filter_map(|name| Some((base.key_of(&name)?, format!("{below}/{name}")))).collect();
     let mut held = Vec::new();
     for some in locks.chunks(AT_ONCE) {
-        holders_of(&session, sessions.config().recipe, some, &mut held).await?;
+        let mut some = some.to_vec();
+        for _ in 0..LOOKS {
+            let gone = holders_of(&session, sessions.config().recipe, &some, &mut held).await?;
+            some.retain(|(key, _)| gone.contains(key));
+            held.retain(|(key, _)| !gone.contains(key));
+            if some.is_empty() {
+                break;
+            }
+        }
     }
     Ok(held)
 }
+
+/// How often a queue is looked at whose nodes are gone before they are read: what was left may have taken their place.
+const LOOKS: u32 = 4;
 
 /// A node that is there for a moment when a semaphore got another number of permits. It is in no queue.
 const RESIZED: &str = "%resized";
@@ -54,22 +66,30 @@ pub(crate) async fn places(
     let session = connected(sessions, in_time()).await?;
     let Config { base, recipe, .. } = sessions.config();
     let directory = base.directory(key);
-    let children = session.list(&directory, in_time()).await?.unwrap_or_default();
-    let permits = permits(&session, *recipe, &directory).await?;
-    let line = recipe.in_order(&children);
-    let holding = holding(*recipe, permits, &line);
-    let wanted = match which {
-        Which::All => &line[..],
-        Which::First => &line[..holding.min(1)],
-        Which::Holding => &line[..holding],
-        Which::Waiting => &line[holding..],
-    };
-    let paths = wanted.iter().map(|name| ((), format!("{directory}/{name}"))).collect::<Vec<_>>();
-    let mut found = Vec::with_capacity(paths.len());
-    for some in paths.chunks(AT_ONCE) {
-        read_all(&session, (*recipe, permits), some, |(), holder| found.push(holder)).await?;
+    let mut looks = 0;
+    loop {
+        looks += 1;
+        let children = session.list(&directory, in_time()).await?.unwrap_or_default();
+        let permits = permits(&session, *recipe, &directory).await?;
+        let line = recipe.in_order(&children);
+        let holding = holding(*recipe, permits, &line);
+        let wanted = match which {
+            Which::All => &line[..],
+            Which::First => &line[..holding.min(1)],
+            Which::Holding => &line[..holding],
+            Which::Waiting => &line[holding..],
+        };
+        let paths = wanted.iter().map(|name| ((), format!("{directory}/{name}"))).collect::<Vec<_>>();
+        let (mut found, mut gone) = (Vec::with_capacity(paths.len()), false);
+        for some in paths.chunks(AT_ONCE) {
+            let vanished =
+                read_all(&session, (*recipe, permits), some, |(), holder| found.push(holder)).await?;
+            gone |= !vanished.is_empty();
+        }
+        if which == Which::Waiting || !gone || looks == LOOKS {
+            return Ok((permits, found));
+        }
     }
-    Ok((permits, found))
 }
 
 /// How many permits the semaphore of this directory has; `None` where there is none.
@@ -134,12 +154,13 @@ async fn wake(session: &Session, directory: &str, acl: &[Acl]) {
     let _ = tokio::time::timeout_at(in_time(), async { (made.await, deleted.await) }).await;
 }
 
+/// The keys are those that have to be looked at again.
 async fn holders_of(
     session: &Session,
     recipe: Recipe,
     locks: &[(Key, String)],
     held: &mut Vec<(Key, Holder)>,
-) -> Result<(), Failure> {
+) -> Result<Vec<Key>, Failure> {
     let until = in_time();
     // All are sent before the first answer is waited for.
     let asked: Vec<_> = locks.iter().map(|(_, directory)| session.client.list_children(directory)).collect();
@@ -159,30 +180,86 @@ async fn holders_of(
         }
     }
     of_semaphores.push((None, of_locks));
+    let mut gone = Vec::new();
     for (permits, nodes) in of_semaphores {
         for some in nodes.chunks(AT_ONCE) {
-            read_all(session, (recipe, permits), some, |key, holder| held.push((key.clone(), holder)))
-                .await?;
+            let note = |key: &Key, holder| held.push((key.clone(), holder));
+            gone.extend(read_all(session, (recipe, permits), some, note).await?.into_iter().cloned());
         }
     }
-    Ok(())
+    Ok(gone)
 }
 
-/// Reads nodes, and passes over those that are gone meanwhile.
+/// Reads nodes, and passes over those that keep their key taken no longer. Returns of whom nodes are gone meanwhile.
 async fn read_all<T: Copy + Send + Sync>(
     session: &Session,
     (recipe, permits): (Recipe, Option<u32>),
     nodes: &[(T, String)],
     mut note: impl FnMut(T, Holder) + Send,
-) -> Result<(), Failure> {
+) -> Result<Vec<T>, Failure> {
     let until = in_time();
+    let left_for = |path: &str| recipe.left_for(path.rsplit('/').next()?);
+    let now = match nodes.iter().any(|(_, path)| left_for(path).is_some()) {
+        true => session.server_time(until).await?,
+        false => 0,
+    };
+    let mut gone = Vec::new();
     let asked: Vec<_> = nodes.iter().map(|(_, path)| session.client.get_data(path)).collect();
     for ((of, path), asked) in nodes.iter().zip(asked) {
-        if let Some((data, stat)) = read(path, until, asked).await? {
-            note(*of, holder(recipe, permits, path, &data, &stat));
+        let Some((data, stat)) = read(path, until, asked).await? else {
+            gone.push(*of);
+            continue;
+        };
+        let mut holder = holder(recipe, permits, path, &data, &stat);
+        if let Some(millis) = left_for(path) {
+            let Some(left) = left::remaining(millis, &stat, now) else { continue };
+            holder.expires_in = Some(left);
+        }
+        note(*of, holder);
+    }
+    Ok(gone)
+}
+
+/// Deletes what was left in the queues of all keys and is over; how many nodes.
+pub(crate) async fn prune(sessions: &Arc<Sessions>) -> Result<u64, Failure> {
+    let session = connected(sessions, in_time()).await?;
+    let Config { base, recipe, .. } = sessions.config();
+    let below = if base.path() == "/" { "" } else { base.path() };
+    let names = session.list(base.path(), in_time()).await?.unwrap_or_default();
+    let of_keys = names.iter().filter(|name| base.key_of(name).is_some());
+    let directories: Vec<String> = of_keys.map(|name| format!("{below}/{name}")).collect();
+    let mut pruned = 0;
+    for some in directories.chunks(AT_ONCE) {
+        let until = in_time();
+        let asked: Vec<_> = some.iter().map(|directory| session.client.list_children(directory)).collect();
+        let mut left = Vec::new();
+        for (directory, asked) in some.iter().zip(asked) {
+            let children = read(directory, until, asked).await?.unwrap_or_default();
+            let of_left =
+                |name: &String| Some((recipe.left_for(name)?, Arc::from(format!("{directory}/{name}"))));
+            left.extend(children.iter().filter_map(of_left));
+        }
+        pruned += remove_ended(&session, &left, until).await?;
+    }
+    Ok(pruned)
+}
+
+/// Deletes those of what was left, each for so many milliseconds, that are over; how many.
+async fn remove_ended(session: &Session, left: &[(u64, Arc<str>)], until: Instant) -> Result<u64, Failure> {
+    if left.is_empty() {
+        return Ok(0);
+    }
+    let now = session.server_time(until).await?;
+    let asked: Vec<_> = left.iter().map(|(_, path)| session.client.check_stat(path)).collect();
+    let mut removed = 0;
+    for ((millis, path), asked) in left.iter().zip(asked) {
+        let there = read(path, until, asked).await?.flatten();
+        if there.is_some_and(|stat| left::remaining(*millis, &stat, now).is_none()) {
+            session.delete(path, until).await?;
+            removed += 1;
         }
     }
-    Ok(())
+    Ok(removed)
 }
 
 /// Deletes the nodes of all who hold the lock; whether there was one.
@@ -194,6 +271,12 @@ pub(crate) async fn force(sessions: &Arc<Sessions>, key: &Key) -> Result<bool, F
     let children = session.list(&directory, until).await?.unwrap_or_default();
     let permits = permits(&session, *recipe, &directory).await?;
     let line = recipe.in_order(&children);
+    if let Some((millis, first)) = line.first().and_then(|first| Some((recipe.left_for(first)?, first)))
+        && remove_ended(&session, &[(millis, format!("{directory}/{first}").into())], until).await? > 0
+    {
+        // It was free already.
+        return Ok(false);
+    }
     let paths = line[..holding(*recipe, permits, &line)].iter().map(|name| format!("{directory}/{name}"));
     let asked = paths.map(|path| (session.client.delete(&path, None), path)).collect::<Vec<_>>();
     let mut released = false;

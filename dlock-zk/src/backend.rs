@@ -16,6 +16,7 @@ use crate::claim::ZooKeeperClaim;
 use crate::config::{Config, ZooKeeperBuilder};
 use crate::diagnosis;
 use crate::fenced::FencedWrite;
+use crate::left;
 use crate::recipe::Recipe;
 use crate::session::Sessions;
 
@@ -102,6 +103,33 @@ impl ZooKeeper {
             .map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
     }
 
+    /// Deletes what [`Lock::with_hold_at_least`](dlock_core::Lock::with_hold_at_least) and
+    /// [`Locks::once`](dlock_core::Locks::once) left below the base and is over; returns how many nodes.
+    ///
+    /// The servers do not. Whoever comes to a key deletes what is over there; so does a program that left it, for as
+    /// long as it runs. This is for keys that nobody comes to again, such as one for each firing of a schedule, and for
+    /// clients of other libraries that wait for such a key. It asks for the nodes of every key, so that once in an hour
+    /// is often.
+    ///
+    /// ```no_run
+    /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
+    /// println!("{} nodes deleted", zookeeper.prune().await?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable), and
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the ACLs do not allow to look or to delete.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, some are deleted and others are not.
+    pub async fn prune(&self) -> Result<u64> {
+        let pruned = administration::prune(&self.0).await;
+        pruned.map_err(|failure| Error::new(Operation::Configure, failure).on("zk"))
+    }
+
     /// Begins a change of several nodes in one step, which is carried out only while the lock that was granted with
     /// `fence` is held.
     ///
@@ -141,6 +169,7 @@ impl Backend for ZooKeeper {
             .with_waiters_shown();
         let recipe = self.0.config().recipe;
         let capabilities = if recipe.has_readers() { capabilities.with_sharing() } else { capabilities };
+        let capabilities = if recipe.has_left() { capabilities.with_leaving() } else { capabilities };
         if recipe.has_permits() { capabilities.with_permits() } else { capabilities }
     }
 
@@ -203,6 +232,7 @@ impl fmt::Debug for ZooKeeper {
 pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u8], stat: &Stat) -> Holder {
     let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);
+    let fence = left::fence(&text);
     if holder == Holder::default() && !text.is_empty() {
         holder.label = Some(text.into_owned());
     }
@@ -216,7 +246,13 @@ pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u
     if recipe == Recipe::LeaderLatch && holder.candidate.is_none() {
         holder.candidate.clone_from(&holder.label);
     }
-    holder.fence = Some(Fence::new(stat.czxid.cast_unsigned()));
+    holder.left_behind = recipe.left_for(name).is_some();
+    holder.fence = if holder.left_behind {
+        // It keeps that of its last holder.
+        fence
+    } else {
+        Some(Fence::new(stat.czxid.cast_unsigned()))
+    };
     holder
 }
 

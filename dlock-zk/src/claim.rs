@@ -1,10 +1,12 @@
 //! One claim on one lock.
 
+mod left;
 mod permits;
 
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
@@ -42,6 +44,8 @@ pub struct ZooKeeperClaim {
 struct Wait {
     /// The name of the node before ours.
     previous: String,
+    /// The name of what was left in front by somebody who had the lock, if that is what is waited for.
+    left: Option<String>,
     event: Told,
     /// Of our own node.
     own: Told,
@@ -258,10 +262,22 @@ impl ZooKeeperClaim {
             Some(_) => Ok(None),
             // Nobody told: the safety net.
             None => {
-                let path = node.path_of(&wait.previous);
+                let (path, left) = (node.path_of(&wait.previous), wait.left.clone());
+                let is_next = left.as_deref() == Some(&wait.previous);
                 let look = node.session.client.check_stat(&path);
-                let there = read(&path, until, look).await?.flatten();
-                Ok(there.map(|_| Attempt::Busy(Busy::default())))
+                if read(&path, until, look).await?.flatten().is_none() {
+                    return Ok(None);
+                }
+                let mut busy = Busy::default();
+                if let Some(left) = left {
+                    busy.retry_after = self.outlast(&left, until).await?;
+                    if busy.retry_after.is_none() {
+                        return Ok(None);
+                    }
+                    // The others behind it learn from whoever is directly behind, or look now and then.
+                    busy.retry_after = busy.retry_after.filter(|_| is_next);
+                }
+                Ok(Some(Attempt::Busy(busy)))
             }
         }
     }
@@ -299,8 +315,16 @@ impl ZooKeeperClaim {
         previous: String,
         until: Instant,
     ) -> Result<Option<Busy>, Failure> {
-        let Some(node) = &mut self.node else { return Ok(None) };
         let mut busy = Busy::default();
+        let left = self.is_left(first);
+        if left {
+            busy.retry_after = self.outlast(first, until).await?;
+            if busy.retry_after.is_none() {
+                return Ok(None);
+            }
+        }
+        let expires_in = busy.retry_after;
+        let Some(node) = &mut self.node else { return Ok(None) };
         let permits = self.request.mode.permits();
         if !self.request.waits {
             // Ahead of whatever comes next, so that one who only asked is never in anybody's way.
@@ -309,7 +333,9 @@ impl ZooKeeperClaim {
             let asked = node.session.client.get_data(&path);
             // Who it is is good to know, and no reason to fail.
             if let Ok(Some((data, stat))) = read(&path, until, asked).await {
-                busy.holder = Some(Box::new(holder(node.recipe, permits, &path, &data, &stat)));
+                let mut holder = holder(node.recipe, permits, &path, &data, &stat);
+                holder.expires_in = expires_in;
+                busy.holder = Some(Box::new(holder));
             }
             return Ok(Some(busy));
         }
@@ -327,9 +353,14 @@ impl ZooKeeperClaim {
             // It has its permits by now.
             Looked::Watched { written: true, .. } if permits.is_some() => Ok(None),
             Looked::Watched { previous: event, own, holder: who, .. } => {
-                self.wait = Some(Wait { previous, event, own, losses, _awaited: node.session.wait() });
-                busy.holder =
-                    who.map(|(data, stat)| Box::new(holder(node.recipe, permits, first, &data, &stat)));
+                busy.holder = who.map(|(data, stat)| {
+                    let mut holder = holder(node.recipe, permits, first, &data, &stat);
+                    holder.expires_in = expires_in;
+                    Box::new(holder)
+                });
+                busy.retry_after = expires_in.filter(|_| previous == first);
+                let left = left.then(|| first.to_owned());
+                self.wait = Some(Wait { previous, left, event, own, losses, _awaited: node.session.wait() });
                 Ok(Some(busy))
             }
             Looked::OwnGone => Err(self.deleted(until).await),
@@ -474,6 +505,11 @@ impl Claim for ZooKeeperClaim {
         // The watch on the own node has been told of its end by now, and needs not be removed.
         (self.wait, self.looking) = (None, None);
         withdrawal
+    }
+
+    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        // Boxed: rare, and else part of every release.
+        Box::pin(self.leave_behind(taken_for)).await
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

@@ -13,6 +13,7 @@ mod config;
 mod diagnosis;
 mod error;
 mod fenced;
+mod left;
 mod names;
 mod queue;
 mod queue_node;

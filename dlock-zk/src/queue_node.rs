@@ -3,6 +3,8 @@
 //! Requests whose answers matter live in here and not in the future of a step, so that a step that is dropped midway
 //! loses nothing: the next one waits for the same answer.
 
+mod leaving;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ use dlock_core::{Failure, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 
+use self::leaving::Replacement;
+pub(crate) use self::leaving::{Leave, Left};
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::queue::{Queue, Turn, Watched};
@@ -48,8 +52,12 @@ pub(crate) struct QueueNode {
     /// A node may exist whose name was never learned.
     in_doubt: bool,
     deletion: Option<Answer<Result<(), Error>>>,
+    /// What is to stand in its place, where the key stays taken.
+    replacement: Option<Replacement>,
     /// A deletion was sent that nobody knows the outcome of.
     deleted_unseen: bool,
+    /// As part of a replacement by this node.
+    replaced_unseen: Option<Arc<str>>,
 }
 
 /// A creation, and a listing that was sent together with it unless its number may tell enough.
@@ -83,6 +91,9 @@ pub(crate) struct Node {
     pub(crate) path: Arc<str>,
     pub(crate) czxid: i64,
     pub(crate) name: String,
+    /// When it was made, by the servers' clock, and when that was known here.
+    pub(crate) ctime: i64,
+    pub(crate) known: Timestamp,
     watched: Option<Watched>,
     /// Nobody stood before it when it was made.
     at_once: bool,
@@ -106,7 +117,9 @@ impl QueueNode {
             creation: None,
             in_doubt: false,
             deletion: None,
+            replacement: None,
             deleted_unseen: false,
+            replaced_unseen: None,
         }
     }
 
@@ -134,8 +147,9 @@ impl QueueNode {
     }
 
     fn set_node(&mut self, name: String, stat: &Stat, watched: Option<Watched>) {
-        self.node =
-            Some(Node { path: self.path_of(&name).into(), czxid: stat.czxid, name, watched, at_once: false });
+        let (path, known) = (self.path_of(&name).into(), self.session.clock.now());
+        let Stat { czxid, ctime, .. } = *stat;
+        self.node = Some(Node { path, czxid, name, ctime, known, watched, at_once: false });
         self.in_doubt = false;
     }
 
@@ -325,11 +339,13 @@ impl QueueNode {
     /// Notes that the servers have nothing of it any more.
     pub(crate) fn forget(&mut self) {
         (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
+        self.replacement = None;
     }
 
     /// Leaves the queue.
     pub(crate) async fn leave(&mut self) -> Result<Withdrawal, Failure> {
         let mut withdrawal = Withdrawal::ABSENT;
+        self.drop_replacement();
         if self.session.ended().is_some() {
             // The servers take the nodes away.
             self.forget();

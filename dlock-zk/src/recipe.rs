@@ -7,7 +7,9 @@
 //! | leader latch | `_c_<uuid>-latch-<sequence>` | |
 //!
 //! Who takes permits of a semaphore stands in the queue of a mutex as `_c_<uuid>-permits-<taken>-lock-<sequence>`: see
-//! `permits.rs`.
+//! `permits.rs`. What stays taken after its release is a persistent node that has taken the place of its last holder,
+//! `_c_<uuid>-left-<milliseconds>-lock-<sequence>` or `_c_<uuid>-left-<milliseconds>-__WRIT__<sequence>`: see
+//! `left.rs`.
 
 use std::sync::Arc;
 
@@ -21,6 +23,9 @@ const LOCKS: [&str; 2] = ["-lock-", "__lock__"];
 const READER: &str = "-read-lock-";
 /// What stands before how many permits a node takes. A client that knows no permits takes them for a lock, and waits.
 const PERMITS: &str = "-permits-";
+/// What stands before for how long a key stays taken, by a node that nobody owns. Clients that do not know it take it
+/// for a lock, and wait.
+const LEFT: &str = "-left-";
 /// What stands before the number in the nodes of Curator's read-write lock.
 const WRITE: &str = "__WRIT__";
 const READ: &str = "__READ__";
@@ -61,6 +66,8 @@ enum Kind {
     Reads,
     /// Takes so many permits of a semaphore.
     Takes(u32),
+    /// Nobody's: keeps the key taken for so many milliseconds.
+    Left(u64),
 }
 
 /// Where a node stands in its queue.
@@ -100,8 +107,7 @@ impl Recipe {
 
     /// What the name of a claim's node begins with: no other claim's does.
     pub(crate) fn prefix(self, token: &Token, mode: Mode) -> Arc<str> {
-        let hex = token.to_hex();
-        let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
+        let uuid = uuid(token);
         // Nobody asks for what the backend says that its recipe has not.
         let mark = match (self, mode) {
             (_, Mode::Permits { take, .. }) => {
@@ -121,6 +127,26 @@ impl Recipe {
         matches!(self, Self::Mutex)
     }
 
+    /// Whether a key can stay taken after its release. A participant of an election is somebody who is there.
+    pub(crate) const fn has_left(self) -> bool {
+        !matches!(self, Self::LeaderLatch)
+    }
+
+    /// The name of the node that takes the place of `own` in the queue, for so many milliseconds.
+    pub(crate) fn left_behind(self, token: &Token, own: &str, millis: u64) -> Option<String> {
+        let mark = if self == Self::ReadWriteLock { WRITE } else { &LOCKS[0][1..] };
+        let (_, number) = own.rsplit_once(mark)?;
+        Some(format!("{PROTECTED}{}{LEFT}{millis}-{mark}{number}", uuid(&token.left_behind())))
+    }
+
+    /// For how many milliseconds a node keeps its key taken that nobody owns; `None` for any other.
+    pub(crate) fn left_for(self, name: &str) -> Option<u64> {
+        match self.place(name)?.kind {
+            Kind::Left(millis) => Some(millis),
+            Kind::Locks | Kind::Reads | Kind::Takes(_) => None,
+        }
+    }
+
     /// Whether several may read at a time.
     pub(crate) const fn has_readers(self) -> bool {
         !matches!(self, Self::LeaderLatch)
@@ -136,11 +162,10 @@ impl Recipe {
         let (kind, text) = match self {
             Self::Mutex => {
                 let (_, text) = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?;
-                let ours = name.strip_prefix(PROTECTED).and_then(|rest| rest.get(UUID..));
-                (ours.map_or(Kind::Locks, Kind::marked), text)
+                (Kind::of(name), text)
             }
             Self::ReadWriteLock => match (name.rsplit_once(WRITE), name.rsplit_once(READ)) {
-                (Some((_, text)), None) => (Kind::Locks, text),
+                (Some((_, text)), None) => (Kind::of(name), text),
                 (None, Some((_, text))) => (Kind::Reads, text),
                 _ => return None,
             },
@@ -166,7 +191,7 @@ impl Recipe {
     pub(crate) fn takes(self, name: &str) -> Option<u32> {
         match self.place(name)?.kind {
             Kind::Takes(permits) => Some(permits),
-            Kind::Locks | Kind::Reads => None,
+            Kind::Locks | Kind::Reads | Kind::Left(_) => None,
         }
     }
 
@@ -243,14 +268,26 @@ impl Recipe {
 }
 
 impl Kind {
-    /// What a node is by what stands behind its UUID.
-    fn marked(rest: &str) -> Self {
+    /// What a node is by what stands behind its UUID, if nothing else in its name tells.
+    fn of(name: &str) -> Self {
+        let Some(rest) = name.strip_prefix(PROTECTED).and_then(|rest| rest.get(UUID..)) else {
+            return Self::Locks;
+        };
         if rest.starts_with(READER) {
             return Self::Reads;
         }
-        let taken = rest.strip_prefix(PERMITS).and_then(|rest| rest.split_once('-')?.0.parse().ok());
-        taken.map_or(Self::Locks, Self::Takes)
+        let number = |mark: &str| Some(rest.strip_prefix(mark)?.split_once('-')?.0);
+        if let Some(taken) = number(PERMITS).and_then(|taken| taken.parse().ok()) {
+            return Self::Takes(taken);
+        }
+        number(LEFT).and_then(|millis| millis.parse().ok()).map_or(Self::Locks, Self::Left)
     }
+}
+
+/// A token as Curator names its nodes.
+fn uuid(token: &Token) -> String {
+    let hex = token.to_hex();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// The servers give the highest number again and again, and now and then a negative one in between, so that nobody can
@@ -478,6 +515,33 @@ mod tests {
             matches!(recipe.position(&left, &next), Position::Behind { previous, .. } if previous == reader)
         );
         assert_eq!(recipe.position(&[reader, reads.clone()], &reads), Position::Reading);
+    }
+
+    #[test]
+    fn what_is_left_stands_where_its_last_holder_stood_and_is_a_lock_to_all_others() {
+        let token = Token::random().unwrap();
+        for (recipe, mark) in [(Recipe::Mutex, "lock-"), (Recipe::ReadWriteLock, "__WRIT__")] {
+            let prefix = recipe.prefix(&token, Mode::Exclusive);
+            let own = format!("{prefix}0000000007");
+            let left = recipe.left_behind(&token, &own, 90_000).unwrap();
+            // As Curator sorts.
+            assert_eq!(left.rsplit_once(mark).map(|(_, number)| number), Some("0000000007"), "{left}");
+            assert!(!left.starts_with(&*prefix), "nothing that looks for the holder finds it");
+            assert_eq!((recipe.left_for(&left), recipe.left_for(&own)), (Some(90_000), None));
+            assert!(!recipe.reads(&left) && recipe.takes(&left).is_none() && !recipe.is_foreign(&left));
+            let reader = format!("{}0000000008", recipe.prefix(&token, Mode::Shared));
+            let writer = format!("{prefix}0000000009");
+            let children = [writer.clone(), left.clone(), reader.clone()];
+            let behind =
+                |previous: &String| Position::Behind { first: left.clone(), previous: previous.clone() };
+            assert_eq!(recipe.position(&children, &reader), behind(&left));
+            assert_eq!(recipe.position(&children, &writer), behind(&reader));
+            assert_eq!(recipe.holding(&recipe.in_order(&children)), 1);
+        }
+        assert_eq!(
+            Recipe::Mutex.left_for(&at("_c_00000000-0000-0000-0000-00000000000a-left-x-lock-", 1)),
+            None
+        );
     }
 
     #[test]

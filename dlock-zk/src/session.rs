@@ -7,6 +7,7 @@
 mod attend;
 mod current;
 mod driver;
+mod leftovers;
 mod proof;
 mod requests;
 
@@ -308,7 +309,7 @@ impl Session {
                     let (tell, told) = watch::channel(None);
                     let session = Arc::clone(self);
                     keeper::runtime()?.spawn(async move {
-                        let written = session.write_proof().await;
+                        let written = session.write_proof().await.map(drop);
                         *lock(&session.proving) = None;
                         tell.send_replace(Some(written));
                     });
@@ -326,24 +327,30 @@ impl Session {
 
     /// Writes. An error of the kind `Unavailable` when that was not confirmed, be it that the session is over.
     pub(crate) async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
+        self.server_time(until).await.map(drop)
+    }
+
+    /// The time by the servers' clock, in milliseconds since 1970: that of a write which is made now, so that what
+    /// compares it with the times of nodes asks no clock but the servers'.
+    pub(crate) async fn server_time(&self, until: Instant) -> Result<i64, Failure> {
         self.in_time(until, self.write_proof()).await
     }
 
-    async fn write_proof(&self) -> Result<(), Error> {
+    async fn write_proof(&self) -> Result<i64, Error> {
         let sent = self.clock.now();
         let written = self.proof.write(&self.client).await;
         match &written {
-            Ok(()) => self.note_proof(sent),
+            Ok(_) => self.note_proof(sent),
             Err(error) => self.heed(error),
         }
         written
     }
 
-    async fn in_time(
+    async fn in_time<T>(
         &self,
         until: Instant,
-        written: impl Future<Output = Result<(), Error>>,
-    ) -> Result<(), Failure> {
+        written: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Failure> {
         let path = self.proof.path();
         match tokio::time::timeout_at(until, written).await {
             // No lock depends on it yet, so that an unknown outcome is none.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Guard, Locks, Wait};
+use dlock_core::{ErrorKind, Guard, Locks, OnCrash, Wait};
 use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
-use dlock_zk::{Acl, AuthId, Permission, ZooKeeper};
+use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -45,16 +45,43 @@ async fn line_of(server: &ZooKeeperServer, key: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn what_stays_taken_for_a_time_is_refused_before_any_request() {
+async fn what_stays_taken_is_stored_in_the_place_of_its_last_holder_until_somebody_comes_after_its_end() {
     let server = ZooKeeperServer::start().unwrap();
     let locks = locks(&server).await;
+    let least = Duration::from_millis(400);
+    let guard = locks.lock("least").with_hold_at_least(least).acquire().await.unwrap();
+    let held = server.admin().children("/dlock/least").remove(0);
+    let fence = guard.fence().unwrap();
+    guard.release().await.unwrap();
+    let names = server.admin().children("/dlock/least");
+    let [name] = &names[..] else { panic!("{names:?}") };
+    let number = held.rsplit_once("-lock-").unwrap().1;
+    assert!(name.starts_with("_c_") && name.ends_with(&format!("-lock-{number}")), "{name} after {held}");
+    assert_ne!(name[..39], held[..39], "under a token of its own");
+    let millis: u64 = name.split("-left-").nth(1).unwrap().split('-').next().unwrap().parse().unwrap();
+    assert!((1..=401).contains(&millis), "{name}");
+    let node = server.admin().node(&format!("/dlock/least/{name}")).unwrap();
+    assert_eq!(node.session, None, "it is nobody's");
+    let data = String::from_utf8(node.data).unwrap();
+    assert!(data.starts_with(&format!("left=1 fence={fence} host=")), "{data}");
+    // The process that left it removes it too.
+    until("the end", || server.admin().children("/dlock/least").is_empty()).await;
+    assert!(locks.inspect("least").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_window_that_is_to_stay_closed_after_a_crash_and_a_key_of_a_leader_latch_are_refused_before_any_request()
+ {
+    let server = ZooKeeperServer::start().unwrap();
     let minute = Duration::from_secs(60);
-    let refused = locks.lock("least").with_hold_at_least(minute).acquire().await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
-    let job = locks.once("job").with_window(minute);
+    let job = locks(&server).await.once("job").with_window(minute).with_on_crash(OnCrash::Skip);
     let refused = job.run::<(), dlock_core::Error, _>(async { panic!("it runs") }).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
-    assert!(refused.to_string().contains("zk"), "{refused}");
+    assert!(refused.to_string().contains("session"), "{refused}");
+    let latches = ZooKeeper::builder(&server.url()).with_recipe(Recipe::LeaderLatch).connect().await.unwrap();
+    let least = Locks::new(latches).lock("least").with_hold_at_least(minute);
+    let refused = least.acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     let keys = server.admin().children("/dlock");
     assert!(!keys.iter().any(|key| key == "least" || key == "job"), "{keys:?}");
 }

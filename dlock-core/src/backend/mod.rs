@@ -407,7 +407,13 @@ impl ClaimRequest {
     /// is one the W3C trace context of the span that acquires.
     #[must_use]
     pub fn describe(&self) -> String {
-        let line = self.identity.describe(SystemTime::now());
+        self.describe_since(SystemTime::now())
+    }
+
+    /// Returns the line of [`describe`](Self::describe) for a lock that was taken at `since`.
+    #[must_use]
+    pub fn describe_since(&self, since: SystemTime) -> String {
+        let line = self.identity.describe(since);
         match self.trace.to_text() {
             Some(trace) => format!("{line} trace={trace}"),
             None => line,

@@ -104,7 +104,13 @@ impl Cleanup {
                 Err(failure) => {
                     news = true;
                     let given_up = over || !failure.is_transient();
-                    self.engine.telemetry.cleanup_failed(self.subject(), &failure, given_up);
+                    // Where nothing can be left, the lock itself stays until it may be released.
+                    let keeps = given_up && !over && !left.is_zero();
+                    self.engine.telemetry.cleanup_failed(self.subject(), &failure, given_up && !keeps);
+                    if keeps {
+                        tokio::time::sleep(left.min(until.since(clock.now()))).await;
+                        continue;
+                    }
                     if given_up {
                         break;
                     }

@@ -103,7 +103,8 @@ pub enum OnCrash {
     #[default]
     Rerun,
     /// A closed window, until it has passed since the last sign of life: the lease is as long as the window, which may
-    /// then be 50 ms to 24 h. Nobody waits for such a run unless that [is said](Once::with_wait).
+    /// then be 50 ms to 24 h. Nobody waits for such a run unless that [is said](Once::with_wait). Refused with
+    /// [`ErrorKind::Unsupported`] where a session keeps the locks, as on ZooKeeper.
     Skip,
 }
 
@@ -270,6 +271,13 @@ impl Once {
                     "the window is {window:?}, and is to stay closed after a crash; use 50 ms to 24 h, or have the \
                      job run again after a crash"
                 )));
+            }
+            if self.lock.engine().capabilities.session_kept {
+                let what = "a session keeps the lock, which ends soon after its process: no window stays closed after \
+                            a crash; have the job run again after one, or use a backend with leases";
+                return Err(self
+                    .lock
+                    .error(Operation::Configure, Failure::new(ErrorKind::Unsupported, what)));
             }
             lock = lock.with_lease(window);
         }

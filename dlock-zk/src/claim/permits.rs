@@ -51,6 +51,10 @@ impl ZooKeeperClaim {
             let Some(Seen { children, content, event }) = seen else {
                 return Err(Box::pin(self.deleted(until)).await);
             };
+            if self.has_outlasted(&children, until).await? {
+                seen = self.see(until, false).await?;
+                continue;
+            }
             let place = self.place(&children, of)?;
             if place != Place::Missing && !self.agrees(of, &content, until).await? {
                 seen = self.see(until, false).await?;
@@ -178,8 +182,8 @@ impl ZooKeeperClaim {
             busy.holder = Some(Box::new(holder(recipe, permits, &path, &data, &stat)));
         }
         // The end of the own node is a change of the directory too.
-        let wait =
-            Wait { previous: String::new(), event, own: Told::Never, losses: None, _awaited: session.wait() };
+        let (previous, own, _awaited) = (String::new(), Told::Never, session.wait());
+        let wait = Wait { previous, left: None, event, own, losses: None, _awaited };
         self.wait = Some(wait);
         Some(busy)
     }

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Session;
+use super::leftovers::Leftovers;
 use crate::config::Config;
 use crate::error::not_opened;
 use crate::queue::{Queues, lock};
@@ -38,6 +39,8 @@ pub(crate) struct Sessions {
     slot: Mutex<Slot>,
     /// They outlive the sessions, so that nobody who waits in this process loses his place there.
     pub(crate) queues: Queues,
+    /// What this process left in queues.
+    pub(super) leftovers: Leftovers,
 }
 
 enum Slot {
@@ -52,7 +55,12 @@ enum Slot {
 
 impl Sessions {
     pub(crate) fn new(config: Config) -> Arc<Self> {
-        Arc::new(Self { config, slot: Mutex::new(Slot::None), queues: Queues::default() })
+        Arc::new(Self {
+            config,
+            slot: Mutex::new(Slot::None),
+            queues: Queues::default(),
+            leftovers: Leftovers::default(),
+        })
     }
 
     pub(crate) fn config(&self) -> &Config {

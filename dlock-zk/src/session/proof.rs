@@ -44,20 +44,20 @@ impl ProofNode {
         self.exists.load(Ordering::Acquire)
     }
 
-    /// Writes. Done when a majority has it.
-    pub(crate) async fn write(&self, client: &Client) -> Result<(), Error> {
+    /// Writes. Done when a majority has it. The time of the write, by the clock of the servers' leader.
+    pub(crate) async fn write(&self, client: &Client) -> Result<i64, Error> {
         let ephemeral = CreateMode::Ephemeral.with_acls(Acls::new(&self.acl));
         for _ in 0..TRIES {
             if self.exists() {
                 match client.set_data(&self.path, &[], None).await {
                     Err(Error::NoNode) => self.exists.store(false, Ordering::Release),
-                    written => return written.map(drop),
+                    written => return written.map(|stat| stat.mtime),
                 }
             }
             match client.create(&self.path, &[], &ephemeral).await {
-                Ok(_) => {
+                Ok((stat, _)) => {
                     self.exists.store(true, Ordering::Release);
-                    return Ok(());
+                    return Ok(stat.ctime);
                 }
                 // By a request whose answer was lost, or by another task meanwhile.
                 Err(Error::NodeExists) => self.exists.store(true, Ordering::Release),

@@ -24,7 +24,7 @@ const LEFT_LYING: Duration = Duration::from_millis(50);
 /// The bounds of one session. Proofs of life have none: there are few of them.
 pub(crate) struct Requests {
     pub(crate) ordinary: Arc<Gate>,
-    deletions: Arc<Gate>,
+    pub(crate) deletions: Arc<Gate>,
 }
 
 impl Requests {

@@ -8,6 +8,7 @@ mod connections;
 mod crowds;
 mod dropping;
 mod ensemble;
+mod leaving;
 mod majority;
 mod meddlers;
 mod members;

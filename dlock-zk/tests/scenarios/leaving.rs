@@ -1,0 +1,239 @@
+//! Keys that stay taken after their release.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock_core::{Error, ErrorKind, Locks, Outcome};
+use dlock_rig::proxy::Loss;
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
+
+use crate::support::{
+    LONG, Proxied, SHORT, builder, error_of, fence, locks, over, places, soon, until, until_in_line, wait_for,
+};
+
+/// Long enough to be there for the whole test.
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Leaves `key` taken for so long.
+async fn leave(locks: &Locks, key: &str, least: Duration) {
+    locks.lock(key).with_hold_at_least(least).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Whether only what nobody owns stands in line.
+fn only_left(admin: Administrator, key: &str) -> bool {
+    let places = places(admin, key);
+    places.len() == 1 && places[0].contains("-left-")
+}
+
+/// They watch the node before their own, and take its end for their turn.
+#[tokio::test]
+async fn who_stands_behind_a_holder_that_leaves_its_key_taken_waits_until_the_end_in_the_same_order() {
+    for recipe in [Recipe::Mutex, Recipe::ReadWriteLock] {
+        let server = ZooKeeperServer::start().unwrap();
+        let with = async || over(builder(&server.url(), LONG).with_recipe(recipe).connect().await.unwrap());
+        let (ours, theirs, others) = (with().await, with().await, with().await);
+        let least = Duration::from_millis(700);
+        let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
+        let (granted, turns) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let mut waiters = Vec::new();
+        for place in 0..6 {
+            let (locks, turns) = (if place % 2 == 0 { &theirs } else { &others }, Arc::clone(&turns));
+            let waiter = wait_for(locks, "room");
+            until("the line", || {
+                server.admin().children("/dlock/room").len() == 2 + place
+                    && server.admin().watches() > place as u64
+            })
+            .await;
+            waiters.push(tokio::spawn(async move {
+                let guard = waiter.await.unwrap().unwrap();
+                let turn = (turns.fetch_add(1, Ordering::SeqCst), granted.elapsed());
+                guard.release().await.unwrap();
+                turn
+            }));
+        }
+        guard.release().await.unwrap();
+        for (place, waiter) in waiters.into_iter().enumerate() {
+            let (turn, passed) = soon("the turn", waiter).await.unwrap();
+            assert_eq!(turn, place, "in order");
+            assert!(passed >= least, "after {passed:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_or_request_is_lost_leaves_the_key_taken_once() {
+    for (request, loss) in [(true, Loss::Cut), (false, Loss::Cut), (false, Loss::Silence)] {
+        let on = Proxied::start();
+        let (ours, theirs) = (on.locks(Duration::from_secs(4)).await, locks(&on.server, LONG).await);
+        let guard = ours.lock("room").with_hold_at_least(HOUR).acquire().await.unwrap();
+        let next = wait_for(&theirs, "room");
+        until_in_line(on.server.admin(), "room", 2).await;
+        match request {
+            true => on.proxy.lose_request(1, "MULTI"),
+            false => on.proxy.lose_reply(1, "MULTI", loss),
+        }
+        // Whether it is confirmed by asking again is not the point.
+        drop(soon("the release", guard.release()).await);
+        until("the release", || places(on.server.admin(), "room")[0].contains("-left-")).await;
+        until("the end of the clean-up", || ours.stats().background == 0).await;
+        let line = places(on.server.admin(), "room");
+        assert!(line.len() == 2 && !line[1].contains("-left-"), "{line:?}");
+        assert_eq!(on.proxy.lost(), 1);
+        assert!(!next.is_finished());
+        assert!(theirs.force_release("room").await.unwrap());
+        soon("the next holder", next).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_session_ends_before_the_reply_to_its_release_is_done_and_stays_done() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(LONG).await, locks(&on.server, LONG).await);
+    let expired = on.server.admin().sessions();
+    let job = |locks: &Locks| locks.once("room").with_window(HOUR);
+    let body = async {
+        on.proxy.lose_reply(1, "MULTI", Loss::Silence);
+        Ok::<_, Error>(())
+    };
+    let run = job(&ours);
+    let run = run.run(body);
+    let meanwhile = async {
+        on.proxy.wait_until_lost(1).await;
+        until("what is left", || only_left(on.server.admin(), "room")).await;
+        expired.iter().for_each(|session| on.server.admin().expire(*session));
+    };
+    let (outcome, ()) = soon("the job", async { tokio::join!(run, meanwhile) }).await;
+    assert_eq!(outcome.unwrap(), Outcome::Ran(()));
+    assert!(job(&theirs).run(async { Ok::<_, Error>(()) }).await.unwrap().is_skipped());
+}
+
+#[tokio::test]
+async fn a_job_whose_session_ends_before_its_release_is_lost_and_leaves_nothing() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+    let guard = ours.lock("room").with_hold_at_least(HOUR).acquire().await.unwrap();
+    server.admin().expire_all();
+    soon("the loss", guard.lost()).await;
+    error_of(guard.release().await, ErrorKind::NotHeld);
+    let outcome = theirs.once("room").with_window(HOUR).run(async { Ok::<_, Error>(7) }).await.unwrap();
+    assert_eq!(outcome, Outcome::Ran(7));
+}
+
+#[tokio::test]
+async fn what_a_process_left_that_has_ended_is_removed_by_who_comes_after_its_end_or_by_force() {
+    let server = ZooKeeperServer::start().unwrap();
+    let theirs = locks(&server, LONG).await;
+    for force in [false, true] {
+        let ours = locks(&server, SHORT).await;
+        let least = if force { HOUR } else { Duration::from_millis(500) };
+        leave(&ours, "room", least).await;
+        drop(ours.shutdown(Duration::from_secs(5)).await);
+        drop(ours);
+        until("the end of the session", || server.admin().sessions().len() == 1).await;
+        assert!(only_left(server.admin(), "room"));
+        let waiters: Vec<_> = (0..3).map(|_| wait_for(&theirs, "room")).collect();
+        if force {
+            until_in_line(server.admin(), "room", 4).await;
+            assert!(theirs.force_release("room").await.unwrap());
+        }
+        let mut last = 0;
+        for waiter in waiters {
+            let guard = soon("the lock", waiter).await.unwrap().unwrap();
+            assert!(fence(&guard) > last);
+            last = fence(&guard);
+            guard.release().await.unwrap();
+        }
+        assert_eq!(places(server.admin(), "room"), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn pruning_deletes_what_is_over_of_all_keys_and_nothing_else() {
+    let server = ZooKeeperServer::start().unwrap();
+    let theirs = builder(&server.url(), LONG).connect().await.unwrap();
+    let ours = locks(&server, SHORT).await;
+    let held = over(theirs.clone()).lock("held").acquire().await.unwrap();
+    for firing in 0..150 {
+        leave(&ours, &format!("firing/{firing}"), Duration::from_millis(1)).await;
+    }
+    leave(&ours, "room", HOUR).await;
+    drop(ours.shutdown(Duration::from_secs(5)).await);
+    drop(ours);
+    until("the end of the session", || server.admin().sessions().len() == 1).await;
+    let left = || server.admin().children("/dlock").iter().filter(|key| key.contains("firing")).count();
+    assert!(left() > 0);
+    theirs.prune().await.unwrap();
+    let nodes: usize = (0..150)
+        .map(|firing| {
+            server.admin().try_children(&format!("/dlock/%firing%2F{firing}")).map_or(0, |it| it.len())
+        })
+        .sum();
+    assert_eq!(nodes, 0);
+    assert!(only_left(server.admin(), "room"));
+    assert_eq!(theirs.prune().await.unwrap(), 0);
+    held.check().unwrap();
+    held.release().await.unwrap();
+}
+
+/// Which is an ended one, by the servers' clock.
+#[tokio::test]
+async fn readers_and_permits_wait_for_what_is_left_or_are_refused_and_pass_what_is_over() {
+    let server = ZooKeeperServer::start().unwrap();
+    let theirs = locks(&server, LONG).await;
+    let ours = locks(&server, SHORT).await;
+    leave(&ours, "read", Duration::from_millis(400)).await;
+    leave(&ours, "permits", HOUR).await;
+    leave(&ours, "over", Duration::from_millis(1)).await;
+    drop(ours.shutdown(Duration::from_secs(5)).await);
+    drop(ours);
+    assert!(theirs.lock("read").read().try_acquire().await.unwrap().is_none());
+    let readers = [theirs.lock("read").read(), theirs.lock("read").read()];
+    for reader in &readers {
+        soon("a reader", reader.acquire()).await.unwrap().release().await.unwrap();
+    }
+    let permits = |key: &str| theirs.semaphore(key, 2);
+    error_of(permits("permits").acquire().await, ErrorKind::Conflict);
+    soon("a permit", permits("over").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_may_not_be_written_keeps_the_key_taken_until_it_may_be_released() {
+    let server = ZooKeeperServer::start().unwrap();
+    let no_write = Acl::new(Permission::READ | Permission::CREATE | Permission::DELETE, AuthId::anyone());
+    let builder = builder(&server.url(), LONG).with_acl([no_write]);
+    let ours = over(builder.connect().await.unwrap());
+    let theirs = locks(&server, LONG).await;
+    let least = Duration::from_millis(500);
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
+    let granted = Instant::now();
+    let denied = error_of(guard.release().await, ErrorKind::Denied);
+    assert!(denied.to_string().contains("/dlock/room"), "{denied}");
+    let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
+    assert!(granted.elapsed() >= least, "after {:?}", granted.elapsed());
+    next.release().await.unwrap();
+}
+
+/// Whose data may not be read has its time in its name.
+#[tokio::test]
+async fn what_another_user_left_is_waited_for_by_who_may_not_read_it() {
+    let server = ZooKeeperServer::start().unwrap();
+    let anyone = || Acl::new(Permission::READ | Permission::CREATE | Permission::DELETE, AuthId::anyone());
+    let own = || Acl::new(Permission::ALL, AuthId::authed());
+    let of = async |user: &str| {
+        let url = server.url().replace("zk://", &format!("zk://{user}:secret@"));
+        let builder: ZooKeeper =
+            builder(&url, LONG).with_acl([own()]).with_parent_acl([anyone()]).connect().await.unwrap();
+        over(builder)
+    };
+    let (ours, theirs) = (of("ours").await, of("theirs").await);
+    let least = Duration::from_millis(500);
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
+    let granted = Instant::now();
+    guard.release().await.unwrap();
+    assert!(theirs.lock("room").try_acquire().await.unwrap().is_none());
+    let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
+    assert!(granted.elapsed() >= least, "after {:?}", granted.elapsed());
+    next.release().await.unwrap();
+}
