@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock_core::{Guard, Locks};
 use dlock_redis::Redis;
-use dlock_rig::servers::redis::{RedisCluster, RedisOptions, RedisServer};
+use dlock_rig::servers::redis::{RedisCluster, RedisOptions, RedisServer, is_at_least_7};
 use tokio::task::JoinHandle;
 
 use crate::support::{LONG, over, soon, until};
@@ -113,13 +113,50 @@ async fn a_waiter_listens_at_the_new_server_when_the_slot_has_moved() {
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_cluster_without_sharded_channels_is_listened_to_all_the_same() {
-    // What a server before Redis 7 answers.
-    let old = RedisOptions::default()
+/// What a cluster before Redis 7 is, which such a server is by itself.
+fn without_sharded_channels() -> RedisCluster {
+    let renamed = RedisOptions::default()
         .argument("rename-command", "SSUBSCRIBE no-ssubscribe")
         .argument("rename-command", "SPUBLISH no-spublish");
-    let cluster = RedisCluster::start_with(old).unwrap();
+    RedisCluster::start_with(if is_at_least_7() { renamed } else { RedisOptions::default() }).unwrap()
+}
+
+/// As Redisson does there, which publishes and listens on common channels only, whatever server it is connected to.
+#[tokio::test]
+async fn a_cluster_without_sharded_channels_passes_locks_on_to_redisson_and_back() {
+    let cluster = without_sharded_channels();
+    let ours = shared(&cluster).await;
+    let elsewhere = (cluster.master_of("room") + 1) % 3;
+    let url = format!("{}?protocol=resp3", cluster.nodes()[elsewhere].url());
+    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let config = redis::AsyncConnectionConfig::new().set_push_sender(said);
+    let client = redis::Client::open(url).unwrap();
+    let mut listening = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    listening.send_packed_command(redis::cmd("SUBSCRIBE").arg(CHANNEL)).await.unwrap();
+    ours.lock("room").acquire().await.unwrap().release().await.unwrap();
+    let mut kind = None;
+    while kind != Some(redis::PushKind::Message) {
+        kind = Some(soon("a message", heard.recv()).await.unwrap().kind);
+    }
+    drop(listening);
+    let mut waits = Vec::new();
+    while waits.len() < ROUNDS && waits.last().is_none_or(|wait| *wait > TOLD) {
+        hold(&cluster);
+        let started = Instant::now();
+        let waiter = wait_for(&ours);
+        until("the waiter to listen", || cluster.nodes().iter().any(|node| !node.channels().is_empty()))
+            .await;
+        cluster.command_at::<()>("room", &["DEL", "room"]);
+        cluster.nodes()[elsewhere].command::<()>(&["PUBLISH", CHANNEL, "0"]);
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+        waits.push(started.elapsed());
+    }
+    assert!(waits.last().unwrap() <= &TOLD, "{waits:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_without_sharded_channels_is_listened_to_all_the_same() {
+    let cluster = without_sharded_channels();
     let (ours, theirs) = (shared(&cluster).await, shared(&cluster).await);
     let mut waits = Vec::new();
     while waits.len() < ROUNDS && waits.last().is_none_or(|wait| *wait > TOLD) {

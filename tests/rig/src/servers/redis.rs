@@ -38,8 +38,9 @@ static REDIS: LazyLock<Program> = LazyLock::new(|| {
     Program { name: named.unwrap_or("redis-server"), package: "redis-server" }
 });
 
-/// Whether the server is Redis 7 or later, or Valkey. Earlier ones do not know all settings.
-fn is_at_least_7() -> bool {
+/// Whether the server is Redis 7 or later, or Valkey. Earlier ones do not know all settings and commands.
+#[must_use]
+pub fn is_at_least_7() -> bool {
     static IS: LazyLock<bool> = LazyLock::new(|| {
         let said = std::process::Command::new(REDIS.name).arg("--version").output();
         let said =
