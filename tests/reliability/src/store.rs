@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use dlock::{Guard, Lock, Locks, Memory};
@@ -17,6 +17,9 @@ use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_rig::worker::Worker;
 
 use crate::Failed;
+
+/// For how long a question is asked again: a busy machine makes answers late.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
@@ -257,11 +260,18 @@ impl Store {
     }
 }
 
-/// How many of `keys` are held.
+/// How many of `keys` are held. Asks again where the error says that it may be worth while, for a while.
 pub(crate) async fn held(locks: &Locks, keys: &[String]) -> Result<usize, Failed> {
     let mut held = 0;
+    let end = Instant::now() + PATIENCE;
     for key in keys {
-        held += usize::from(locks.inspect(key).await?.is_some());
+        held += loop {
+            match locks.inspect(key).await {
+                Ok(holder) => break usize::from(holder.is_some()),
+                Err(error) if error.is_retryable() && Instant::now() < end => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
     }
     Ok(held)
 }
