@@ -28,3 +28,6 @@ pub use backend::Redis;
 pub use claim::RedisClaim;
 pub use config::RedisBuilder;
 pub use fenced::{fence_key, fenced_script};
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use format::hostile::holders_in;

@@ -85,5 +85,8 @@ pub use session::{ConnectionLock, SessionClaim, Sessions};
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
+#[cfg(all(fuzzing, any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
+#[doc(hidden)]
+pub use stored::hostile::holders_in;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use tx::{Locking, Patience, RowKey, TransactionLocks, lock_query, lock_row};

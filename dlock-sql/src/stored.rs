@@ -62,3 +62,36 @@ fn first(last: u64, fences: u32) -> Fence {
 pub(crate) fn with_fences(grant: Grant, last: Fence, fences: u32) -> Grant {
     grant.with_fence(first(last.get(), fences)).with_reserved(fences)
 }
+
+/// Whatever stands in a row, which others may have written: for a property test and for a fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod hostile {
+    use std::time::Duration;
+
+    use dlock_core::Holder;
+
+    /// Reads a text in all ways in which a row is read, and returns the holders. Its fence stands before the first `|`.
+    #[must_use]
+    #[cfg_attr(test, expect(unreachable_pub, reason = "a fuzzer reaches it"))]
+    pub fn holders_in(text: &str) -> Vec<Holder> {
+        let (fence, line) = text.split_once('|').unwrap_or(("-1", text));
+        let (fence, left) = (fence.parse().unwrap_or(i64::MIN), Duration::from_secs(1));
+        vec![
+            super::holder(line, fence, left),
+            #[cfg(feature = "sqlite")]
+            super::share(line, fence, left, None),
+            #[cfg(feature = "sqlite")]
+            super::share(line, fence, left, Some(4)),
+        ]
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use dlock_testkit::hostile;
+
+        #[test]
+        fn whatever_stands_in_a_row_is_read_without_a_panic_and_shown_in_one_harmless_line() {
+            hostile::for_each_text(|text| super::holders_in(text).iter().for_each(hostile::assert_harmless));
+        }
+    }
+}

@@ -18,6 +18,7 @@ pub mod cancel;
 pub mod checkers;
 pub mod conformance;
 pub mod history;
+pub mod hostile;
 pub mod mutants;
 pub mod register;
 mod time;

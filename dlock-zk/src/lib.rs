@@ -13,6 +13,8 @@ mod config;
 mod diagnosis;
 mod error;
 mod fenced;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod left;
 mod names;
 mod queue;
@@ -25,6 +27,9 @@ pub use backend::ZooKeeper;
 pub use claim::ZooKeeperClaim;
 pub use config::ZooKeeperBuilder;
 pub use fenced::FencedWrite;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use hostile::holders_in;
 pub use recipe::Recipe;
 /// What stands in an access control list, for [`ZooKeeperBuilder::with_acl`].
 pub use zookeeper::{Acl, AuthId, Permission};

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
-use crate::run::{Step, cargo};
+use crate::run::{Step, cargo, program};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "The commands of dlock's developers")]
@@ -70,6 +70,12 @@ enum Command {
     Sbom,
     /// Break the code in one place at a time: the tests have to fail. Installs cargo-mutants and the servers
     Mutants(mutants::Options),
+    /// Let a fuzzer make what stands in stores, and read it as each backend does. Installs cargo-fuzz and nightly
+    Fuzz {
+        /// How long each of the four targets is tried
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Draw the dashboard and a trace of a real run into docs/pictures; needs Go, installs Prometheus
     Pictures,
     /// The same faults against dlock and other libraries, into docs/compared.md; --only, --store and --library narrow
@@ -139,6 +145,14 @@ fn carry_out(command: Command) -> Result<()> {
                 bench.args(["dlock-bench", "--no-default-features", "--features", which, "--bin", &program])
             };
             bench.args(["--"]).args(arguments).run()
+        }
+        Command::Fuzz { seconds } => {
+            needs::install(needs::FUZZ)?;
+            let limit = format!("-max_total_time={seconds}");
+            ["holder", "redis", "sql", "zk"].into_iter().try_for_each(|target| {
+                let fuzz = ["run", "nightly", "cargo", "fuzz", "run", target, "--", &*limit];
+                program("rustup").args(fuzz).run()
+            })
         }
         Command::Pictures => {
             needs::install(needs::PICTURES)?;

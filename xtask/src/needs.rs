@@ -17,6 +17,8 @@ pub(crate) struct Need {
 enum Source {
     /// A component of the Rust toolchain.
     Rustup(&'static str),
+    /// A toolchain of Rust.
+    Toolchain(&'static str),
     /// The standard library of another platform.
     Target(&'static str),
     /// A package of Debian.
@@ -113,6 +115,13 @@ pub(crate) const PUBLISH: &[Need] = &[
 pub(crate) const MUTANTS: &[Need] =
     &[C_COMPILER, Need { probe: &["cargo", "mutants", "--version"], source: Source::Cargo("cargo-mutants") }];
 
+/// For `fuzz`, whose compiler is nightly.
+pub(crate) const FUZZ: &[Need] = &[
+    C_COMPILER,
+    Need { probe: &["rustup", "run", "nightly", "rustc", "--version"], source: Source::Toolchain("nightly") },
+    Need { probe: &["cargo", "fuzz", "--version"], source: Source::Cargo("cargo-fuzz") },
+];
+
 /// For the comparison with the last release, which needs one.
 pub(crate) const SEMVER: &[Need] =
     &[Need { probe: &["cargo", "semver-checks", "--version"], source: Source::Cargo("cargo-semver-checks") }];
@@ -163,7 +172,7 @@ impl Source {
     const fn target(&self) -> Option<&'static str> {
         match self {
             Self::Target(target) => Some(target),
-            Self::Rustup(_) | Self::Apt(_) | Self::Cargo(_) => None,
+            Self::Rustup(_) | Self::Toolchain(_) | Self::Apt(_) | Self::Cargo(_) => None,
         }
     }
 
@@ -171,6 +180,7 @@ impl Source {
     fn command(&self) -> String {
         match self {
             Self::Rustup(component) => format!("rustup component add {component}"),
+            Self::Toolchain(name) => format!("rustup toolchain install {name}"),
             Self::Target(target) => format!("rustup target add {target}"),
             Self::Cargo(package) => format!("cargo install --locked {package}"),
             Self::Apt(package) => format!("sudo apt-get update && sudo apt-get install --yes {package}"),
@@ -180,6 +190,9 @@ impl Source {
     fn install(&self) -> Result<()> {
         match self {
             Self::Rustup(component) => program("rustup").args(["component", "add", *component]).run(),
+            Self::Toolchain(name) => {
+                program("rustup").args(["toolchain", "install", *name, "--profile", "minimal"]).run()
+            }
             Self::Target(target) => program("rustup").args(["target", "add", *target]).run(),
             Self::Cargo(package) => program("cargo").args(["install", "--locked", package]).run(),
             Self::Apt(package) => {

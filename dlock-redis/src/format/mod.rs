@@ -2,6 +2,8 @@
 //!
 //! Each form is a module with its scripts, how they are called, and what their replies mean.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod hostile;
 mod plain;
 mod redisson;
 pub(crate) mod shares;

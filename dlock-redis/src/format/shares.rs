@@ -46,12 +46,15 @@ pub(crate) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
 
 /// Reads what came of it; `None` when it makes no sense.
 pub(crate) fn read(result: Value, step: &ShareStep) -> Option<Answer> {
-    let ShareStep::Acquire { mode, .. } = step else {
-        return match result {
-            Value::Int(1) => Some(Answer::Done(true)),
-            result => plain::answer(result),
-        };
-    };
+    match (step, result) {
+        (ShareStep::Acquire { mode, .. }, result) => taken(result, *mode),
+        (_, Value::Int(1)) => Some(Answer::Done(true)),
+        (_, result) => plain::answer(result),
+    }
+}
+
+/// Reads what came of an acquire.
+pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     let parts = match result {
         Value::Int(fence) => {
             return u64::try_from(fence).ok().filter(|fence| *fence > 0).map(Answer::Granted);

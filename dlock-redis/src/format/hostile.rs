@@ -1,0 +1,64 @@
+//! Whatever a server answers about a lock, which others may have stored: for a property test and for a fuzzer.
+
+use dlock_core::Holder;
+use dlock_core::backend::Mode;
+use redis::Value;
+
+use super::{plain, redisson, shares};
+use crate::request::{Answer, ShareStep};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// Reads a text in all ways in which an answer with a holder is read, and returns the holders. A `|` stands between the
+/// parts of an answer; the text is also read as what stands behind the part of a value that makes it a lock.
+#[must_use]
+#[cfg_attr(test, expect(unreachable_pub, reason = "a fuzzer reaches it"))]
+pub fn holders_in(text: &str) -> Vec<Holder> {
+    let whole = Value::Array(text.split('|').map(value).collect());
+    let behind = |start: &str| Value::BulkString(format!("{start}{text}").into());
+    let busy = |value| Value::Array(vec![Value::Int(30), value]);
+    let owned = Value::Array(vec![Value::Int(30), behind(""), behind("7 ")]);
+    let plain = [whole.clone(), busy(behind(TOKEN)), busy(behind(&format!("{TOKEN} 7+1 ")))];
+    let shared = [whole.clone(), busy(behind("")), busy(behind("17 1 9 "))];
+    let shared = shared.into_iter().flat_map(|reply| {
+        let of_readers = shares::taken(reply.clone(), Mode::Shared);
+        [of_readers, shares::taken(reply, Mode::Permits { of: 4, take: 2 })]
+    });
+    let answers = plain
+        .into_iter()
+        .map(plain::answer)
+        .chain([redisson::answer(whole.clone()), redisson::answer(owned)])
+        .chain(shared)
+        .chain([shares::read(whole.clone(), &ShareStep::Withdraw)]);
+    let busy = answers.flatten().filter_map(|answer| match answer {
+        Answer::Busy { holder, .. } => Some(*holder),
+        _ => None,
+    });
+    let occupied = shares::seen(whole).map(|occupancy| occupancy.holders).unwrap_or_default();
+    busy.chain(occupied).collect()
+}
+
+fn value(text: &str) -> Value {
+    match text.parse() {
+        Ok(number) => Value::Int(number),
+        Err(_) if text.is_empty() => Value::Nil,
+        Err(_) => Value::BulkString(text.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock_testkit::hostile;
+
+    #[test]
+    fn whatever_a_server_answers_is_read_without_a_panic_and_shown_in_one_harmless_line() {
+        let mut holders = 0;
+        hostile::for_each_text(|text| {
+            for holder in super::holders_in(text) {
+                hostile::assert_harmless(&holder);
+                holders += 1;
+            }
+        });
+        assert!(holders > 80_000, "only {holders} were read as holders");
+    }
+}
