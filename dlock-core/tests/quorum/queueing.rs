@@ -172,8 +172,11 @@ async fn a_queue_that_does_not_move_is_a_silent_node_and_what_was_in_it_is_never
         let error = tokio::time::timeout(limit, try_take(&locks)).await.expect("in time").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::QuorumNotReached, "{error}");
     }
-    let error = try_take(&locks).await.unwrap_err();
-    assert!(error.to_string().contains("has not answered lately"), "{error}");
+    // On a busy machine it is time to ask it again, now and then.
+    let known = async {
+        while !try_take(&locks).await.unwrap_err().to_string().contains("has not answered lately") {}
+    };
+    tokio::time::timeout(4 * limit, known).await.expect("it is known to be silent");
     stuck.turns.add_permits(1);
     plain[0].faults().set_unavailable(false);
     let guard = take(&locks).await;
