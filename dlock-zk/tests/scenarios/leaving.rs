@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_core::{Error, ErrorKind, Locks, Outcome};
+use dlock_core::{Error, ErrorKind, Guard, Locks, Outcome};
 use dlock_rig::proxy::Loss;
-use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
+use tokio::task::JoinHandle;
 
 use crate::support::{
-    LONG, Proxied, SHORT, builder, error_of, fence, locks, over, places, soon, until, until_in_line, wait_for,
+    LONG, Proxied, SHORT, before, builder, error_of, fence, locks, locks_at, over, places, soon, until,
+    until_in_line, wait_for,
 };
 
 /// Long enough to be there for the whole test.
@@ -19,6 +21,16 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// Leaves `key` taken for so long.
 async fn leave(locks: &Locks, key: &str, least: Duration) {
     locks.lock(key).with_hold_at_least(least).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Releases the lock when it comes; its fence.
+fn in_turn(waiter: JoinHandle<dlock_core::Result<Guard>>) -> JoinHandle<u64> {
+    tokio::spawn(async {
+        let guard = waiter.await.unwrap().unwrap();
+        let fence = fence(&guard);
+        guard.release().await.unwrap();
+        fence
+    })
 }
 
 /// Whether only what nobody owns stands in line.
@@ -128,22 +140,20 @@ async fn what_a_process_left_that_has_ended_is_removed_by_who_comes_after_its_en
     for force in [false, true] {
         let ours = locks(&server, SHORT).await;
         let least = if force { HOUR } else { Duration::from_millis(500) };
-        leave(&ours, "room", least).await;
+        let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
+        let left = fence(&guard);
+        guard.release().await.unwrap();
         drop(ours.shutdown(Duration::from_secs(5)).await);
         drop(ours);
         until("the end of the session", || server.admin().sessions().len() == 1).await;
         assert!(only_left(server.admin(), "room"));
-        let waiters: Vec<_> = (0..3).map(|_| wait_for(&theirs, "room")).collect();
+        let waiters: Vec<_> = (0..3).map(|_| in_turn(wait_for(&theirs, "room"))).collect();
         if force {
             until_in_line(server.admin(), "room", 4).await;
             assert!(theirs.force_release("room").await.unwrap());
         }
-        let mut last = 0;
         for waiter in waiters {
-            let guard = soon("the lock", waiter).await.unwrap().unwrap();
-            assert!(fence(&guard) > last);
-            last = fence(&guard);
-            guard.release().await.unwrap();
+            assert!(soon("the lock", waiter).await.unwrap() > left);
         }
         assert_eq!(places(server.admin(), "room"), [""; 0]);
     }
@@ -155,22 +165,22 @@ async fn pruning_deletes_what_is_over_of_all_keys_and_nothing_else() {
     let theirs = builder(&server.url(), LONG).connect().await.unwrap();
     let ours = locks(&server, SHORT).await;
     let held = over(theirs.clone()).lock("held").acquire().await.unwrap();
-    for firing in 0..150 {
-        leave(&ours, &format!("firing/{firing}"), Duration::from_millis(1)).await;
+    let keys: Vec<_> = (0..150).map(|firing| format!("firing/{firing}")).collect();
+    for key in &keys {
+        leave(&ours, key, Duration::from_secs(1)).await;
     }
     leave(&ours, "room", HOUR).await;
     drop(ours.shutdown(Duration::from_secs(5)).await);
     drop(ours);
-    until("the end of the session", || server.admin().sessions().len() == 1).await;
-    let left = || server.admin().children("/dlock").iter().filter(|key| key.contains("firing")).count();
-    assert!(left() > 0);
-    theirs.prune().await.unwrap();
-    let nodes: usize = (0..150)
-        .map(|firing| {
-            server.admin().try_children(&format!("/dlock/%firing%2F{firing}")).map_or(0, |it| it.len())
-        })
-        .sum();
-    assert_eq!(nodes, 0);
+    let mut pruned = 0;
+    while over(theirs.clone()).holders().await.unwrap().len() > 2 {
+        pruned += theirs.prune().await.unwrap();
+    }
+    pruned += theirs.prune().await.unwrap();
+    assert!(pruned > 0, "they were not over when their process ended");
+    let nodes =
+        keys.iter().map(|key| server.admin().try_children(&format!("/dlock/%{}", key.replace('/', "%2F"))));
+    assert_eq!(nodes.map(|nodes| nodes.map_or(0, |nodes| nodes.len())).sum::<usize>(), 0);
     assert!(only_left(server.admin(), "room"));
     assert_eq!(theirs.prune().await.unwrap(), 0);
     held.check().unwrap();
@@ -236,4 +246,52 @@ async fn what_another_user_left_is_waited_for_by_who_may_not_read_it() {
     let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
     assert!(granted.elapsed() >= least, "after {:?}", granted.elapsed());
     next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_of_a_crowd_that_waits_removes_what_is_over_and_all_have_their_turn() {
+    const EACH: usize = 20;
+    let on = Proxied::start();
+    let crowds = [on.locks(LONG).await, on.locks(LONG).await];
+    let ours = locks(&on.server, SHORT).await;
+    let guard = ours.lock("room").with_hold_at_least(Duration::from_secs(2)).acquire().await.unwrap();
+    // Longer than a lock is held without a watch on its node.
+    until("the watch", || on.server.admin().watches() == 1).await;
+    guard.release().await.unwrap();
+    until("no watch", || on.server.admin().watches() == 0).await;
+    drop(ours.shutdown(Duration::from_secs(5)).await);
+    drop(ours);
+    let waiters: Vec<_> = crowds.iter().flat_map(|of| (0..EACH).map(|_| wait_for(of, "room"))).collect();
+    for turn in waiters.into_iter().map(in_turn).collect::<Vec<_>>() {
+        soon("the turn", turn).await.unwrap();
+    }
+    // One of each, and one more. A slow machine lets some come after the end, who look too.
+    let deletions = on.proxy.requests()["DELETE"];
+    assert!((41..48).contains(&deletions), "{deletions} deletions of {} nodes and what was left", 2 * EACH);
+}
+
+/// The next leader counts on from the time that the one before has written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_left_stands_until_its_end_when_its_process_is_cut_off_and_the_leader_is_killed() {
+    let mut ensemble = ZooKeeperEnsemble::start().unwrap();
+    let addresses = ensemble.addresses();
+    let proxy = before(&ensemble.servers()[0]);
+    let ours = locks_at(&[proxy.address()], SHORT).await;
+    let theirs = locks_at(&addresses, LONG).await;
+    let least = Duration::from_secs(4);
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
+    let granted = Instant::now();
+    let early = wait_for(&theirs, "room");
+    until("the waiter", || places(ensemble.admin(), "room").len() == 2).await;
+    guard.release().await.unwrap();
+    proxy.black_hole();
+    let leader = ensemble.leader().unwrap();
+    ensemble.server_mut(leader).kill();
+    ensemble.wait_for_leader().unwrap();
+    let late = wait_for(&theirs, "room");
+    for waiter in [early, late] {
+        let guard = soon("the lock", waiter).await.unwrap().unwrap();
+        assert!(granted.elapsed() >= least, "after {:?}", granted.elapsed());
+        guard.release().await.unwrap();
+    }
 }
