@@ -176,8 +176,8 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             if !kind.is_session() && wanted(Measurement::Resign) {
                 runtime.block_on(leader::resign(&store, volume, &mut report))?;
             }
-            // A session has no time for which a key stays taken.
-            if !kind.is_session() && kind != Kind::Zk && wanted(Measurement::Once) {
+            // A session of a database has no time for which a key stays taken.
+            if !kind.is_session() && wanted(Measurement::Once) {
                 runtime.block_on(firings::measure(&store, volume, arguments.firings, &mut report))?;
             }
             if !kind.is_session() && wanted(Measurement::Faults) {

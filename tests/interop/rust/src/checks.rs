@@ -268,3 +268,33 @@ pub(crate) async fn participants(scene: &Scene) -> Result<String> {
     waiter.answer().await?;
     Ok(format!("{} in order", places.len()))
 }
+
+/// What nobody owns is removed by the process that left it, and when that was killed by one that stands in the queue.
+pub(crate) async fn left(scene: &Scene) -> Result<String> {
+    const LEFT: Duration = Duration::from_secs(1);
+    let act = scene.act(LEASE)?;
+    let mut longest = Duration::ZERO;
+    for lives in [true, false] {
+        let (name, mut holder) = (format!("left_{lives}"), act.worker("rust").await?);
+        let (_, granted) = times(&holder.ask(&format!("acquire left {name}")).await?)?;
+        let mut waiters = Vec::new();
+        for side in ["java", "kazoo", "go", "rust"] {
+            let mut waiter = act.worker(side).await?;
+            waiter.tell(&format!("acquire mutex {name}")).await?;
+            waiters.push(waiter);
+            scene.listened_to(&name, waiters.len()).await?;
+        }
+        holder.ask(&format!("release left {name}")).await?;
+        if !lives {
+            holder.kill().await?;
+        }
+        for waiter in &mut waiters {
+            let (_, acquired) = times(&waiter.answer().await?)?;
+            let passed = Duration::from_nanos(acquired.saturating_sub(granted));
+            ensure!(passed >= LEFT, "taken {passed:.2?} after the grant, in {LEFT:?}");
+            longest = longest.max(passed - LEFT);
+            waiter.ask(&format!("release mutex {name}")).await?;
+        }
+    }
+    Ok(format!("all four in order, {longest:.2?} after its end at the longest"))
+}

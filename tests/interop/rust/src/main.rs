@@ -128,6 +128,7 @@ async fn check_zookeeper(length: Duration) -> Result<()> {
         "a killed holder in Java is taken over in Rust" => checks::take_over(&scene, "java"),
         "a killed holder in Rust is taken over in Java" => checks::take_over(&scene, "rust"),
         "a lock whose node is deleted in Java is lost in Rust" => checks::forced(&scene, 0.5),
+        "Curator, kazoo and go-zookeeper wait for a key that stays taken after its release" => checks::left(&scene),
         "dlock, Curator, kazoo and go-zookeeper wait behind each other" => one_queue::behind_each_other(&scene),
         "dlock, Curator, kazoo and go-zookeeper share one queue" => one_queue::all_at_once(&scene, length),
         "dlock and Curator's leader latches see the same leader" => elections::seen(&scene),

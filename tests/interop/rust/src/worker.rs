@@ -57,6 +57,9 @@ pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> 
     Ok(())
 }
 
+/// For how long a lock of the kind `left` stays taken after its grant.
+const LEFT: Duration = Duration::from_secs(1);
+
 struct Worker {
     locks: Locks,
     /// With Redisson's fences.
@@ -126,6 +129,7 @@ impl Worker {
                     _ => &self.locks,
                 };
                 let lock = locks.lock(name);
+                let lock = if kind == "left" { lock.with_hold_at_least(LEFT) } else { lock };
                 let (event, guard) = Event::acquire(self.process, self.hold, name, lock.acquire()).await;
                 self.guards.insert(name.to_owned(), guard?);
                 event
