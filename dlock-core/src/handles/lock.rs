@@ -95,7 +95,9 @@ impl Lock {
     ///
     /// * A holder that dies without a release leaves the key for what is left of its lease, however long this is. Give
     ///   it a lease as long as this where that is too short. So it is where no release reaches the servers before the
-    ///   lease ends.
+    ///   lease ends. Where a session keeps the lock, as on ZooKeeper, the key is free once that has ended.
+    /// * A store may need somebody to remove what is over: on ZooKeeper whoever comes to the key does, or
+    ///   `ZooKeeper::prune`.
     /// * A lock that was lost is not kept.
     /// * A nested acquire of a lock that the caller holds keeps what was said for the outer one.
     ///
