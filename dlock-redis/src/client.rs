@@ -72,6 +72,12 @@ impl Client {
         if missing.is_empty() {
             return Ok(());
         }
+        let lacking: Vec<&str> = missing.iter().filter_map(|command| command.strip_prefix('!')).collect();
+        if !lacking.is_empty() {
+            let lacking = lacking.join(", ");
+            let message = format!("the server has no {lacking}: it is too old, or they were renamed");
+            return Err(Failure::new(ErrorKind::Unsupported, message));
+        }
         let missing = missing.join(", ");
         let message = format!(
             "the user may not use {missing}; docs/backends/redis.md lists the rights that are needed"

@@ -173,9 +173,10 @@ pub(crate) fn refusal(text: &str) -> Failure {
         _ if text.contains("max number of clients") => {
             (ErrorKind::Unavailable, "the server takes no more connections")
         }
-        _ if text.contains("unknown command") => {
-            (ErrorKind::Unsupported, "the server lacks a command; Redis 6 or later is needed")
-        }
+        _ if text.contains("unknown command") || text.contains("command called from") => (
+            ErrorKind::Unsupported,
+            "the server lacks a command; Redis 6 or later is needed, with its commands under their names",
+        ),
         _ if text.contains("DB index") => (ErrorKind::InvalidConfig, "the server has no such database"),
         _ => (ErrorKind::Unsupported, "the server gave an error that is not known"),
     };

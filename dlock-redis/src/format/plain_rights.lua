@@ -1,7 +1,7 @@
 -- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
 -- refused for its arguments.
 -- KEYS or ARGV: the lock, the counter; the last of ARGV: the number of the call.
--- Reply: {the commands that the user may not use there, that number}.
+-- Reply: {the commands that the user may not use there, and with a "!" those that the server lacks, that number}.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
   { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'GET', lock }, { 'GETRANGE', lock, 0, 0 },
@@ -14,6 +14,8 @@ for n = 1, #tries do
   local command = string.find(refused, 'to run the') or string.find(refused, "can't run this")
   if command or KEYS[1] and string.find(refused, 'ermission') then
     missing[#missing + 1] = tries[n][1]
+  elseif string.find(refused, 'nknown .*command called from') then
+    missing[#missing + 1] = '!' .. tries[n][1]
   end
 end
 if #missing == 0 then
@@ -23,6 +25,8 @@ if #missing == 0 then
     redis.pcall('DEL', lock)
   elseif string.find(reply.err, 'to run the') or string.find(reply.err, "can't run this") then
     missing[1] = 'APPEND'
+  elseif string.find(reply.err, 'nknown .*command called from') then
+    missing[1] = '!APPEND'
   end
 end
 return { missing, ARGV[#ARGV] }

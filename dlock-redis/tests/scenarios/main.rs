@@ -27,6 +27,7 @@ mod restarts;
 mod secrets;
 mod sentinel;
 mod sharding;
+mod shortages;
 mod tracking;
 mod versions;
 mod waiting;

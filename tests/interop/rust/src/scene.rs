@@ -9,7 +9,7 @@ use dlock_interop::other_clients::OtherClients;
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::service::{Counters, locks};
 use dlock_interop::{java, read_all};
-use dlock_rig::servers::redis::{RedisCluster, RedisServer};
+use dlock_rig::servers::redis::{RedisCluster, RedisServer, is_at_least_7};
 use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_testkit::history::Event;
 use tempfile::TempDir;
@@ -120,6 +120,12 @@ impl Scene {
                 Ok(listeners)
             }
             // Both sides listen there, where the servers have sharded channels.
+            Server::Cluster(cluster) if !is_at_least_7() => {
+                let channel = channel(name);
+                let listeners =
+                    |node: &RedisServer| node.command::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).1;
+                Ok(cluster.nodes().iter().map(listeners).sum())
+            }
             Server::Cluster(cluster) => {
                 let question = ["PUBSUB", "SHARDNUMSUB", &channel(name)];
                 Ok(cluster.command_at::<(String, usize)>(name, &question).1)
