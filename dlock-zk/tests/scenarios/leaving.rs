@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use dlock_core::{Error, ErrorKind, Guard, Locks, Outcome};
 use dlock_rig::proxy::Loss;
 use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperEnsemble, ZooKeeperServer};
+use dlock_testkit::cancel::poll_n_then_drop;
 use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 use tokio::task::JoinHandle;
 
@@ -47,8 +48,8 @@ async fn who_stands_behind_a_holder_that_leaves_its_key_taken_waits_until_the_en
         let with = async || over(builder(&server.url(), LONG).with_recipe(recipe).connect().await.unwrap());
         let (ours, theirs, others) = (with().await, with().await, with().await);
         let least = Duration::from_millis(700);
-        let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
         let (granted, turns) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
         let mut waiters = Vec::new();
         for place in 0..6 {
             let (locks, turns) = (if place % 2 == 0 { &theirs } else { &others }, Arc::clone(&turns));
@@ -96,6 +97,51 @@ async fn a_release_whose_reply_or_request_is_lost_leaves_the_key_taken_once() {
         assert!(!next.is_finished());
         assert!(theirs.force_release("room").await.unwrap());
         soon("the next holder", next).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_is_dropped_at_any_await_leaves_the_key_taken() {
+    let server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, LONG).await;
+    let lock = locks.lock("room").with_hold_at_least(HOUR);
+    for polls in 0..6 {
+        let guard = soon("the lock", lock.acquire()).await.unwrap();
+        let released = poll_n_then_drop(guard.release(), polls).await;
+        assert!(released.is_none_or(|it| it.is_ok()));
+        until(&format!("the release after {polls} polls"), || {
+            locks.stats().background == 0 && only_left(server.admin(), "room")
+        })
+        .await;
+        assert!(locks.force_release("room").await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn every_lost_reply_of_many_leaves_the_key_taken_or_fails_the_acquire() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(LONG).await, locks(&on.server, LONG).await);
+    for round in 0..30_u64 {
+        let name = ["MULTI", "CREATE", "SETDATA", "EXISTS", "DELETE", "GETCHILDREN"][round as usize % 6];
+        on.proxy.lose_reply(1 + round % 2, name, Loss::Cut);
+        let acquired = soon("the outcome", ours.lock("room").with_hold_at_least(HOUR).acquire()).await;
+        let (mut held, mut released) = (false, false);
+        match acquired {
+            Ok(guard) => {
+                held = true;
+                match soon("the release", guard.release()).await {
+                    Ok(()) => released = true,
+                    Err(error) => {
+                        assert!(error.is_retryable() || error.kind() == ErrorKind::Unknown, "{error}");
+                    }
+                }
+            }
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        assert!(!released || only_left(on.server.admin(), "room"), "after {name} of round {round}");
+        on.proxy.mend();
+        until("the clean-up", || ours.stats().background == 0).await;
+        assert_eq!(theirs.force_release("room").await.unwrap(), held, "after {name} of round {round}");
     }
 }
 
@@ -216,8 +262,8 @@ async fn a_node_that_may_not_be_written_keeps_the_key_taken_until_it_may_be_rele
     let ours = over(builder.connect().await.unwrap());
     let theirs = locks(&server, LONG).await;
     let least = Duration::from_millis(500);
-    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     let granted = Instant::now();
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     let denied = error_of(guard.release().await, ErrorKind::Denied);
     assert!(denied.to_string().contains("/dlock/room"), "{denied}");
     let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
@@ -239,8 +285,8 @@ async fn what_another_user_left_is_waited_for_by_who_may_not_read_it() {
     };
     let (ours, theirs) = (of("ours").await, of("theirs").await);
     let least = Duration::from_millis(500);
-    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     let granted = Instant::now();
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     guard.release().await.unwrap();
     assert!(theirs.lock("room").try_acquire().await.unwrap().is_none());
     let next = soon("the lock", theirs.lock("room").acquire()).await.unwrap();
@@ -279,8 +325,8 @@ async fn what_is_left_stands_until_its_end_when_its_process_is_cut_off_and_the_l
     let ours = locks_at(&[proxy.address()], SHORT).await;
     let theirs = locks_at(&addresses, LONG).await;
     let least = Duration::from_secs(4);
-    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     let granted = Instant::now();
+    let guard = ours.lock("room").with_hold_at_least(least).acquire().await.unwrap();
     let early = wait_for(&theirs, "room");
     until("the waiter", || places(ensemble.admin(), "room").len() == 2).await;
     guard.release().await.unwrap();
