@@ -6,7 +6,7 @@ use dlock_core::{ErrorKind, Wait};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisOptions, RedisPair, RedisServer};
 
-use crate::support::{LONG, error_of, held, locks, soon, take, until};
+use crate::support::{LONG, error_of, held, locks, over, soon, take, until};
 
 fn connections_since_start(server: &RedisServer) -> u64 {
     server.info("total_connections_received").parse().unwrap()
@@ -127,4 +127,36 @@ async fn a_server_whose_commands_were_renamed_is_refused_or_used_without_them() 
     guard.release().await.unwrap();
     soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
     assert!(ours.inspect("room").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn many_locks_outlive_a_storm_of_killed_connections_and_forgotten_scripts_at_few_requests() {
+    const LOCKS: usize = 300;
+    const KILLS: u64 = 20;
+    let server = RedisServer::start().unwrap();
+    let ours = over(Redis::connect(&server.url()).await.unwrap(), Duration::from_secs(300));
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(ours.lock(format!("room_{number}")).acquire().await.unwrap());
+    }
+    let tracked = || server.info("tracking_total_keys").parse::<usize>().unwrap();
+    until("the locks to be tracked", || tracked() == LOCKS).await;
+    server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..KILLS {
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+        server.command::<u32>(&["CLIENT", "KILL", "TYPE", "normal"]);
+        until("the connection", || connected(&server) > 0).await;
+    }
+    until("the locks to be tracked again", || tracked() == LOCKS).await;
+    for guard in &guards {
+        guard.check().unwrap();
+    }
+    let calls = server.command_calls();
+    let scripts: u64 = ["eval", "evalsha"].iter().filter_map(|name| calls.get(*name)).sum();
+    // Each connection renews all of them, many in a call, which is repeated where the script was forgotten.
+    assert!(scripts <= KILLS * 40, "{scripts} scripts for {KILLS} connections that ended");
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert_eq!(held(&server), [""; 0]);
 }
