@@ -262,12 +262,17 @@ impl ZooKeeperClaim {
             Some(_) => Ok(None),
             // Nobody told: the safety net.
             None => {
-                let (path, left) = (node.path_of(&wait.previous), wait.left.clone());
-                let is_next = left.as_deref() == Some(&wait.previous);
+                let (path, previous, left) =
+                    (node.path_of(&wait.previous), wait.previous.clone(), wait.left.clone());
                 let look = node.session.client.check_stat(&path);
                 if read(&path, until, look).await?.flatten().is_none() {
                     return Ok(None);
                 }
+                let left = match left {
+                    None => self.left_since(&previous, until).await?,
+                    left => left,
+                };
+                let is_next = left.as_ref() == Some(&previous);
                 let mut busy = Busy::default();
                 if let Some(left) = left {
                     busy.retry_after = self.outlast(&left, until).await?;

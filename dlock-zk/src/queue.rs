@@ -8,6 +8,7 @@ mod numbers;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use dlock_core::{Failure, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -19,6 +20,9 @@ use crate::session::{Answer, Pass, Session, read};
 
 /// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
 pub(crate) const NODES: usize = 16;
+
+/// How often one process looks for what was left in front of its waiters, in each queue.
+const LOOKS: Duration = Duration::from_secs(10);
 
 /// How many keys are remembered before those that nobody needs any more are looked for.
 const FEW: usize = 64;
@@ -37,6 +41,8 @@ pub(crate) struct Queue {
     head: Mutex<Option<Arc<str>>>,
     pub(crate) numbers: Arc<Numbers>,
     listings: Mutex<Listings>,
+    /// When somebody last looked for what was left in front.
+    looked: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -66,7 +72,18 @@ impl Queue {
             head: Mutex::default(),
             numbers,
             listings: Mutex::default(),
+            looked: Mutex::default(),
         }
+    }
+
+    /// Whether it is time that one of those who wait looks for what was left in front; if so it is the caller.
+    pub(crate) fn takes_look(&self) -> bool {
+        let (mut looked, now) = (lock(&self.looked), Instant::now());
+        let due = looked.is_none_or(|at| now.duration_since(at) >= LOOKS);
+        if due {
+            *looked = Some(now);
+        }
+        due
     }
 
     /// Notes that no node stands before this one.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{ZooKeeperClaim, place_deleted};
 use crate::left::{content, remaining};
 use crate::queue_node::{Leave, Left};
+use crate::recipe::Position;
 use crate::session::read;
 
 impl ZooKeeperClaim {
@@ -36,6 +37,28 @@ impl ZooKeeperClaim {
         }
         session.delete(&path, until).await?;
         Ok(None)
+    }
+
+    /// What was left in front since the queue was looked at. Who stands behind it may be a client that never removes
+    /// it, so that one of this process looks now and then.
+    pub(super) async fn left_since(
+        &mut self,
+        previous: &str,
+        until: Instant,
+    ) -> Result<Option<String>, Failure> {
+        let Some(node) = &self.node else { return Err(place_deleted()) };
+        let Some(own) = node.node().map(|own| own.name.clone()) else { return Err(place_deleted()) };
+        if node.queue.is_head(previous) || !node.queue.takes_look() {
+            return Ok(None);
+        }
+        let (queue, session, recipe) = (Arc::clone(&node.queue), Arc::clone(&node.session), node.recipe);
+        let children = queue.list(&session, until).await?.unwrap_or_default();
+        let Position::Behind { first, .. } = recipe.position(&children, &own) else { return Ok(None) };
+        let left = recipe.left_for(&first).map(|_| first);
+        if let (Some(left), Some(wait)) = (&left, &mut self.wait) {
+            wait.left = Some(left.clone());
+        }
+        Ok(left)
     }
 
     /// Whether what was left in front of these is gone now. Boxed: rare.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlock_core::{Error, ErrorKind, Guard, Locks, Outcome};
 use dlock_rig::proxy::Loss;
-use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperEnsemble, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::{Administrator, NodeKind, ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_testkit::cancel::poll_n_then_drop;
 use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 use tokio::task::JoinHandle;
@@ -340,4 +340,27 @@ async fn what_is_left_stands_until_its_end_when_its_process_is_cut_off_and_the_l
         assert!(granted.elapsed() >= least, "after {:?}", granted.elapsed());
         guard.release().await.unwrap();
     }
+}
+
+/// Which was in the queue before the release, and takes it for a lock.
+#[tokio::test]
+async fn what_is_over_is_removed_by_who_stands_behind_a_client_that_does_not_know_it() {
+    let server = ZooKeeperServer::start().unwrap();
+    let (ours, theirs) = (locks(&server, SHORT).await, locks(&server, LONG).await);
+    let guard = ours.lock("room").with_hold_at_least(Duration::from_secs(2)).acquire().await.unwrap();
+    let curator = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+    let curator = server.admin().create(curator, b"", NodeKind::PersistentSequential);
+    let waiter = in_turn(wait_for(&theirs, "room"));
+    until("the line", || server.admin().children("/dlock/room").len() == 3 && server.admin().watches() >= 2)
+        .await;
+    let left = fence(&guard);
+    guard.release().await.unwrap();
+    drop(ours.shutdown(Duration::from_secs(5)).await);
+    drop(ours);
+    let is_first = || curator.ends_with(&places(server.admin(), "room")[0]);
+    assert!(!is_first(), "it was released too late to leave anything");
+    until("the end of what was left", is_first).await;
+    assert!(!waiter.is_finished());
+    server.admin().delete(&curator);
+    assert!(soon("the lock", waiter).await.unwrap() > left);
 }

@@ -271,20 +271,22 @@ pub(crate) async fn participants(scene: &Scene) -> Result<String> {
 
 /// What nobody owns is removed by the process that left it, and when that was killed by one that stands in the queue.
 pub(crate) async fn left(scene: &Scene) -> Result<String> {
-    const LEFT: Duration = Duration::from_secs(1);
+    const LEFT: Duration = Duration::from_secs(2);
     let act = scene.act(LEASE)?;
+    let mut waiters = Vec::new();
+    for side in ["java", "kazoo", "go", "rust"] {
+        waiters.push(act.worker(side).await?);
+    }
     let mut longest = Duration::ZERO;
     for lives in [true, false] {
         let (name, mut holder) = (format!("left_{lives}"), act.worker("rust").await?);
         let (_, granted) = times(&holder.ask(&format!("acquire left {name}")).await?)?;
-        let mut waiters = Vec::new();
-        for side in ["java", "kazoo", "go", "rust"] {
-            let mut waiter = act.worker(side).await?;
+        for (place, waiter) in waiters.iter_mut().enumerate() {
             waiter.tell(&format!("acquire mutex {name}")).await?;
-            waiters.push(waiter);
-            scene.listened_to(&name, waiters.len()).await?;
+            scene.listened_to(&name, place + 1).await?;
         }
         holder.ask(&format!("release left {name}")).await?;
+        ensure!(scene.places(&name)?[0].contains("-left-"), "it was released too late to leave anything");
         if !lives {
             holder.kill().await?;
         }

@@ -58,7 +58,7 @@ pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> 
 }
 
 /// For how long a lock of the kind `left` stays taken after its grant.
-const LEFT: Duration = Duration::from_secs(1);
+const LEFT: Duration = Duration::from_secs(2);
 
 struct Worker {
     locks: Locks,
