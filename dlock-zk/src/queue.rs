@@ -21,7 +21,7 @@ use crate::session::{Answer, Pass, Session, read};
 /// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
 pub(crate) const NODES: usize = 16;
 
-/// How often one process looks for what was left in front of its waiters, in each queue.
+/// How often one process looks for what was left in front of its waiters, in each queue where other libraries wait.
 const LOOKS: Duration = Duration::from_secs(10);
 
 /// How many keys are remembered before those that nobody needs any more are looked for.

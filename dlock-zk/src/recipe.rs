@@ -147,6 +147,12 @@ impl Recipe {
         }
     }
 
+    /// Whether it may be the node of another library, or of an older dlock, which do not know what stays taken.
+    pub(crate) fn is_strange(name: &str) -> bool {
+        let uuid = name.strip_prefix(PROTECTED).unwrap_or_default();
+        !(uuid.get(13..15) == Some("-8") && uuid.get(18..20) == Some("-8"))
+    }
+
     /// Whether several may read at a time.
     pub(crate) const fn has_readers(self) -> bool {
         !matches!(self, Self::LeaderLatch)
@@ -284,10 +290,10 @@ impl Kind {
     }
 }
 
-/// A token as Curator names its nodes.
+/// A token as Curator names its nodes: a UUID of version 8 (RFC 9562), where Curator draws those of version 4.
 fn uuid(token: &Token) -> String {
     let hex = token.to_hex();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
 }
 
 /// The servers give the highest number again and again, and now and then a negative one in between, so that nobody can
@@ -322,8 +328,13 @@ mod tests {
     fn a_token_is_a_uuid_in_the_name() {
         let token = Token::random().unwrap();
         let name = format!("{}0000000012", Recipe::Mutex.prefix(&token, Mode::Exclusive));
+        assert!(!Recipe::is_strange(&name), "{name}");
         assert_eq!(Recipe::Mutex.sequence(&name), Some(12));
-        assert_eq!(name.replace('-', ""), format!("_c_{}lock0000000012", token.to_hex()));
+        let (mut hex, strange) = (token.to_hex(), name.replacen("-8", "-4", 1));
+        hex.replace_range(12..13, "8");
+        hex.replace_range(16..17, "8");
+        assert_eq!(name.replace('-', ""), format!("_c_{hex}lock0000000012"));
+        assert!(Recipe::is_strange(&strange) && Recipe::is_strange("x-lock-0000000001"), "{strange}");
     }
 
     #[test]

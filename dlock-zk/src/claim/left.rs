@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{ZooKeeperClaim, place_deleted};
 use crate::left::{content, remaining};
 use crate::queue_node::{Leave, Left};
-use crate::recipe::Position;
+use crate::recipe::{Position, Recipe};
 use crate::session::read;
 
 impl ZooKeeperClaim {
@@ -39,8 +39,8 @@ impl ZooKeeperClaim {
         Ok(None)
     }
 
-    /// What was left in front since the queue was looked at. Who stands behind it may be a client that never removes
-    /// it, so that one of this process looks now and then.
+    /// What was left in front since the queue was looked at, for one who stands behind a client that may not know it
+    /// and would never remove it.
     pub(super) async fn left_since(
         &mut self,
         previous: &str,
@@ -48,7 +48,7 @@ impl ZooKeeperClaim {
     ) -> Result<Option<String>, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node().map(|own| own.name.clone()) else { return Err(place_deleted()) };
-        if node.queue.is_head(previous) || !node.queue.takes_look() {
+        if node.queue.is_head(previous) || !Recipe::is_strange(previous) || !node.queue.takes_look() {
             return Ok(None);
         }
         let (queue, session, recipe) = (Arc::clone(&node.queue), Arc::clone(&node.session), node.recipe);
