@@ -235,6 +235,22 @@ async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
 }
 
 #[tokio::test]
+async fn a_holder_is_notified_that_its_release_is_wanted_and_holds_the_lock_until_it_heeds_that() {
+    let backend = Scripted::new([granted()]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    assert!(!guard.held().is_release_requested());
+    let (held, signal) = (guard.held(), backend.signal());
+    let heard = tokio::spawn(async move { held.release_requested().await });
+    signal.release_requested();
+    signal.release_requested();
+    assert!(guard.held().is_release_requested());
+    heard.await.unwrap();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
     let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Term::Session(None))]);
