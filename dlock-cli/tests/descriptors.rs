@@ -1,18 +1,14 @@
 //! A process that has no descriptor left for a while. A program of its own, since the limit is that of the process.
 #![cfg(target_os = "linux")]
 
-use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+mod every_store;
 
-use dlock::{Error, Locks, Wait};
-use dlock_rig::servers::mysql::MysqlServer;
-use dlock_rig::servers::postgres::PostgresServer;
-use dlock_rig::servers::redis::RedisServer;
-use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use std::os::fd::AsRawFd;
+
+use dlock::Error;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Longer than anything takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+use every_store::{EveryStore, LIMIT, works};
 
 /// Nothing can be opened as long as this lives.
 struct NoneLeft {
@@ -46,20 +42,6 @@ fn passes(what: &str, error: &Error) {
     assert!(error.is_retryable(), "{what}: {error}");
 }
 
-async fn works(what: &str, locks: &Locks) {
-    let since = Instant::now();
-    loop {
-        match locks.lock("k").with_wait(Wait::No).acquire().await {
-            Ok(guard) => break guard.release().await.unwrap(),
-            Err(error) => {
-                passes(what, &error);
-                assert!(since.elapsed() < LIMIT, "{what}: {error}");
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 #[tokio::test]
 async fn a_passing_lack_of_descriptors_at_the_first_use_is_a_retryable_error_and_leaves_nothing_broken() {
     // Of the process: dlock's own threads.
@@ -69,22 +51,11 @@ async fn a_passing_lack_of_descriptors_at_the_first_use_is_a_retryable_error_and
     passes("memory", &error);
     works("memory", &dlock::connect("memory:").await.unwrap()).await;
 
-    let directory = tempfile::tempdir().unwrap();
-    let (redis, zookeeper) = (RedisServer::start().unwrap(), ZooKeeperServer::start().unwrap());
-    let (postgres, mysql) = (PostgresServer::start().unwrap(), MysqlServer::start().unwrap());
-    let mut urls = vec![
-        format!("sqlite://{}", directory.path().join("locks.db").display()),
-        redis.url(),
-        zookeeper.url(),
-        format!("quorum:{0}/1|{0}/2|{0}/3|?durable=true", redis.url().trim_end_matches('/')),
-    ];
-    for mode in ["lease", "session", "row"] {
-        urls.push(format!("{}&table=public.dlock&migrate=true&mode={mode}", postgres.url()));
-        urls.push(format!("{}?table=locks.dlock&migrate=true&mode={mode}", mysql.url()));
-    }
+    let stores = EveryStore::start();
+    let urls = &stores.urls;
     // Not each one is refused: a connection that ends meanwhile leaves its descriptor to the next.
     let mut refusals = 0;
-    for url in &urls {
+    for url in urls {
         // At the start, and what was there is used again.
         let none_left = NoneLeft::now();
         let refused = dlock::connect(url).await;

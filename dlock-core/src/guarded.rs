@@ -9,6 +9,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
+use futures_util::FutureExt;
+
+use crate::error::Failure;
 use crate::sync::Notify;
 
 /// What a panic said.
@@ -69,6 +72,35 @@ pub(crate) fn wake_all(notify: &Notify) {
 /// ```
 pub fn tell(event: impl FnOnce()) {
     let _ = guard(event);
+}
+
+/// Awaits what opens a connection, which calls code that is not dlock's own: a driver that can start no thread for what
+/// it needs, or the function that gives a password. A panic there is a failure like others, which says what the panic
+/// said.
+///
+/// ```
+/// use dlock_core::{ErrorKind, backend::guard_opening};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let opened = guard_opening(async { panic!("no thread can be started") }).await;
+/// let failure = opened.map(|(): ()| ()).unwrap_err();
+/// assert_eq!(failure.kind(), ErrorKind::Unavailable);
+/// assert!(failure.message().contains("no thread can be started"));
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`Unavailable`](crate::ErrorKind::Unavailable) when it panicked: nothing is open then, and a next try may succeed.
+///
+/// # Cancel safety
+///
+/// As that of `opening`.
+pub async fn guard_opening<F: Future>(opening: F) -> Result<F::Output, Failure> {
+    AssertUnwindSafe(opening).catch_unwind().await.map_err(|panic| {
+        Failure::unavailable(format!("opening a connection panicked; try again: {}", Panicked::new(panic)))
+    })
 }
 
 /// Drops what foreign code made.

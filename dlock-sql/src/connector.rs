@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::guard_opening;
 use sqlx::pool::PoolOptions;
 use sqlx::{ConnectOptions, Connection, Pool};
 
@@ -45,7 +46,8 @@ impl<S: Server> Connector<S> {
             S::settle(&mut connection).await.map_err(|error| self.failure(error))?;
             Ok(connection)
         };
-        tokio::time::timeout(self.limit, opening).await.unwrap_or_else(|_| Err(self.late()))
+        let opening = guard_opening(tokio::time::timeout(self.limit, opening));
+        opening.await?.unwrap_or_else(|_| Err(self.late()))
     }
 
     /// A pool whose one connection is made as our own are, for the driver's things that want a pool.

@@ -4,6 +4,7 @@ mod certificates;
 mod url;
 
 use std::fmt;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -343,7 +344,10 @@ impl Config {
                 Some(opened) = attempts.join_next() => match opened {
                     Ok(Err(zookeeper::Error::Timeout)) if !attempts.is_empty() => {}
                     Ok(opened) => return opened,
-                    Err(error) => return Err(zookeeper::Error::UnexpectedError(error.to_string())),
+                    Err(error) => match error.try_into_panic() {
+                        Ok(panic) => resume_unwind(panic),
+                        Err(error) => return Err(zookeeper::Error::UnexpectedError(error.to_string())),
+                    },
                 },
                 () = tokio::time::sleep(silence), if more => {}
             }

@@ -78,7 +78,7 @@ pub(crate) use self::signal::SignalSink;
 pub use self::url::UrlParts;
 use crate::clock::Clock;
 use crate::error::Failure;
-pub use crate::guarded::tell;
+pub use crate::guarded::{guard_opening, tell};
 use crate::handles::options::Options;
 pub use crate::holder::LEFT_BEHIND;
 use crate::holder::{Holder, Identity};

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::guard_opening;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
@@ -215,7 +216,7 @@ impl RuntimeConnection {
         let (done, opening) = watch::channel(None);
         let this = Arc::clone(self);
         self.runtime.spawn(async move {
-            let opened = this.target.open().await;
+            let opened = guard_opening(this.target.open()).await.and_then(|opened| opened);
             let mut state = lock(&this.state);
             state.opening = None;
             let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {

@@ -60,6 +60,10 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
             }
             _ => Failure::unknown(format!("a statement on {path} failed")),
         },
+        // Before the file is looked at, the driver starts a thread.
+        sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => Failure::unavailable(
+            format!("no thread for the connection to {path} could be started; try again"),
+        ),
         sqlx::Error::Io(_) => Failure::unavailable(format!("{path} cannot be opened")),
         sqlx::Error::WorkerCrashed => Failure::unknown(format!("the connection to {path} broke")),
         _ => Failure::unknown(format!("a statement on {path} failed")),

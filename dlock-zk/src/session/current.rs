@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use dlock_core::backend::guard_opening;
 use dlock_core::{Clock, ErrorKind, Failure, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -122,7 +123,10 @@ impl Sessions {
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {
             let sent = Clock::system().now();
-            let opened = sessions.config.open().await;
+            let opened = guard_opening(sessions.config.open()).await.unwrap_or_else(|panic| {
+                let panic = zookeeper::Error::UnexpectedError(panic.message().to_owned());
+                Err(Refusal::Client(panic))
+            });
             let opened = opened.map(|driven| Session::new(driven, sent, &sessions.config));
             let mut slot = sessions.slot();
             if !matches!(*slot, Slot::Closed) {

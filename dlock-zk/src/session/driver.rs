@@ -6,7 +6,7 @@
 //! that is held up meanwhile.
 
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -382,11 +382,21 @@ pub(crate) struct Driven {
     pub(crate) driver: Arc<Driver>,
 }
 
+/// Has the reactor start its thread. Where that cannot be started this panics, once; inside `block_on` it would panic
+/// again while the stack unwinds, which ends the process.
+fn start_reactor() {
+    let _ = Pin::new(&mut Timer::after(LOOK)).poll(&mut Context::from_waker(Waker::noop()));
+}
+
 /// Opens a session on a thread of its own, which drives it until it has ended.
 ///
 /// # Cancel safety
 ///
 /// Cancel-safe: a session that nobody waits for is closed, or not opened.
+///
+/// # Panics
+///
+/// When the client library does.
 pub(crate) async fn open(
     connect: impl Future<Output = Result<Client, Error>> + Send + 'static,
 ) -> Result<Driven, Error> {
@@ -394,6 +404,7 @@ pub(crate) async fn open(
     let drive = move || {
         let driver = Driver::new();
         let _spawns_here = spawns_core::enter(&*driver);
+        start_reactor();
         async_io::block_on(async {
             let opened = tokio::select! {
                 opened = connect => opened,
@@ -409,7 +420,14 @@ pub(crate) async fn open(
     };
     let failed = |what: String| Err(Error::UnexpectedError(what));
     match std::thread::Builder::new().name("dlock-zk".to_owned()).spawn(drive) {
-        Ok(_) => opened.await.unwrap_or_else(|_| failed("the session's thread has ended".to_owned())),
+        Ok(thread) => match opened.await {
+            Ok(opened) => opened,
+            // It ends without an answer when it panics, as where there is no thread for the reactor.
+            Err(_) => thread.join().map_or_else(
+                |panic| resume_unwind(panic),
+                |()| failed("the session's thread has ended".to_owned()),
+            ),
+        },
         Err(error) => failed(format!("no thread for the session could be started: {error}")),
     }
 }
