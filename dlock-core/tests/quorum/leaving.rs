@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Quorum, Wait, keeper};
+use dlock_testkit::wire::{Wire, Wired};
 use futures_util::future::join_all;
 
 use crate::support::{KEY, left_with_nothing, nodes, process, short, take, try_take, until};
@@ -143,4 +144,24 @@ async fn a_backend_that_blocks_the_thread_of_all_connections_holds_up_no_vote() 
     try_take(&forgetful).await.unwrap_err();
     until("the marks", || nodes[..2].iter().all(|node| node.held() == 1));
     drop(blocked);
+}
+
+#[tokio::test]
+async fn a_node_whose_code_panics_is_one_that_failed_and_keeps_nothing() {
+    let (nodes, wire) = (nodes(3), Wire::default());
+    let wired = nodes.iter().enumerate().map(|(place, node)| {
+        let wire = if place == 2 { wire.clone() } else { Wire::default() };
+        Wired::new(node.clone(), wire)
+    });
+    let quorum = Quorum::builder(wired).with_durable_nodes().build().unwrap();
+    let locks = Locks::builder(quorum).with_lease(Duration::from_secs(90)).build().unwrap();
+    // The attempt, and withdrawals.
+    for panics in [1, 2, 5] {
+        wire.panic_replies(panics);
+        let guard = take(&locks).await;
+        guard.release().await.unwrap();
+        until("the clean-up", || locks.stats().background == 0);
+        left_with_nothing(&nodes);
+    }
+    locks.shutdown(Duration::from_secs(20)).await.unwrap();
 }
