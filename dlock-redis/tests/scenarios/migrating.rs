@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use dlock_core::{ErrorKind, Locks};
 use dlock_redis::Redis;
-use dlock_rig::servers::redis::RedisCluster;
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 use tokio::task::JoinSet;
 
 use crate::support::{LONG, error_of, fence, is_counter, over, soon, take, until};
@@ -33,23 +33,33 @@ async fn moves(prefix: &str) {
             guard.release().await.unwrap();
         }
     };
+    let calls = |command: &str| -> u64 {
+        let calls = |node: &RedisServer| node.command_calls().get(command).copied();
+        cluster.nodes().iter().filter_map(calls).sum()
+    };
+    // What a waiter leaves where the lock is has whoever releases it notify him. Redisson notifies always.
+    let is_marked = !prefix.is_empty();
+    let hands_over = async || {
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let (marks, lock) = (calls("append"), theirs.lock("room").with_wait(LONG));
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        until("the waiter to listen", || cluster.nodes().iter().any(|node| !node.channels().is_empty()))
+            .await;
+        until("its mark", || !is_marked || calls("append") > marks).await;
+        let published = calls("publish") + calls("spublish");
+        guard.release().await.unwrap();
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+        assert!(calls("publish") + calls("spublish") > published, "the waiter was not notified");
+    };
     go().await;
     let to = (cluster.master_of(&name) + 1) % 3;
     let migration = cluster.begin_migration(&name, to);
     // The counter is where the slot comes from, and new keys are made where it goes to.
     go().await;
+    hands_over().await;
     cluster.migrate_keys(migration);
     go().await;
-    let waiter = {
-        let guard = ours.lock("room").acquire().await.unwrap();
-        let lock = theirs.lock("room").with_wait(LONG);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
-        until("the waiter to listen", || cluster.nodes().iter().any(|node| !node.channels().is_empty()))
-            .await;
-        guard.release().await.unwrap();
-        waiter
-    };
-    soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+    hands_over().await;
     cluster.finish_migration(migration);
     go().await;
     let left: Vec<String> = cluster.keys().into_iter().filter(|key| !is_counter(key)).collect();
