@@ -48,7 +48,7 @@ pub(crate) const PLATFORMS: &[Need] = &[
 
 /// For `test`. A server that tests start is one more line here.
 pub(crate) const TEST: &[Need] =
-    &[C_COMPILER, REDIS, JAVA, ZOOKEEPER, POSTGRES, PSQL, MARIADB, MARIADB_CLIENT];
+    &[C_COMPILER, REDIS, JAVA, ZOOKEEPER, POSTGRES, PSQL, PGBOUNCER, MARIADB, MARIADB_CLIENT];
 
 const JAVA: Need = Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") };
 const ZOOKEEPER: Need =
@@ -61,6 +61,10 @@ const POSTGRES: Need = Need {
     source: Source::Apt("postgresql"),
 };
 const PSQL: Need = Need { probe: &["psql", "--version"], source: Source::Apt("postgresql-client") };
+const PGBOUNCER: Need = Need {
+    probe: &["sh", "-c", "PATH=$PATH:/usr/sbin; command -v pgbouncer"],
+    source: Source::Apt("pgbouncer"),
+};
 const MARIADB: Need = Need {
     probe: &["sh", "-c", "PATH=$PATH:/usr/sbin; command -v mariadbd"],
     source: Source::Apt("mariadb-server"),
