@@ -210,3 +210,25 @@ async fn a_waiter_that_leaves_while_the_connection_for_messages_is_opened_leaves
     until("the channel to be left", || on.server.channels() == ["dlock:other"]).await;
     waiter.abort();
 }
+
+#[tokio::test]
+async fn nobody_is_notified_where_nobody_waits_and_the_last_reader_leaves_nothing() {
+    let server = RedisServer::start().unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(locks(&server.url(), LONG).await);
+    }
+    let published = || server.command_calls().get("publish").copied();
+    // Whether it may publish is asked when it connects.
+    let before = published();
+    for _ in 0..3 {
+        let one = clients[0].lock("page").read().acquire().await.unwrap();
+        let other = clients[1].lock("page").read().acquire().await.unwrap();
+        assert!(clients[2].lock("page").try_acquire().await.unwrap().is_none());
+        one.release().await.unwrap();
+        assert!(clients[2].lock("page").try_acquire().await.unwrap().is_none());
+        other.release().await.unwrap();
+        assert_eq!(held(&server), [""; 0]);
+    }
+    assert_eq!(published(), before);
+}
