@@ -59,11 +59,12 @@ pub use connect::{connect, from_url, quorum_from_url};
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
-    Backend, Batch, BatchGuard, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended, Error,
-    ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, Leader, LeaderChanges, Lock, Locks,
-    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash,
-    OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumVotes, Requirement,
-    Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp, Wait, backend, current_hold,
+    Backend, Batch, BatchGuard, BatchKey, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended,
+    Error, ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, KeyInMode, Leader,
+    LeaderChanges, Lock, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node,
+    NodeMark, NodeSetup, OnCrash, OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder,
+    QuorumVotes, Requirement, Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp, Wait, backend,
+    current_hold, read, write,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -117,6 +118,7 @@ struct CompositionPage;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/which-backend.md")]
 #[doc = include_str!("../docs/which-lock.md")]
+#[doc = include_str!("../docs/scale.md")]
 #[doc = include_str!("../docs/troubleshooting.md")]
 struct QuestionPages;
 

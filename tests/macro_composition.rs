@@ -128,8 +128,8 @@ async fn on_busy_is_shown_the_error() {
     .await;
 }
 
-#[distributed_lock(key = "job", requires = "fair")]
-async fn in_order() -> Result<(), Error> {
+#[distributed_lock(key = "job", requires = "durable")]
+async fn durable() -> Result<(), Error> {
     Ok(())
 }
 
@@ -143,9 +143,9 @@ async fn a_backend_that_lacks_a_guarantee_is_refused_before_anything_is_asked() 
     let (memory, locks) = memory();
     dlock::with_backend("m", locks.clone(), fenced()).await.unwrap();
     memory.faults().set_unavailable(true);
-    let error = dlock::with_backend("m", locks, in_order()).await.unwrap_err();
+    let error = dlock::with_backend("m", locks, durable()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("`fair`"), "{error}");
+    assert!(error.to_string().contains("`durable`"), "{error}");
 }
 
 fn is_send<T: Send>(_: &T) {}

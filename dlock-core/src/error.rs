@@ -19,6 +19,8 @@ pub enum Operation {
     Acquire,
     /// Checking or using a lock that is held.
     Hold,
+    /// Turning a lock that is held alone into a reader's.
+    Downgrade,
     /// Giving a lock back.
     Release,
     /// Asking who holds a lock.
@@ -34,6 +36,7 @@ impl Operation {
         match self {
             Self::Acquire => "acquire",
             Self::Hold => "hold",
+            Self::Downgrade => "downgrade",
             Self::Release => "release",
             Self::Inspect => "inspect",
             Self::Configure => "configure",

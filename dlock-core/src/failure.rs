@@ -39,7 +39,8 @@ pub enum ErrorKind {
     UnknownBackend,
     /// The caller would wait for itself, or nests deeper than allowed.
     Deadlock,
-    /// Others use the key in another way: as a semaphore of another number of permits, or as a lock.
+    /// Others use the key in another way: as a semaphore of another number of permits, or as a lock. Or a lock cannot
+    /// be [downgraded](crate::Guard::downgrade), since a further share of the same hold relies on being alone.
     Conflict,
     /// The locks were shut down, or there is no runtime to wait on.
     Closed,

@@ -38,7 +38,7 @@ pub use engine::scope::{current_hold, in_current_scope};
 pub use engine::tasks as keeper;
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
-pub use handles::batch::{Batch, BatchGuard};
+pub use handles::batch::{Batch, BatchGuard, BatchKey, KeyInMode, read, write};
 pub use handles::election::{Campaign, Election, Eligibility, Leader, LeaderChanges, Term};
 pub use handles::guard::Guard;
 pub use handles::held::{Ended, Held};

@@ -121,6 +121,25 @@ fn one(name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn the_last_text_that_was_said_can_be_read_until_the_connection_breaks() {
+    let (server, _asked) = server();
+    let channels = Channels::new(server.clone());
+    let mut listener = channels.listen("a").unwrap();
+    told(&mut listener).await;
+    assert_eq!(listener.text(), None);
+    server.say(Ok(Event::Text("b".to_owned(), "of another".to_owned())));
+    server.say(Ok(Event::Text("a".to_owned(), "one".to_owned())));
+    told(&mut listener).await;
+    assert_eq!(listener.text().as_deref(), Some("one"));
+    server.message("a");
+    told(&mut listener).await;
+    assert_eq!(listener.text().as_deref(), Some("one"), "no text takes its place");
+    server.cut();
+    told(&mut listener).await;
+    assert_eq!(listener.text(), None);
+}
+
+#[tokio::test]
 async fn the_first_news_is_that_the_channel_was_subscribed_and_the_next_what_is_said_on_it() {
     let (server, mut asked) = server();
     let channels = Channels::new(server.clone());

@@ -13,7 +13,7 @@ fn a_guarantee_that_the_backend_lacks_is_refused_when_the_locks_are_built() {
     let error = all.build().unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Unsupported, false));
     let text = error.to_string();
-    for named in ["memory", "`fair`", "`session_kept`", "`durable`"] {
+    for named in ["memory", "`session_kept`", "`durable`"] {
         assert!(text.contains(named), "{named} is missing in: {text}");
     }
     assert!(!text.contains("`fencing`") && !text.contains("`notified`"), "{text}");
@@ -24,7 +24,7 @@ fn locks_that_are_built_can_be_asked_too() {
     let locks = builder().build().unwrap();
     locks.require(&[]).unwrap();
     locks.require(&[Requirement::Fencing]).unwrap();
-    let error = locks.require(&[Requirement::Fencing, Requirement::Fair]).unwrap_err();
+    let error = locks.require(&[Requirement::Fencing, Requirement::Durable]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 

@@ -88,13 +88,14 @@ pub(crate) enum KeysArg {
 /// A guarantee: what it is called here and in `dlock::Requirement`.
 pub(crate) type RequirementName = (&'static str, &'static str);
 
-const REQUIREMENTS: [RequirementName; 8] = [
+const REQUIREMENTS: [RequirementName; 9] = [
     ("fencing", "Fencing"),
     ("fair", "Fair"),
     ("session_kept", "SessionKept"),
     ("notified", "Notified"),
     ("durable", "Durable"),
     ("shared", "Shared"),
+    ("downgrade", "Downgrade"),
     ("permits", "Permits"),
     ("hold_at_least", "HoldAtLeast"),
 ];
@@ -414,6 +415,15 @@ fn keys(input: ParseStream<'_>) -> syn::Result<KeysArg> {
     let parser = |input: ParseStream<'_>| {
         let mut templates = Vec::new();
         while !input.is_empty() {
+            if input.peek(syn::Ident) && input.peek2(token::Paren) {
+                let called: Ident = input.fork().parse()?;
+                if called == "read" || called == "write" {
+                    let message = "all keys of the attribute are held in one mode, which `mode = \"read\"` sets; lock \
+                                   some to read and others to write by hand, with `locks.lock_all([read(\"a\"), \
+                                   write(\"b\")])`";
+                    return Err(syn::Error::new(called.span(), message));
+                }
+            }
             let text = parse_or(
                 input,
                 "each key is a string literal",

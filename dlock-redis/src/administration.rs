@@ -8,7 +8,7 @@ use redis::Value;
 
 use crate::client::Client;
 use crate::error::{Fault, refusal};
-use crate::format::{Found, shares};
+use crate::format::{Found, ScannedFor, shares};
 use crate::servers::Node;
 
 /// How long one answer of a server may take.
@@ -27,13 +27,13 @@ pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, F
     let looked = client.ask(names.slot, |number| client.format.look(&names.lock, number)).await;
     if let Err(failure) = &looked
         && is_no_lock(failure)
-        && client.format.shares()
     {
         // Perhaps several hold it.
-        let looked = client.ask(names.slot, |number| shares::look(&names.lock, number)).await;
-        return shares::seen(looked.map_err(unchanged)?).ok_or_else(senseless);
+        let looked = client.ask(names.slot, |number| client.format.look_again(&names.lock, number)).await;
+        return client.format.seen_again(looked.map_err(unchanged)?).ok_or_else(senseless);
     }
     match client.format.seen(looked.map_err(unchanged)?) {
+        Found::Several(holders) => Ok(Occupancy::new(None, holders)),
         Found::Nothing => Ok(Occupancy::default()),
         Found::Held(holder) => Ok(Occupancy::new(None, vec![holder])),
         Found::Foreign if !client.among_data => Ok(Occupancy::new(None, vec![foreign()])),
@@ -46,8 +46,8 @@ pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Fa
     let names = client.names(key);
     let call = |number| client.format.force(&names, client.among_data, number);
     match client.ask(names.slot, call).await {
-        Err(failure) if is_no_lock(&failure) && client.format.shares() => {
-            let call = |number| shares::force(&names.lock, number);
+        Err(failure) if is_no_lock(&failure) => {
+            let call = |number| client.format.force_again(&names.lock, number);
             Ok(client.ask(names.slot, call).await? == Value::Int(1))
         }
         forced => Ok(forced? == Value::Int(1)),
@@ -56,12 +56,8 @@ pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Fa
 
 /// Changes the number of permits of a semaphore; returns what it was.
 pub(crate) async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-    if !client.format.shares() {
-        let why = "locks that are shared with Redisson have no permits";
-        return Err(Failure::new(ErrorKind::Unsupported, why));
-    }
     let names = client.names(key);
-    let resized = client.ask(names.slot, |number| shares::resize(&names.lock, permits, number)).await?;
+    let resized = client.ask(names.slot, |number| client.format.resize(&names.lock, permits, number)).await?;
     let asked = Mode::Permits { of: permits, take: 1 };
     let resized = shares::resized(&resized).ok_or_else(senseless)?;
     resized.map_err(|used| asked.conflict(&used).unwrap_or_else(senseless))
@@ -84,23 +80,33 @@ pub(crate) async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failu
     }
     // A name can come twice, when the server makes room meanwhile or a slot moves.
     held.sort_by(|(a, one), (b, other)| a.cmp(b).then(one.fence.cmp(&other.fence)));
-    held.dedup_by(|(a, one), (b, other)| a == b && one.fence == other.fence);
+    let who = |of: &Holder| (of.fence, of.host.clone(), of.pid, of.label.clone());
+    held.dedup_by(|(a, one), (b, other)| a == b && who(one) == who(other));
     Ok(held)
 }
 
 async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>) -> Result<(), Failure> {
+    if let Some(ScannedFor { kind, pattern, lock_of }) = client.format.scanned_again() {
+        let mut cursor = "0".to_owned();
+        loop {
+            let names;
+            (cursor, names) = scan(client, node, &cursor, (&pattern, Some(kind))).await?;
+            let locks = names.iter().filter_map(|name| lock_of(name));
+            let known = locks.filter_map(|lock| Some((client.namer.key_of(lock)?, lock.to_owned())));
+            held_by_several(client, node, known.collect(), held).await?;
+            if cursor == "0" {
+                break;
+            }
+        }
+    }
     let pattern = client.namer.pattern();
     let mut cursor = "0".to_owned();
     loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(AT_ONCE);
-        if let Some(kind) = client.format.scanned() {
-            scan.arg("TYPE").arg(kind);
-        }
-        let reply = answered(client.servers.plain(node, PATIENCE, &scan)).await?;
-        let (next, names) = page(reply).ok_or_else(senseless)?;
-        let locks: Vec<(Key, String)> =
-            names.into_iter().filter_map(|name| Some((client.namer.key_of(&name)?, name))).collect();
+        let (next, names) = scan(client, node, &cursor, (&pattern, client.format.scanned())).await?;
+        let locks: Vec<(Key, String)> = names
+            .into_iter()
+            .filter_map(|name| Some((client.namer.key_of(client.format.lock_of(&name)?)?, name)))
+            .collect();
         if !locks.is_empty() {
             let looks = locks.iter().map(|(_, name)| |number| client.format.look(name, number));
             let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
@@ -110,7 +116,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
                     Ok(looked) => client.format.seen(looked),
                     Err(denied) if denied.kind() == ErrorKind::Denied => return Err(denied),
                     // It may be held by several.
-                    Err(failure) if is_no_lock(&failure) && client.format.shares() => {
+                    Err(failure) if is_no_lock(&failure) => {
                         several.push((key, name));
                         continue;
                     }
@@ -119,6 +125,9 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
                 };
                 match found {
                     Found::Held(holder) => held.push((key, holder)),
+                    Found::Several(holders) => {
+                        held.extend(holders.into_iter().map(|holder| (key.clone(), holder)));
+                    }
                     // It is in the way of a lock, and may be removed.
                     Found::Foreign if !client.among_data => held.push((key, foreign())),
                     _ => {}
@@ -133,6 +142,21 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
     }
 }
 
+/// Looks at some names of a server.
+async fn scan(
+    client: &Client,
+    node: &Node,
+    cursor: &str,
+    (pattern, kind): (&str, Option<&str>),
+) -> Result<(String, Vec<String>), Failure> {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(AT_ONCE);
+    if let Some(kind) = kind {
+        scan.arg("TYPE").arg(kind);
+    }
+    page(answered(client.servers.plain(node, PATIENCE, &scan)).await?).ok_or_else(senseless)
+}
+
 /// Adds those who hold these, as far as they are locks.
 async fn held_by_several(
     client: &Client,
@@ -143,11 +167,11 @@ async fn held_by_several(
     if locks.is_empty() {
         return Ok(());
     }
-    let looks = locks.iter().map(|(_, name)| |number| shares::look(name, number));
+    let looks = locks.iter().map(|(_, name)| |number| client.format.look_again(name, number));
     let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
     for ((key, _), looked) in locks.into_iter().zip(looked) {
         // Data of others is refused.
-        if let Some(found) = looked.ok().and_then(shares::seen) {
+        if let Some(found) = looked.ok().and_then(|looked| client.format.seen_again(looked)) {
             held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder)));
         }
     }

@@ -190,10 +190,14 @@ impl Backend for Redis {
     fn capabilities(&self) -> Capabilities {
         let capabilities =
             Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration();
-        match self.0.format.shares() {
-            true => capabilities.with_sharing().with_permits().with_fairness_on_request().with_leaving(),
+        let (format, capabilities) = (&self.0.format, capabilities.with_permits());
+        let capabilities = match format.has_readers() {
+            true => capabilities.with_sharing().with_downgrading(),
             false => capabilities,
-        }
+        };
+        let capabilities =
+            if format.has_line() { capabilities.with_fairness_on_request() } else { capabilities };
+        if format.leaves() { capabilities.with_leaving() } else { capabilities }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {

@@ -3,6 +3,7 @@
 mod answers;
 mod batch;
 mod in_flight;
+mod line;
 mod shares;
 
 use std::fmt;
@@ -18,14 +19,14 @@ use redis::Value;
 
 use crate::client::Client;
 use crate::format::draw;
-use crate::format::shares::place_channel;
 use crate::keys::Names;
-use crate::request::{Answer, Request, RequestAlone, Step};
+use crate::request::{Answer, Request, RequestAlone, ShareStep, Step};
 use crate::servers::Reply;
 use crate::tracking::{TRACKED_AFTER, TrackedLock};
 
 use self::answers::{senseless, withdrawn};
 use self::in_flight::{InFlight, InFlightAttempts};
+use self::line::Line;
 pub(crate) use batch::attempt_all;
 
 /// A claim on a lock of [`Redis`](crate::Redis).
@@ -44,6 +45,10 @@ pub struct RedisClaim {
     /// Where the answer to a renewal or a withdrawal did not come.
     overdue: InFlight,
     listener: Option<Listener>,
+    /// Where it waits in line.
+    line: Line,
+    /// The lock was taken alone, and may be a reader's by now.
+    downgraded: bool,
     /// It may keep newcomers out while it waits for all, or much, of what others share.
     waits_for_all: bool,
     /// Whom to tell of changes of a lock that is held.
@@ -65,6 +70,8 @@ impl RedisClaim {
             unanswered: InFlightAttempts::default(),
             overdue: InFlight::default(),
             listener: None,
+            line: Line::default(),
+            downgraded: false,
             waits_for_all: false,
             signal: None,
             tracked: None,
@@ -85,12 +92,13 @@ impl RedisClaim {
 
     /// Whether the lock is held alone, and waited for without a place in line.
     fn is_plain(&self) -> bool {
-        self.request.mode == Mode::Exclusive && !self.request.fair
+        self.request.mode == Mode::Exclusive && !self.request.fair && self.client.format.has_alone()
     }
 
     /// The lease in whole milliseconds, as the server keeps it.
     fn lease(&self) -> u64 {
-        u64::try_from(self.request.lease.as_millis()).unwrap_or(u64::MAX)
+        let longest = self.client.format.longest(self.request.mode).unwrap_or(Duration::MAX);
+        u64::try_from(self.request.lease.min(longest).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// How long to wait for a connection: less than the engine waits for an answer, so that a server that is away is
@@ -194,10 +202,13 @@ impl Claim for RedisClaim {
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none if self.request.fair => {
-                let channel = place_channel(&self.names, &self.request.token);
+                let channel = self.client.format.place_channel(&self.names, &self.request.token);
                 none.insert(self.client.channels.listen(&channel)?)
             }
-            none => none.insert(self.client.channels.listen(&self.client.format.channel(&self.names))?),
+            none => {
+                let channel = self.client.format.channel(&self.names, self.request.mode);
+                none.insert(self.client.channels.listen(&channel)?)
+            }
         };
         listener.changed().await
     }
@@ -217,8 +228,8 @@ impl Claim for RedisClaim {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        if !self.is_plain() {
-            return Box::pin(self.renew_share()).await;
+        if !self.is_plain() || self.downgraded {
+            return Box::pin(self.extend_share(|lease| ShareStep::Renew { lease })).await;
         }
         let tracked = self.is_tracked();
         let request = self.step(Step::Renew { lease: self.lease(), tracked });
@@ -228,6 +239,11 @@ impl Claim for RedisClaim {
             Answer::Done(false) => Ok(Renewed::Gone),
             _ => Err(senseless()),
         }
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        (self.signal, self.tracked, self.downgraded) = (None, None, true);
+        Box::pin(self.extend_share(|lease| ShareStep::Downgrade { lease })).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -36,7 +36,11 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(config: Config) -> Result<Self, Failure> {
         let format = match config.redisson {
-            true => Format::Redisson { client: client_id()?.into(), cluster: config.cluster },
+            true => Format::Redisson {
+                client: client_id()?.into(),
+                cluster: config.cluster,
+                recipe: config.recipe,
+            },
             false => Format::Plain { cluster: config.cluster },
         };
         let tracking = Tracking::new(config.tracked);

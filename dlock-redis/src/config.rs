@@ -8,6 +8,7 @@ use dlock_core::{Failure, Result};
 #[cfg(feature = "credentials")]
 use crate::existing::Provider;
 use crate::existing::{ConnectionTemplate, ExistingClients};
+use crate::format::Recipe;
 use crate::keys::Counters;
 use crate::url::{self, Topology};
 
@@ -23,13 +24,14 @@ const MOST_TRACKED: usize = 100_000;
 /// | min replicas | 0 | how many replicas have to acknowledge every grant and renewal |
 /// | replica timeout | 500 ms | how long to wait for them |
 /// | connect timeout | 1 s | how long one connection may take to open |
-/// | Redisson | where the prefix is empty | store locks as Redisson's `RLock`, under their names as they are |
+/// | Redisson | where the prefix is empty | store locks as Redisson does, under their names as they are |
+/// | recipe | `Recipe::Lock` | as which of Redisson's locks |
 /// | hash slots | no | the server is a proxy before a cluster: the keys of each call lie in one hash slot |
 /// | tracking | 10 000 | for how many locks the servers tell when somebody deletes or changes them |
 /// | Redisson fences | no | draw fences from Redisson's `redisson_lock_token:{key}`, to share locks with `RFencedLock` |
 ///
-/// Prefix, min replicas, Redisson, hash slots and tracking can also stand in the URL:
-/// `redis://host/?prefix=shop:&min_replicas=1&redisson=true&hash_slots=true&tracking=0`.
+/// Prefix, min replicas, Redisson, recipe, hash slots and tracking can also stand in the URL:
+/// `redis://host/?prefix=shop:&min_replicas=1&redisson=true&recipe=read-write-lock&hash_slots=true&tracking=0`.
 #[must_use = "settings do nothing until they are connected"]
 #[derive(Clone)]
 pub struct RedisBuilder {
@@ -40,6 +42,7 @@ pub struct RedisBuilder {
     connect_timeout: Duration,
     redisson: Option<bool>,
     redisson_fences: bool,
+    recipe: Option<Recipe>,
     hash_slots: Option<bool>,
     tracking: Option<usize>,
     certificates: Certificates,
@@ -65,6 +68,8 @@ pub(crate) struct Config {
     pub(crate) counters: Counters,
     /// Locks are stored as Redisson stores them.
     pub(crate) redisson: bool,
+    /// Which of its locks they are.
+    pub(crate) recipe: Recipe,
     /// Each call has keys of one hash slot only.
     pub(crate) cluster: bool,
     /// How many locks are tracked at the most.
@@ -118,6 +123,7 @@ impl RedisBuilder {
             connect_timeout: Duration::from_secs(1),
             redisson: None,
             redisson_fences: false,
+            recipe: None,
             hash_slots: None,
             tracking: None,
             certificates: Certificates::default(),
@@ -155,11 +161,19 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets whether locks are stored in the form of Redisson's `RLock`, under their names as they are, so that services
-    /// in Java and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own
-    /// costs both sides less. All clients of a lock need the same.
+    /// Sets whether locks are stored in the forms of Redisson, under their names as they are, so that services in Java
+    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own costs both
+    /// sides less. All clients of a lock need the same.
     pub const fn with_redisson(mut self, on: bool) -> Self {
         self.redisson = Some(on);
+        self
+    }
+
+    /// Sets as which of Redisson's locks those are stored that are shared with it. Default [`Recipe::Lock`]. All
+    /// clients of a lock have to agree; one that finds another one's data grants nothing, with an error of the kind
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
+    pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
+        self.recipe = Some(recipe);
         self
     }
 
@@ -255,9 +269,15 @@ impl RedisBuilder {
             Some(redisson) => redisson,
             None => prefix.is_empty() || self.redisson_fences,
         };
+        let recipe = self.recipe.or(target.recipe);
+        if recipe.is_some() && !redisson {
+            let message = "a recipe is one of Redisson's locks; add redisson=true, or leave it out";
+            return Err(Failure::invalid_config(message));
+        }
         Ok(Config {
             prefix,
             redisson,
+            recipe: recipe.unwrap_or_default(),
             replicas: (count > 0).then_some(Replicas { count, timeout: self.replica_timeout }),
             connect_timeout: self.connect_timeout,
             counters: match (self.redisson_fences, cluster) {
@@ -299,6 +319,7 @@ mod tests {
             (builder().with_connect_timeout(Duration::from_secs(61)), "1 ms to 60s"),
             (builder().with_tracking(100_001), "0 to 100000"),
             (builder().with_prefix("a{b"), "hash tag"),
+            (builder().with_recipe(Recipe::ReadWriteLock), "redisson=true"),
         ];
         for (builder, text) in wrong {
             let error = builder.build().unwrap_err();

@@ -118,6 +118,7 @@ fn existing(
         prefix: None,
         min_replicas: None,
         redisson: None,
+        recipe: None,
         hash_slots: None,
         tracking: None,
     };

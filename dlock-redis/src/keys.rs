@@ -35,6 +35,18 @@ pub(crate) struct Names {
     pub(crate) torn: bool,
 }
 
+impl Names {
+    /// Refuses a name that lies in several slots.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.torn {
+            return Err(Failure::invalid_config(
+                "on a cluster Redisson cannot lock a name whose braces are no hash tag; use another name",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Which counter a fence comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counters {

@@ -1,7 +1,7 @@
 //! Redis as a backend of dlock.
 //!
-//! [`Redis`] keeps each lock as one key with a time to live: in a form of its own, or in that of Redisson's `RLock`, so
-//! that services in Java and in Rust exclude and wake each other. See `docs/backends/redis.md` for what it guarantees,
+//! [`Redis`] keeps each lock as one key with a time to live: in a form of its own, or in those of Redisson, so that
+//! services in Java and in Rust exclude and wake each other. See `docs/backends/redis.md` for what it guarantees,
 //! and when not.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -28,6 +28,7 @@ pub use backend::Redis;
 pub use claim::RedisClaim;
 pub use config::RedisBuilder;
 pub use fenced::{fence_key, fenced_script};
+pub use format::Recipe;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use format::hostile::holders_in;

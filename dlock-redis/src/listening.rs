@@ -22,6 +22,9 @@ use self::shards::{Sharded, Shards};
 use crate::error::{Fault, refusal};
 use crate::servers::{MessageConnection, Servers};
 
+/// What is read of a message at the most.
+const LONGEST: usize = 64;
+
 /// Opens such connections.
 pub(crate) struct Listening {
     servers: Arc<Servers>,
@@ -112,7 +115,8 @@ impl Connection for ListeningConnection {
             let event = tokio::select! {
                 Some(push) = self.pushes.recv() => self.pushed(push)?,
                 message = next_of(&mut self.messages) => {
-                    Some(Event::Message(message.ok_or_else(broken)?.get_channel_name().to_owned()))
+                    let message = message.ok_or_else(broken)?;
+                    Some(heard(message.get_channel_name().to_owned(), message.get_payload_bytes()))
                 }
                 Some(done) = self.commands.next(), if !self.commands.is_empty() => self.done(done)?,
             };
@@ -136,10 +140,14 @@ impl ListeningConnection {
         if push.kind == PushKind::Disconnection {
             return Err(broken());
         }
-        let Some(Value::BulkString(channel)) = push.data.into_iter().next() else { return Ok(None) };
+        let mut data = push.data.into_iter();
+        let Some(Value::BulkString(channel)) = data.next() else { return Ok(None) };
         let Ok(channel) = String::from_utf8(channel) else { return Ok(None) };
         match push.kind {
-            PushKind::Message | PushKind::SMessage => Ok(Some(Event::Message(channel))),
+            PushKind::Message | PushKind::SMessage => Ok(Some(match data.next() {
+                Some(Value::BulkString(text)) => heard(channel, &text),
+                _ => Event::Message(channel),
+            })),
             // The slot belongs to another server now.
             PushKind::SUnsubscribe if self.shards.as_mut().is_some_and(|shards| shards.lost(&channel)) => {
                 Err(broken())
@@ -185,6 +193,14 @@ impl ListeningConnection {
             shards::Settled::Nothing => {}
         }
         None
+    }
+}
+
+/// A message that is no more than one, or one that says something to one who waits in line.
+fn heard(channel: String, text: &[u8]) -> Event {
+    match std::str::from_utf8(text) {
+        Ok(text) if !text.is_empty() && text.len() <= LONGEST => Event::Text(channel, text.to_owned()),
+        _ => Event::Message(channel),
     }
 }
 

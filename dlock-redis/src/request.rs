@@ -206,6 +206,7 @@ pub(crate) struct RequestAlone<'a> {
 pub(crate) struct ShareRequest {
     pub(crate) names: Names,
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
     /// Whether it is one of those who stand in line.
     pub(crate) fair: bool,
     pub(crate) step: ShareStep,
@@ -215,19 +216,27 @@ pub(crate) struct ShareRequest {
 #[derive(Clone, Debug)]
 pub(crate) enum ShareStep {
     Acquire {
-        mode: Mode,
         lease: u64,
         /// Whether its maker listens for releases already.
         listens: bool,
         /// Whether it keeps newcomers out while it waits, or takes a place in line.
         prefers: bool,
         who: Who,
+        /// Of one in line that can be given the lock by a message: what marks this request in it.
+        mark: Option<u64>,
     },
     Renew {
         lease: u64,
     },
+    /// Turns what was taken alone into a reader's.
+    Downgrade {
+        lease: u64,
+    },
     /// Also what was taken alone.
-    Withdraw,
+    Withdraw {
+        /// Whether the lock is taken for the first in line in the same step. That needs the counter of fences.
+        passes_on: bool,
+    },
 }
 
 #[cfg(test)]

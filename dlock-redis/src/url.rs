@@ -7,6 +7,8 @@ use dlock_core::Failure;
 use dlock_core::backend::UrlParts;
 use percent_encoding::percent_decode_str;
 
+use crate::format::Recipe;
+
 /// One server's address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Endpoint {
@@ -55,6 +57,7 @@ pub(crate) struct Target {
     pub(crate) prefix: Option<String>,
     pub(crate) min_replicas: Option<u32>,
     pub(crate) redisson: Option<bool>,
+    pub(crate) recipe: Option<Recipe>,
     pub(crate) hash_slots: Option<bool>,
     pub(crate) tracking: Option<usize>,
 }
@@ -127,6 +130,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         prefix: None,
         min_replicas: None,
         redisson: None,
+        recipe: None,
         hash_slots: None,
         tracking: None,
     };
@@ -192,6 +196,11 @@ impl Target {
                     self.redisson =
                         Some(yes.map_err(|_| invalid("redisson is neither true nor false".into()))?);
                 }
+                "recipe" => {
+                    let recipe = Recipe::of(&value);
+                    let refused = || invalid("recipe is neither lock nor read-write-lock".into());
+                    self.recipe = Some(recipe.ok_or_else(refused)?);
+                }
                 "tracking" => {
                     let number = value.parse();
                     self.tracking =
@@ -205,7 +214,7 @@ impl Target {
                 _ => {
                     return Err(invalid(
                         "the URL has an unknown parameter; known are db, user, pass, sentinel_user, sentinel_pass, \
-                         prefix, min_replicas, redisson, hash_slots and tracking"
+                         prefix, min_replicas, redisson, recipe, hash_slots and tracking"
                             .into(),
                     ));
                 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::{MAX_LEASE, Quorum, Result};
-use dlock_redis::Redis;
+use dlock_redis::{Recipe, Redis};
 use dlock_rig::servers::ServerError;
 use dlock_rig::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
 use dlock_testkit::BatchOfOne;
@@ -55,8 +55,71 @@ impl Harness for ByBatches {
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
-        &[conformance::WAITERS, conformance::SHARING, conformance::PERMITS, conformance::FAIRNESS]
+        &[
+            conformance::WAITERS,
+            conformance::SHARING,
+            conformance::DOWNGRADING,
+            conformance::PERMITS,
+            conformance::FAIRNESS,
+        ]
     }
+}
+
+/// Locks in the forms of Redisson, with the cases that are about more than an exclusive lock.
+struct WithRedisson {
+    of: OnServers,
+    recipe: Recipe,
+}
+
+impl Harness for WithRedisson {
+    type Backend = Redis;
+
+    async fn open(&self) -> Result<Redis> {
+        let builder = Redis::builder(&self.of.url).with_prefix(&self.of.prefix);
+        builder.with_redisson(true).with_recipe(self.recipe).connect().await
+    }
+
+    fn left_out(&self) -> &'static [&'static [&'static str]] {
+        match self.recipe {
+            Recipe::Lock => {
+                &[conformance::WAITERS, conformance::SHARING, conformance::DOWNGRADING, conformance::LEAVING]
+            }
+            _ => &[conformance::WAITERS, conformance::FAIRNESS, conformance::LEAVING],
+        }
+    }
+}
+
+fn with_redisson(topology: &str, url: String) -> Vec<Trial> {
+    let (url, cases) = (Arc::<str>::from(url), Arc::new(AtomicU32::new(0)));
+    let of = move |recipe| {
+        let (url, cases) = (Arc::clone(&url), Arc::clone(&cases));
+        move || {
+            let prefix = format!("redisson{}:", cases.fetch_add(1, Ordering::Relaxed));
+            WithRedisson { of: OnServers { url: Arc::clone(&url), prefix }, recipe }
+        }
+    };
+    let mut tests = conformance::tests(&format!("{topology}_redisson_lock"), of(Recipe::Lock));
+    let lists = [conformance::PERMITS, conformance::FAIRNESS, EXCLUSIVE];
+    tests.retain(|test| is_listed(test, &lists));
+    let mut readers =
+        conformance::tests(&format!("{topology}_redisson_read_write"), of(Recipe::ReadWriteLock));
+    readers.retain(|test| is_listed(test, &[conformance::SHARING, conformance::DOWNGRADING, EXCLUSIVE]));
+    tests.extend(readers);
+    tests
+}
+
+/// What is about an exclusive lock, and differs most from one form to the other.
+const EXCLUSIVE: &[&str] = &[
+    "no_case_is_left_out_unnoticed",
+    "every_grant_has_a_higher_fence_than_the_one_before",
+    "a_waiter_takes_over_when_the_holder_goes_silent",
+    "a_lock_released_by_force_is_free_for_others",
+    "the_list_of_holders_has_every_lock_that_is_held_and_no_other",
+];
+
+fn is_listed(test: &Trial, lists: &[&[&str]]) -> bool {
+    let name = test.name().rsplit("::").next().unwrap_or_default();
+    lists.iter().any(|list| list.contains(&name))
 }
 
 /// Locks on a majority of independent servers, which are asked whether they forget.
@@ -92,7 +155,7 @@ impl Harness for OnMajority {
         &[
             conformance::WITH_FENCES,
             conformance::WAITERS,
-            conformance::SHARING,
+            conformance::DOWNGRADING,
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::LEAVING,
@@ -116,6 +179,8 @@ fn main() -> std::result::Result<(), ServerError> {
     let mut tests = suite("single", single.url());
     tests.extend(suite("cluster", cluster.url()));
     tests.extend(suite("sentinel", watched.url()));
+    tests.extend(with_redisson("single", single.url()));
+    tests.extend(with_redisson("cluster", cluster.url()));
     let servers = (0..5).map(|_| RedisServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
     tests.extend(on_majority(&servers));
     let conclusion = conformance::run(&arguments, tests);

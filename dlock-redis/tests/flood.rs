@@ -88,7 +88,8 @@ async fn a_thousand_held_locks_and_a_dead_server_are_a_few_lines() {
     let during = warnings.0.lock().unwrap().clone();
     // Renewals, losses, releases and bodies without their lock: the first of each, and counts that fell due.
     assert!(!during.is_empty() && during.len() <= 10, "{} lines: {during:#?}", during.len());
-    assert!(during.iter().any(|line| line.contains("held_<n>")), "{during:#?}");
+    // Which of the held locks fails first is open, and one of a batch has no template.
+    assert!(during.iter().any(|line| line.contains("other_<n>")), "{during:#?}");
     for first in
         ["the body runs without the lock", "a renewal failed", "a lock was lost", "not released properly"]
     {

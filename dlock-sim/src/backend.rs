@@ -11,8 +11,9 @@ use dlock_core::backend::{
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 
 use crate::lease::{Answer, Command, One};
+use crate::majority::on_node;
 use crate::net::{Request, Route};
-use crate::world::{Trouble, read, world};
+use crate::world::{Trouble, read, violate, world};
 
 /// One process's way to the store.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Leases {
     pub(crate) engine: usize,
     pub(crate) drift: i64,
     pub(crate) capabilities: Capabilities,
+    /// Which node of a quorum this is.
+    pub(crate) node: Option<usize>,
 }
 
 impl Leases {
@@ -36,7 +39,28 @@ impl Leases {
         // Not where the runs are to stay what they are.
         let leaves = world(|w| w.plan.firings.is_some());
         let capabilities = if leaves { capabilities.with_leaving() } else { capabilities };
-        Self { process, engine, drift, capabilities }
+        let capabilities = match world(|w| w.plan.modes) {
+            true => capabilities.with_sharing().with_downgrading().with_permits().with_fairness_on_request(),
+            false => capabilities,
+        };
+        Self { process, engine, drift, capabilities, node: None }
+    }
+
+    /// One process's way to a node of a quorum.
+    pub(crate) fn of_node(process: usize, engine: usize, node: usize) -> Self {
+        Self { node: Some(node), ..Self::new(process, engine) }
+    }
+
+    fn key(&self, key: &Key) -> usize {
+        let Some(node) = self.node else { return world(|w| w.key(key.as_str())) };
+        let name = on_node(key.as_str(), node);
+        world(|w| {
+            let at = w.keys.iter().position(|key| *key == name);
+            at.unwrap_or_else(|| {
+                w.violate(format!("{name} is none of the keys that were planned"));
+                0
+            })
+        })
     }
 
     async fn ask(&self, command: Command) -> (Route, Result<Answer, Failure>) {
@@ -70,13 +94,17 @@ impl Backend for Leases {
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
-        LockId::new("simulated", key.as_str())
+        match self.node {
+            Some(node) => LockId::new(format_args!("simulated node {node}"), key.as_str()),
+            None => LockId::new("simulated", key.as_str()),
+        }
     }
 
     fn claim(&self, request: ClaimRequest) -> LeaseClaim {
+        let key = self.key(&request.key);
         let one = world(|w| {
             w.claims += 1;
-            let (key, claim) = (w.key(request.key.as_str()), w.claims);
+            let claim = w.claims;
             w.claimed(claim, key);
             One {
                 key,
@@ -87,10 +115,13 @@ impl Backend for Leases {
                 lease: u64::try_from(request.lease.as_nanos()).unwrap_or(u64::MAX),
                 fences: 1,
                 waits: request.waits,
+                mode: request.mode,
+                fair: request.fair,
                 request: w.plan.twin.then(|| Box::new(request)),
             }
         });
-        LeaseClaim { one, open: Vec::new(), held: false, seen: AtomicU64::new(0) }
+        let call = world(|w| one.fair.then(|| w.last_call()));
+        LeaseClaim { one, open: Vec::new(), held: false, seen: AtomicU64::new(0), call, node: self.node }
     }
 
     async fn attempt_all(&self, claims: &mut [&mut LeaseClaim]) -> Result<BatchAttempt, Failure> {
@@ -116,8 +147,14 @@ impl Backend for Leases {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let key = world(|w| w.key(key.as_str()));
-        self.ask(Command::Inspect(key)).await.1.map(|_| None)
+        let answer = self.ask(Command::Inspect(self.key(key))).await.1?;
+        let Answer::Held(left) = answer else { return Err(absurd(&answer)) };
+        // Of a node it is asked how old the lease is by which it remembers.
+        Ok(left.filter(|_| self.node.is_some()).map(|left| {
+            let mut holder = Holder::default();
+            holder.expires_in = Some(Duration::from_nanos(left));
+            holder
+        }))
     }
 }
 
@@ -146,6 +183,10 @@ pub(crate) struct LeaseClaim {
     held: bool,
     /// How often the process had been told of a change when the last attempt was made.
     seen: AtomicU64,
+    /// The call that waits for its turn by this.
+    call: Option<u64>,
+    /// On which node of a quorum this is.
+    node: Option<usize>,
 }
 
 impl LeaseClaim {
@@ -190,6 +231,10 @@ impl Claim for LeaseClaim {
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.look();
+        if self.held && self.node.is_some() {
+            // A round that failed gives back what it got, so that others find a majority.
+            violate(format!("c{} asks a node for a vote that it has", self.one.claim));
+        }
         let route = world(|w| w.send(self.one.process, None, Command::Attempt(vec![self.one.clone()])));
         self.open.push(route);
         let answer = answer(Request::new(route).await);
@@ -197,7 +242,10 @@ impl Claim for LeaseClaim {
         match answer? {
             Answer::Granted(fences) => Ok(Attempt::Granted(self.grant(fences[0]))),
             Answer::Busy(_, left) => {
-                world(|w| w.found_busy(self.one.claim));
+                world(|w| {
+                    w.found_busy(self.one.claim);
+                    self.call.into_iter().for_each(|call| w.has_place(call));
+                });
                 Ok(Attempt::Busy(busy(left)))
             }
             Answer::Left(left) => {
@@ -246,6 +294,14 @@ impl Claim for LeaseClaim {
                 world(|w| w.renewal_found_gone(claim));
                 Ok(Renewed::Gone)
             }
+            other => Err(absurd(&other)),
+        }
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        match ask(self.one.process, Command::Downgrade(self.one.clone())).await.1? {
+            Answer::Extended => Ok(Renewed::Extended),
+            Answer::Gone => Ok(Renewed::Gone),
             other => Err(absurd(&other)),
         }
     }

@@ -3,8 +3,10 @@
 mod claims;
 mod idle;
 mod jobs;
+mod modes;
 
 pub(crate) use jobs::{Ended, Jobs};
+pub(crate) use modes::judge_belief;
 
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use dlock_core::{Error, ErrorKind, Held};
 
 use crate::exec::{TaskId, now};
-use crate::lease::{Changes, Command, Entry};
+use crate::lease::{Changes, Command};
 use crate::world::{Access, World, tell};
 
 const MS: u64 = 1_000_000;
@@ -74,6 +76,8 @@ struct Register {
 pub(crate) struct Judge {
     ops: Vec<Op>,
     current: HashMap<TaskId, OpId>,
+    /// The process and the engine of each operation, from its call to the end of its release.
+    pub(crate) at_work: Vec<(usize, usize)>,
     claims: HashMap<u64, OpId>,
     keys: Vec<KeyState>,
     views: Vec<(u64, usize, usize, u64, Held)>,
@@ -88,8 +92,13 @@ pub(crate) struct Judge {
     gone: HashSet<u64>,
     /// When the release of a claim was called.
     releases: HashMap<u64, u64>,
+    /// The requests for several locks that found one busy, though the store has given others to an earlier attempt.
+    parts: HashMap<u64, u64>,
+    /// The claims that came first in them, of those whose answers have come.
+    kept: HashSet<u64>,
     up_since: u64,
     pub(crate) jobs: Jobs,
+    holders: modes::Holders,
     pub(crate) summary: Summary,
 }
 
@@ -124,6 +133,10 @@ pub struct Summary {
     pub skipped: u64,
     /// Terms of leaders.
     pub terms: u64,
+    /// Writers that became readers.
+    pub downgrades: u64,
+    /// Waiters in order that got their turn, in runs in which nothing failed.
+    pub turns: u64,
 }
 
 impl Summary {
@@ -143,6 +156,8 @@ impl Summary {
         self.again += other.again;
         self.skipped += other.skipped;
         self.terms += other.terms;
+        self.downgrades += other.downgrades;
+        self.turns += other.turns;
     }
 }
 
@@ -248,14 +263,18 @@ impl World {
         let changes = self.state(key).changes - changes_then;
         let polls = took / (self.plan.poll_to / 4).max(self.plan.poll_from).max(1);
         let most = 12 + size * 12 + 3 * changes + 3 * polls + took / 40;
+        // Each of them goes to all nodes of a quorum, and the first in line may insist.
+        let most = most * self.plan.majority.map_or(1, |majority| 2 * majority.nodes as u64);
         if attempts > most {
             self.violate(format!("o{id}: {attempts} requests in {took} ms, {most} at the most"));
         }
         if let Err(error) = result {
             self.judge_error(id, error);
         }
-        // With a queue on the server, a place that was lost with its session is not an earlier one any more.
-        if in_line && result.is_ok() && (!self.plan.sessions || self.plan.healthy) {
+        // With a queue on the server, a place that was lost with its session is not an earlier one any more. Of a
+        // quorum, the answer of one node is not yet that of all, after which a waiter joins the line.
+        let lines_up = !self.plan.sessions || self.plan.healthy;
+        if in_line && result.is_ok() && lines_up && self.plan.majority.is_none() {
             let overtaken = self.judge.ops.iter().position(|other| {
                 other.in_line
                     && !other.ended
@@ -286,6 +305,7 @@ impl World {
             ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::Lost | ErrorKind::Suspect => {
                 !self.plan.healthy
             }
+            ErrorKind::QuorumNotReached => self.plan.majority.is_some() && !self.plan.healthy,
             _ => false,
         };
         if !expected {
@@ -301,7 +321,8 @@ impl World {
     fn slack(&self, size: u64) -> u64 {
         let plan = &self.plan;
         let requests = u64::from(plan.rechecks) + 2;
-        if plan.healthy {
+        // Who is first among several of whom each has some nodes of a quorum insists for a while.
+        if plan.healthy && plan.majority.is_none() {
             return 10 + size * requests * (2 * plan.delay + 2);
         }
         20 + size * requests * (plan.request_timeout + 500)
@@ -325,6 +346,7 @@ impl World {
             tell!(self, None, "{name} is granted to c{} of p{}", entry.claim, entry.process);
             if self.judge.shut.contains(&(entry.process, entry.engine))
                 && self.plan.late <= self.plan.request_timeout
+                && self.is_of_a_lock(*key)
             {
                 self.violate(format!("{name} is granted to c{}, whose locks were shut down", entry.claim));
             }
@@ -523,22 +545,15 @@ impl World {
         if self.plan.late > self.plan.request_timeout {
             return;
         }
-        let time = self.clock(None);
-        let left = |entry: &&Entry| {
-            !entry.restored
-                && (entry.process, entry.engine) == (process, engine)
-                && entry.expires > time + entry.lease / 40 + 2 * MS
-        };
-        if let Some(entry) = self.store.entries.values().find(left) {
-            let claim = entry.claim;
+        if let Some(claim) = self.kept_by(process, engine) {
             self.violate(format!("p{process} was shut down, and c{claim} is still held"));
         }
     }
 
     /// What has to be so at the very end.
     pub(crate) fn judge_end(&mut self) {
-        let time = self.clock(None);
-        if let Some((key, entry)) = self.store.entries.iter().find(|(_, entry)| entry.expires > time) {
+        let mut entries = self.store.entries.iter().filter(|(key, _)| self.is_of_a_lock(**key));
+        if let Some((key, entry)) = entries.find(|(key, entry)| entry.expires > self.clock_of(**key)) {
             let (name, claim) = (self.keys[*key].clone(), entry.claim);
             self.violate(format!("{name} is left behind, held by c{claim}"));
         }

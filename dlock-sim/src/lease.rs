@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use dlock_core::backend::{Attempt, Backend, Claim, ClaimRequest, Renewed};
+use dlock_core::backend::{Attempt, Backend, Claim, ClaimRequest, Mode, Renewed};
 use dlock_core::{Clock, Memory, Token};
 
 use crate::session::{From, Queues};
+use crate::shared::SharedKeys;
 use crate::world::read;
 
 /// Who asks, and for what.
@@ -24,6 +25,9 @@ pub(crate) struct One {
     pub(crate) fences: u32,
     /// Whether a queue keeps a place for it when the lock is busy.
     pub(crate) waits: bool,
+    pub(crate) mode: Mode,
+    /// Whether it is to be kept in line.
+    pub(crate) fair: bool,
     /// What the engine asked for, for the twin.
     pub(crate) request: Option<Box<ClaimRequest>>,
 }
@@ -32,10 +36,24 @@ pub(crate) struct One {
 pub(crate) enum Command {
     Attempt(Vec<One>),
     Renew(One),
+    Downgrade(One),
     Withdraw(One),
     /// A release that leaves the key taken for so many nanoseconds.
     Leave(One, u64),
     Inspect(usize),
+}
+
+impl Command {
+    /// The key that it is about, or the first of them.
+    pub(crate) fn key(&self) -> Option<usize> {
+        match self {
+            Self::Attempt(all) => all.first().map(|one| one.key),
+            Self::Renew(one) | Self::Downgrade(one) | Self::Withdraw(one) | Self::Leave(one, _) => {
+                Some(one.key)
+            }
+            Self::Inspect(key) => (*key != usize::MAX).then_some(*key),
+        }
+    }
 }
 
 /// What the store says.
@@ -52,7 +70,8 @@ pub(crate) enum Answer {
     Removed(bool),
     /// It was removed, and another process is notified.
     Awaited,
-    Held(bool),
+    /// Whether somebody holds it, and for how many nanoseconds its lease runs.
+    Held(Option<u64>),
     /// The session that asked has ended.
     Expired,
 }
@@ -106,6 +125,8 @@ pub(crate) struct Store {
     twin: Option<Twin>,
     /// Where sessions keep the locks.
     queues: Option<Queues>,
+    /// Where several hold a key.
+    pub(crate) shared: Option<SharedKeys>,
 }
 
 impl Store {
@@ -119,6 +140,7 @@ impl Store {
             epoch: 0,
             twin: (twin && !sessions).then(|| Twin::new(drift)),
             queues: sessions.then(Queues::default),
+            shared: None,
         }
     }
 
@@ -135,6 +157,10 @@ impl Store {
             let answer = queues.carry_out(&mut self.entries, from, command, time, &mut changes);
             return Ok((answer, changes));
         }
+        if let Some(shared) = &mut self.shared {
+            let answer = shared.carry_out(command, time, &mut changes);
+            return Ok((Some(answer), changes));
+        }
         let answer = match command {
             Command::Attempt(all) => self.attempt(all, time, &mut changes),
             Command::Renew(one) => match self.entries.get_mut(&one.key) {
@@ -144,6 +170,8 @@ impl Store {
                 }
                 _ => Answer::Gone,
             },
+            // Only where several hold a key.
+            Command::Downgrade(_) => Answer::Gone,
             Command::Withdraw(one) => match self.entries.get(&one.key) {
                 Some(entry) if entry.token == one.token => {
                     let live = entry.expires > time;
@@ -170,7 +198,8 @@ impl Store {
                 _ => Answer::Removed(false),
             },
             Command::Inspect(key) => {
-                Answer::Held(self.entries.get(key).is_some_and(|entry| entry.expires > time))
+                let left = self.entries.get(key).and_then(|entry| entry.expires.checked_sub(time));
+                Answer::Held(left.filter(|left| *left > 0))
             }
         };
         if let Some(twin) = &mut self.twin {
@@ -186,6 +215,13 @@ impl Store {
             queues.tick(&mut self.entries, time, &mut changes);
         }
         changes
+    }
+
+    /// A client ends its session on purpose.
+    pub(crate) fn end_session(&mut self, session: u64) {
+        if let Some(queues) = &mut self.queues {
+            queues.end(&mut self.entries, session, &mut Changes::default());
+        }
     }
 
     fn attempt(&mut self, all: &[One], time: u64, changes: &mut Changes) -> Answer {
@@ -333,7 +369,7 @@ impl Twin {
                 Some(Ok(withdrawal)) => Answer::Removed(withdrawal.removed),
                 other => return Err(format!("memory says {other:?} to a withdrawal")),
             },
-            Command::Leave(..) | Command::Inspect(_) => return Ok(()),
+            Command::Leave(..) | Command::Inspect(_) | Command::Downgrade(_) => return Ok(()),
         };
         let ours = if *ours == Answer::Awaited { &Answer::Removed(true) } else { ours };
         if theirs == *ours { Ok(()) } else { Err(format!("the store says {ours:?}, memory says {theirs:?}")) }

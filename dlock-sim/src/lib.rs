@@ -11,20 +11,24 @@
 
 mod backend;
 mod exec;
+pub mod history;
 mod jobs;
 mod judge;
 mod lease;
 mod log;
+mod majority;
+mod modes;
 mod net;
 mod plan;
 mod queue;
 mod run;
 mod session;
+mod shared;
 mod work;
 mod world;
 
 pub use judge::Summary;
-pub use run::{Outcome, current_seed, run, run_jobs};
+pub use run::{Outcome, current_seed, run, run_jobs, run_modes, run_quorums};
 
 /// Returns the seed of the `n`th run of a series.
 #[must_use]

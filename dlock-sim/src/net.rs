@@ -41,7 +41,7 @@ impl World {
     pub(crate) fn send(&mut self, process: usize, from: Option<From>, command: Command) -> Route {
         self.request += 1;
         let request = self.request;
-        let connection = self.rng.usize(..self.plan.connections);
+        let connection = self.connection_for(&command);
         let generation = self.processes[process].connections[connection].generation;
         let from = from.map(|from| From { generation, ..from });
         let route = Route { connection, generation, request };
@@ -51,10 +51,13 @@ impl World {
             return route;
         }
         match &command {
-            Command::Attempt(all) => self.attempted(all[0].claim),
+            Command::Attempt(all) => {
+                self.asks_for(process, all);
+                self.attempted(all[0].claim);
+            }
             Command::Renew(one) => self.renews(one.claim),
             Command::Withdraw(one) | Command::Leave(one, _) => self.withdraws(process, one.claim),
-            Command::Inspect(_) => {}
+            Command::Inspect(_) | Command::Downgrade(_) => {}
         }
         let ping = matches!(command, Command::Inspect(usize::MAX));
         if !ping && self.chance(self.plan.rate_panic) {
@@ -80,9 +83,11 @@ impl World {
         let delay = self.rng.u64(0..=most);
         let twice = match &command {
             // Right behind the first on its connection, so that nothing of this claim comes between.
-            Command::Attempt(_) | Command::Withdraw(_) | Command::Leave(..) | Command::Renew(_) => {
-                self.chance(self.plan.rate_twice)
-            }
+            Command::Attempt(_)
+            | Command::Withdraw(_)
+            | Command::Leave(..)
+            | Command::Renew(_)
+            | Command::Downgrade(_) => self.chance(self.plan.rate_twice),
             Command::Inspect(_) => false,
         };
         if twice {
@@ -127,7 +132,8 @@ impl World {
     /// A request reaches the store. What has to be looked at outside of the world is returned.
     pub(crate) fn arrived(&mut self, message: Message) -> Changes {
         let Message { request, process, connection, generation, from, command, answered } = message;
-        if !self.store.up {
+        let node = command.key().and_then(|key| self.node(key));
+        if !self.store.up || node.is_some_and(|node| self.down.contains(&node)) {
             tell!(self, None, "r{request} finds the store down");
             if self.rng.bool() {
                 self.reply(request, Err(Trouble::Reset), 0);
@@ -139,7 +145,7 @@ impl World {
             tell!(self, None, "r{request} is dropped with its sender");
             return Changes::default();
         }
-        let time = self.clock(None);
+        let time = self.clock_for(&command);
         self.judge_before(&command);
         let (answer, changes) = match self.store.carry_out(from, &command, time) {
             Ok((Some(answer), changes)) => (answer, changes),
@@ -153,6 +159,18 @@ impl World {
             }
         };
         tell!(self, None, "r{request} arrives: {answer:?}");
+        if let (Command::Attempt(all), Answer::Busy(..)) = (&command, &answer) {
+            self.found_part(request, all);
+        }
+        // An administrator takes one of several locks whose holder does not know yet that it has them.
+        if let (Command::Attempt(all), Answer::Granted(_)) = (&command, &answer)
+            && all.len() > 1
+            && self.plan.straggling
+            && !answered
+            && let Ok(key) = self.keys[all[0].key][1..].parse()
+        {
+            self.tasks.after(1, Event::Force(key));
+        }
         self.note(&changes);
         self.notify(&changes);
         if answered && request > 0 {
@@ -215,7 +233,11 @@ impl Future for Request {
         let answer = world(|w| {
             let wanted = w.requests.entry(self.0).or_default();
             wanted.waker = Some(cx.waker().clone());
-            wanted.answer.take()
+            let answer = wanted.answer.take();
+            if let Some(answer) = &answer {
+                w.answered(self.0, answer.is_ok());
+            }
+            answer
         });
         match answer {
             Some(Err(Trouble::Panic)) => crate::exec::throw(),

@@ -60,8 +60,25 @@ pub(crate) struct Plan {
     pub(crate) handoff_time: u64,
     /// Whether many tasks want one key for moments, again and again.
     pub(crate) hot: bool,
+    /// Whether many answers are lost and many requests late, of tasks that want a lock for moments only: so that
+    /// attempts arrive after the answers to later ones.
+    pub(crate) straggling: bool,
     /// A run of jobs and leaders instead.
     pub(crate) firings: Option<Firings>,
+    /// A run of readers, permits and waiters in order instead.
+    pub(crate) modes: bool,
+    /// A quorum of several stores keeps the locks.
+    pub(crate) majority: Option<Majority>,
+}
+
+/// What is decided of a quorum. Times are in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Majority {
+    pub(crate) nodes: usize,
+    /// Whether the nodes are said to forget nothing; otherwise they may, and are asked for their memory.
+    pub(crate) durable: bool,
+    pub(crate) node_timeout: u64,
+    pub(crate) longest_lease: u64,
 }
 
 /// What is decided of a run of jobs. Times are in milliseconds.
@@ -156,7 +173,10 @@ impl Plan {
             handoff_limit: 64,
             handoff_time: 50,
             hot: false,
+            straggling: false,
             firings: None,
+            modes: false,
+            majority: None,
         };
         plan.forgetful = r.u32(..3) == 0;
         plan.handoff = r.u32(..4) > 0;
@@ -168,7 +188,37 @@ impl Plan {
         if r.u32(..6) == 0 && !sessions {
             (plan.hot, plan.keys) = (true, 1);
             (plan.tasks, plan.operations) = (r.usize(3..=6), r.usize(4..=16));
+        } else if r.u32(..5) == 0 && !healthy && !sessions {
+            plan.straggle(r);
         }
+        plan
+    }
+
+    /// Has attempts arrive after the answers to later ones.
+    fn straggle(&mut self, r: &mut Rng) {
+        (self.straggling, self.twin, self.connections) = (true, false, 3);
+        (self.processes, self.tasks) = (r.usize(2..=3), 1);
+        self.drift = (0..=self.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        (self.keys, self.operations) = (r.usize(1..=2), r.usize(3..=8));
+        self.lease = [300, 1_000, 3_000][r.usize(..3)];
+        self.request_timeout = self.lease / r.u64(5..=9);
+        self.late = self.lease / 2;
+        (self.rate_late, self.rate_unanswered) = (r.u32(50..=400), r.u32(0..=200));
+        self.rechecks = r.u32(1..=4);
+        self.quiet_at = self.lease * r.u64(8..=20);
+    }
+
+    /// The setting of a run of modes.
+    pub(crate) fn of_modes(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        let mut rng = Rng::with_seed(seed ^ 0x6d6f_6465);
+        let r = &mut rng;
+        (plan.modes, plan.sessions, plan.twin, plan.hot, plan.keys) = (true, false, false, false, 1);
+        plan.straggling = false;
+        plan.processes = r.usize(1..=3);
+        plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        (plan.tasks, plan.operations) = (r.usize(2..=4), r.usize(2..=6));
+        (plan.losses, plan.forced, plan.forgetful) = (0, 0, false);
         plan
     }
 
@@ -177,7 +227,7 @@ impl Plan {
         let mut plan = Self::new(seed);
         let mut rng = Rng::with_seed(seed ^ 0x6a6f_6273);
         let r = &mut rng;
-        (plan.sessions, plan.twin, plan.hot) = (false, false, false);
+        (plan.sessions, plan.twin, plan.hot, plan.straggling) = (false, false, false, false);
         plan.processes = r.usize(2..=4);
         plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
         // What happens to processes, connections and the store is aimed at jobs that run.
@@ -198,6 +248,35 @@ impl Plan {
             skip_after_crash: r.u32(..3) == 0,
             late: (0..plan.processes).map(|_| r.u64(0..=apart)).collect(),
             elects: r.u32(..3) == 0,
+        });
+        plan
+    }
+
+    /// The setting of a run over a quorum.
+    pub(crate) fn of_quorums(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        let mut rng = Rng::with_seed(seed ^ 0x7175_6f72);
+        let r = &mut rng;
+        (plan.sessions, plan.twin, plan.hot, plan.forced) = (false, false, false, 0);
+        plan.straggling = false;
+        plan.lease = [60, 100, 300, 1_000, 3_000][r.usize(..5)];
+        plan.delay = plan.delay.min(plan.lease / 60);
+        plan.request_timeout = (plan.lease / 3).max(12 * plan.delay).max(20);
+        plan.late = if r.u32(..4) == 0 { 3 * plan.lease } else { plan.request_timeout };
+        plan.quiet_at = plan.lease * r.u64(2..=8);
+        let nodes = if r.u32(..4) == 0 { 5 } else { 3 };
+        plan.connections = nodes * if r.bool() { 1 } else { 2 };
+        plan.drift = (0..=plan.processes + nodes).map(|_| r.i64(-4_900..=4_900)).collect();
+        let durable = r.u32(..3) == 0;
+        if !plan.healthy {
+            plan.restarts += r.u32(0..=3);
+            plan.losses = if durable { 0 } else { r.u32(0..=3) };
+        }
+        plan.majority = Some(Majority {
+            nodes,
+            durable,
+            node_timeout: r.u64(6 * plan.delay + 6..=plan.request_timeout),
+            longest_lease: plan.lease * r.u64(1..=2),
         });
         plan
     }

@@ -151,6 +151,8 @@ impl Backend for Queue {
                 lease: session.timeout * 1_000_000,
                 fences: 1,
                 waits: request.waits,
+                mode: request.mode,
+                fair: request.fair,
                 request: None,
             }
         });

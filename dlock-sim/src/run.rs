@@ -9,13 +9,15 @@ use fastrand::Rng;
 
 use crate::backend::Leases;
 use crate::exec::{KeeperOf, Scheduler, sleep, spawn};
-use crate::jobs;
 use crate::judge::Summary;
 use crate::lease::Changes;
+use crate::majority;
 use crate::plan::Plan;
 use crate::queue::Queue;
+use crate::shared::SharedKeys;
 use crate::work::Worker;
 use crate::world::{Event, World, replace, tell, violate, world};
+use crate::{jobs, modes};
 
 thread_local! {
     static DONE: Cell<bool> = const { Cell::new(false) };
@@ -53,9 +55,23 @@ pub fn run_jobs(seed: u64, with_story: bool) -> Outcome {
     simulate(plan.clone(), with_story, jobs::direct(plan))
 }
 
+/// Carries out the run of a seed over a quorum of several stores.
+#[must_use]
+pub fn run_quorums(seed: u64, with_story: bool) -> Outcome {
+    let plan = Plan::of_quorums(seed);
+    simulate(plan.clone(), with_story, direct(plan))
+}
+
 /// The run is over.
 pub(crate) fn done() {
     DONE.set(true);
+}
+
+/// Carries out the run of readers, permits and waiters in order of a seed.
+#[must_use]
+pub fn run_modes(seed: u64, with_story: bool) -> Outcome {
+    let plan = Plan::of_modes(seed);
+    simulate(plan.clone(), with_story, modes::direct(plan))
 }
 
 fn simulate(plan: Plan, with_story: bool, direct: impl Future<Output = ()> + Send + 'static) -> Outcome {
@@ -65,6 +81,7 @@ fn simulate(plan: Plan, with_story: bool, direct: impl Future<Output = ()> + Sen
     DONE.set(false);
     let mut new = World::new(plan.clone(), with_story);
     tell!(new, None, "seed {seed:016x}: {plan:?}");
+    new.store.shared = plan.modes.then(SharedKeys::default);
     new.plan_faults();
     replace(Some(new));
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -90,6 +107,7 @@ fn simulate(plan: Plan, with_story: bool, direct: impl Future<Output = ()> + Sen
             let Some(view) = world(World::any_view) else { break };
             drop(view);
         }
+        modes::drop_views();
     }));
     let w = replace(None).expect("the run is there");
     Outcome {
@@ -103,13 +121,20 @@ fn simulate(plan: Plan, with_story: bool, direct: impl Future<Output = ()> + Sen
 async fn direct(plan: Plan) {
     let mut rng = Rng::with_seed(plan.seed ^ 0x6469_7265);
     let users = Arc::new(());
+    if let Some(majority) = plan.majority
+        && let Err(error) = majority::bootstrap(majority).await
+    {
+        return violate(error.to_string());
+    }
     let mut engines = Vec::new();
     for process in 0..plan.processes {
         let count = if rng.u32(..4) == 0 { 2 } else { 1 };
         for engine in 0..count {
-            let builder = match plan.sessions {
-                true => Locks::builder(Queue::new(process, engine)),
-                false => Locks::builder(Leases::new(process, engine)),
+            let builder = match plan.majority.map(|majority| majority::quorum(process, engine, majority)) {
+                Some(Ok(quorum)) => Locks::builder(quorum),
+                Some(Err(error)) => return violate(error.to_string()),
+                None if plan.sessions => Locks::builder(Queue::new(process, engine)),
+                None => Locks::builder(Leases::new(process, engine)),
             };
             let builder = builder
                 .with_lease(Duration::from_millis(plan.lease))
@@ -134,6 +159,7 @@ async fn direct(plan: Plan) {
                 hot: plan.hot,
                 updates: true,
                 rng: Rng::with_seed(rng.u64(..)),
+                owner: 0,
                 _users: Arc::clone(&users),
             };
             spawn(process, Box::pin(worker.work(plan.operations)));
@@ -155,23 +181,34 @@ async fn direct(plan: Plan) {
         for key in 0..world(|w| w.keys.len()) {
             world(|w| w.judge_idle(key));
         }
+        for (process, engine, locks) in &engines {
+            let stats = locks.stats();
+            // What was given up lasts until its lease ends.
+            if (stats.held, stats.background, stats.abandoned) == (0, 0, 0) {
+                world(|w| w.judge_left(*process, *engine));
+            }
+        }
         if waited > most {
             return violate("a task does not end".into());
         }
     }
     sleep(plan.quiet_at.saturating_sub(crate::exec::now() / 1_000_000) + 1).await;
+    majority::can_be_had(&plan, &engines).await;
     settle(&plan, &mut rng, engines).await;
     world(World::judge_end);
     done();
 }
 
 /// The end of every process: by a shutdown, or when its locks are dropped.
-async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>) {
+pub(crate) async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>) {
     if plan.healthy {
         // Cancelled claims are taken back by themselves.
         sleep(1_200 + 20 * plan.delay).await;
-        let time = world(|w| w.clock(None));
-        let left = world(|w| w.store.entries.values().find(|e| e.expires > time).map(|e| e.claim));
+        let left = world(|w| {
+            let mut all = w.store.entries.iter();
+            let left = all.find(|(key, e)| e.expires > w.clock_of(**key) && w.is_of_a_lock(**key));
+            left.map(|(_, e)| e.claim)
+        });
         if let Some(claim) = left {
             violate(format!("c{claim} is still held when all have left"));
         }
@@ -197,6 +234,10 @@ async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usize, Locks)>)
     // A session ends at a tick after its timeout, and a clean-up that failed is made again after a second at the
     // latest.
     sleep(plan.late + 2 * plan.lease + plan.request_timeout + 1_200).await;
+    if plan.majority.is_some() {
+        // A mark may be on its way to a node for 5 s.
+        sleep(5_000).await;
+    }
     for process in 0..plan.processes {
         let left = world(|w| w.tasks.alive(process));
         if left > 0 {
@@ -251,10 +292,14 @@ impl World {
             let event = Event::Cut(r.usize(..processes), r.u64(1..=plan.lease * 2));
             self.tasks.after(r.u64(0..plan.quiet_at), event);
         }
-        for _ in 0..plan.restarts {
+        if plan.majority.is_some() {
+            self.plan_node_faults(r);
+        }
+        let one_store = plan.majority.is_none();
+        for _ in 0..if one_store { plan.restarts } else { 0 } {
             self.tasks.after(r.u64(0..plan.quiet_at), Event::Down(r.u64(1..=plan.lease)));
         }
-        for _ in 0..plan.losses {
+        for _ in 0..if one_store { plan.losses } else { 0 } {
             let at = r.u64(0..plan.quiet_at);
             let copy = r.bool();
             self.tasks.after(at, Event::Copy);
@@ -312,7 +357,13 @@ impl World {
     fn happen(&mut self, event: Event) {
         if matches!(
             event,
-            Event::Pause(..) | Event::Cut(..) | Event::Down(_) | Event::Lose(_) | Event::Force(_)
+            Event::Pause(..)
+                | Event::Cut(..)
+                | Event::Down(_)
+                | Event::NodeDown(..)
+                | Event::NodeEmpty(_)
+                | Event::Lose(_)
+                | Event::Force(_)
         ) {
             self.judge.summary.faults += 1;
         }
@@ -340,6 +391,9 @@ impl World {
                     self.came_up();
                 }
             }
+            Event::NodeDown(node, millis) => self.node_down(node, millis),
+            Event::NodeUp(node) => self.node_up(node),
+            Event::NodeEmpty(node) => self.node_empty(node),
             Event::Copy => self.store.replicate(),
             Event::Lose(copy) => {
                 tell!(self, None, "the store goes on with {}", if copy { "an old copy" } else { "nothing" });
@@ -364,6 +418,7 @@ impl World {
                     self.resume(process);
                     self.processes[process].cut_until = 0;
                 }
+                self.down.clear();
                 self.happen(Event::Up);
             }
         }

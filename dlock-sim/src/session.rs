@@ -63,7 +63,8 @@ impl Queues {
                 Answer::Removed(was || waited)
             }
             Command::Renew(_) => Answer::Extended,
-            Command::Inspect(key) => Answer::Held(entries.contains_key(key)),
+            Command::Downgrade(_) => Answer::Gone,
+            Command::Inspect(key) => Answer::Held(entries.contains_key(key).then_some(u64::MAX)),
         })
     }
 
@@ -121,16 +122,21 @@ impl Queues {
         let silent: Vec<u64> =
             self.sessions.iter().filter(|(_, s)| s.heard + s.timeout <= time).map(|(id, _)| *id).collect();
         for id in silent {
-            self.sessions.remove(&id);
-            self.ended.insert(id);
-            for waiting in self.waiting.values_mut() {
-                waiting.retain(|(session, _)| *session != id);
-            }
-            let owned: Vec<usize> =
-                self.owner.iter().filter(|(_, session)| **session == id).map(|(key, _)| *key).collect();
-            for key in owned {
-                self.promote(entries, key, changes);
-            }
+            self.end(entries, id, changes);
+        }
+    }
+
+    /// Ends a session with all that it has.
+    pub(crate) fn end(&mut self, entries: &mut BTreeMap<usize, Entry>, id: u64, changes: &mut Changes) {
+        self.sessions.remove(&id);
+        self.ended.insert(id);
+        for waiting in self.waiting.values_mut() {
+            waiting.retain(|(session, _)| *session != id);
+        }
+        let owned: Vec<usize> =
+            self.owner.iter().filter(|(_, session)| **session == id).map(|(key, _)| *key).collect();
+        for key in owned {
+            self.promote(entries, key, changes);
         }
     }
 

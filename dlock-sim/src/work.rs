@@ -26,6 +26,8 @@ pub(crate) struct Worker {
     /// Whether it writes to the resource. Several tasks of one owner would need a lock among themselves.
     pub(crate) updates: bool,
     pub(crate) rng: Rng,
+    /// The operation, of all in the run.
+    pub(crate) owner: u64,
     /// Counts those who are at work.
     pub(crate) _users: Arc<()>,
 }
@@ -51,6 +53,10 @@ impl Worker {
             };
             let mut worker = self.clone();
             worker.rng = Rng::with_seed(self.rng.u64(..));
+            worker.owner = world(|w| {
+                w.owner += 1;
+                w.owner
+            });
             let operation = AssertUnwindSafe(Box::pin(async move { worker.operate().await })).catch_unwind();
             let ended = match disturbed {
                 Disturbed::Not => Some(operation.await),
@@ -71,6 +77,7 @@ impl Worker {
     }
 
     async fn operate(&mut self) {
+        let _at_work = AtWork::new(self.process, self.engine);
         let name = self.key();
         let what = if self.hot && self.rng.u32(..4) > 0 { 0 } else { self.rng.u32(..16) };
         match what {
@@ -245,7 +252,7 @@ impl Worker {
         let Ok(guards) = result else { return };
         for name in &names {
             let held = guards.fence_of(name).is_some();
-            if !held {
+            if !held && world(|w| w.plan.majority.is_none()) {
                 world(|w| w.violate(format!("a batch was granted without {name}")));
             }
         }
@@ -304,10 +311,16 @@ impl Worker {
 
     /// Steps under a lock, each of which looks first whether it is still held.
     async fn hold(&mut self, held: Held, name: &str) {
-        let Some(fence) = held.fence().map(|fence| fence.get()) else { return };
+        let Some(fence) = held.fence().map(|fence| fence.get()) else {
+            return self.hold_without_fence(held, name).await;
+        };
         let (process, key) = (self.process, world(|w| w.key(name)));
         let view = View(world(|w| w.guarded(process, key, fence, held.clone())));
-        let (lease, most) = if self.hot { (1, 1) } else { (world(|w| w.plan.lease), 3) };
+        let (lease, most) = match world(|w| (w.plan.lease, w.plan.straggling)) {
+            _ if self.hot => (1, 1),
+            (lease, true) => (lease / 8, 2),
+            (lease, false) => (lease, 3),
+        };
         let steps = async {
             for _ in 0..self.rng.u32(0..=most) {
                 let millis = match self.rng.u32(..6) {
@@ -343,6 +356,43 @@ impl Worker {
         drop(view);
     }
 
+    /// Steps under a lock that has no fence, each of which looks first whether it is still held, and whether others
+    /// believe that they hold it.
+    async fn hold_without_fence(&mut self, held: Held, name: &str) {
+        let (process, owner, key) = (self.process, self.owner, world(|w| w.key(name)));
+        let view = View(world(|w| w.guarded_without_fence(process, key, owner, held.clone())));
+        let lease = world(|w| w.plan.lease);
+        let steps = async {
+            for n in 0..=self.rng.u32(0..=3) {
+                if n > 0 {
+                    let most = if self.rng.u32(..6) == 0 { lease * 2 } else { lease / 3 };
+                    sleep(self.rng.u64(0..=most)).await;
+                }
+                if let Err(error) = held.check() {
+                    return error.kind() == ErrorKind::Lost;
+                }
+                for (other, theirs) in world(|w| w.believes_without_fence(key, owner)) {
+                    if theirs.is_held() {
+                        world(|w| w.violate(format!("p{process} and p{other} believe to hold {name}")));
+                    }
+                }
+            }
+            false
+        };
+        let is_lost = match select(pin!(held.lost()), pin!(steps)).await {
+            Either::Left(_) if held.check().is_ok() => {
+                world(|w| w.violate(format!("p{process} was told of a loss of what it holds")));
+                false
+            }
+            Either::Left(_) => true,
+            Either::Right((is_lost, _)) => is_lost,
+        };
+        if is_lost {
+            self.lost(&held, key, owner).await;
+        }
+        drop(view);
+    }
+
     /// A loss is final, whatever arrives later.
     async fn lost(&mut self, held: &Held, key: usize, fence: u64) {
         world(|w| w.lost(self.process, key, fence));
@@ -362,6 +412,25 @@ impl Worker {
             w.tasks.after(delay, Event::Write(access));
         });
         sleep(delay + 1).await;
+    }
+}
+
+/// An operation that is under way.
+struct AtWork((usize, usize));
+
+impl AtWork {
+    fn new(process: usize, engine: usize) -> Self {
+        world(|w| w.judge.at_work.push((process, engine)));
+        Self((process, engine))
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        world(|w| {
+            let at = w.judge.at_work.iter().position(|one| *one == self.0);
+            at.map(|at| w.judge.at_work.swap_remove(at));
+        });
     }
 }
 

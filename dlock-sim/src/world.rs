@@ -1,7 +1,7 @@
 //! Everything that one run is about, reached from wherever its thread is.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::task::Waker;
 
@@ -10,6 +10,7 @@ use fastrand::Rng;
 use crate::exec::{TaskId, Tasks, now};
 use crate::judge::Judge;
 use crate::lease::{Answer, Command, Store};
+use crate::majority;
 use crate::net::{Connection, Message};
 use crate::plan::Plan;
 
@@ -79,6 +80,11 @@ pub(crate) enum Event {
     Cut(usize, u64),
     Down(u64),
     Up,
+    /// A node of the quorum is down for so many milliseconds.
+    NodeDown(usize, u64),
+    NodeUp(usize),
+    /// A node of the quorum is empty.
+    NodeEmpty(usize),
     Copy,
     /// The store goes on with its copy, or with nothing.
     Lose(bool),
@@ -117,11 +123,17 @@ pub(crate) struct World {
     pub(crate) tasks: Tasks,
     pub(crate) rng: Rng,
     pub(crate) processes: Vec<Process>,
+    /// With a quorum the name of each key on each of the nodes, one node after the other, and then those of locks.
     pub(crate) keys: Vec<String>,
+    /// With a quorum all of its nodes, which share nothing but the code.
     pub(crate) store: Store,
+    /// The nodes of the quorum that are down.
+    pub(crate) down: HashSet<usize>,
     pub(crate) requests: HashMap<u64, Wanted>,
     pub(crate) request: u64,
     pub(crate) claims: u64,
+    /// Counts the operations.
+    pub(crate) owner: u64,
     pub(crate) quiet: bool,
     pub(crate) quiet_since: u64,
     pub(crate) judge: Judge,
@@ -148,11 +160,13 @@ impl World {
             tasks: Tasks::new(seed ^ 0x7461_736b),
             rng: Rng::with_seed(seed ^ 0x776f_726c),
             processes: (0..plan.processes).map(process).collect(),
-            keys: Vec::new(),
+            keys: majority::keys(&plan),
             store: Store::new(plan.twin, plan.sessions, plan.drift[0]),
+            down: HashSet::new(),
             requests: HashMap::new(),
             request: 0,
             claims: 0,
+            owner: 0,
             quiet: plan.healthy,
             quiet_since: 0,
             judge: Judge::default(),
@@ -230,6 +244,7 @@ impl World {
                 format!("asks for {}", all.join(", "))
             }
             Command::Renew(one) => format!("renews {} of c{}", name(one.key), one.claim),
+            Command::Downgrade(one) => format!("downgrades {} of c{}", name(one.key), one.claim),
             Command::Withdraw(one) => format!("withdraws {} of c{}", name(one.key), one.claim),
             Command::Leave(one, taken_for) => {
                 format!("leaves {} of c{} for {} ms", name(one.key), one.claim, taken_for / 1_000_000)

@@ -3,13 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_sim::{Outcome, current_seed, run, run_jobs, seed_of};
+use dlock_sim::{Outcome, current_seed, run, run_jobs, run_modes, run_quorums, seed_of};
 
 /// An unoptimised build makes about a tenth of the runs in the same time.
 const RUNS: u64 = if cfg!(debug_assertions) { 1_500 } else { 20_000 };
 
+/// Beside those of other locks.
+const RUNS_OF_MODES: u64 = RUNS / 5;
+
 /// They last longer than others, and wait for more.
 const RUNS_OF_JOBS: u64 = RUNS / 10;
+
+/// They send requests to several nodes.
+const RUNS_OF_QUORUMS: u64 = RUNS / 4;
 
 fn all_pass(series: u64, runs: u64, run: fn(u64, bool) -> Outcome) {
     let next = AtomicU64::new(0);
@@ -33,7 +39,8 @@ fn all_pass(series: u64, runs: u64, run: fn(u64, bool) -> Outcome) {
     });
     if let Some(broken) = broken {
         panic!(
-            "{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`, and --jobs for jobs"
+            "{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`, and --jobs, --modes or --quorums \
+             for theirs"
         );
     }
 }
@@ -41,7 +48,9 @@ fn all_pass(series: u64, runs: u64, run: fn(u64, bool) -> Outcome) {
 #[test]
 fn no_rule_is_broken_in_a_series_that_is_always_the_same() {
     all_pass(0x646c_6f63_6b00, RUNS, run);
+    all_pass(0x646c_6f63_6b00, RUNS_OF_MODES, run_modes);
     all_pass(0x646c_6f63_6b00, RUNS_OF_JOBS, run_jobs);
+    all_pass(0x646c_6f63_6b00, RUNS_OF_QUORUMS, run_quorums);
 }
 
 #[test]
@@ -50,7 +59,9 @@ fn no_rule_is_broken_in_a_series_that_is_new_each_time() {
     let series = u64::try_from(series & u128::from(u64::MAX)).unwrap();
     println!("series {series:x}");
     all_pass(series, RUNS, run);
+    all_pass(series, RUNS_OF_MODES, run_modes);
     all_pass(series, RUNS_OF_JOBS, run_jobs);
+    all_pass(series, RUNS_OF_QUORUMS, run_quorums);
 }
 
 #[test]
@@ -66,6 +77,7 @@ fn the_same_seed_is_the_same_story_byte_for_byte() {
         assert_eq!(first.story, third.story);
         assert!(!first.story.is_empty());
         assert_eq!(current_seed(), seed);
+        assert_eq!(run_quorums(seed, true).story, run_quorums(seed, true).story);
     }
 }
 
@@ -76,8 +88,14 @@ fn the_runs_are_full_of_trouble() {
     assert!(total.grants > 1_000 && total.busy > 1_000 && total.beliefs > 1_000, "{total:?}");
     assert!(total.handoffs > 20, "{total:?}");
     assert!(total.faults > 300 && total.lost > 50, "{total:?}");
+    let mut quorums = dlock_sim::Summary::default();
+    (0..200).for_each(|n| quorums.add(&run_quorums(seed_of(9, n), false).summary));
+    assert!(quorums.busy > 1_000 && quorums.beliefs > 1_000 && quorums.faults > 200, "{quorums:?}");
     let mut jobs = dlock_sim::Summary::default();
     (0..60).for_each(|n| jobs.add(&run_jobs(seed_of(9, n), false).summary));
     assert!(jobs.firings > 100 && jobs.skipped > 100 && jobs.terms > 30, "{jobs:?}");
+    let mut modes = dlock_sim::Summary::default();
+    (0..200).for_each(|n| modes.add(&run_modes(seed_of(9, n), false).summary));
+    assert!(modes.beliefs > 1_000 && modes.downgrades > 20 && modes.turns > 20, "{modes:?}");
     assert!(jobs.killed > 1 && jobs.again > 5, "{jobs:?}");
 }

@@ -83,6 +83,11 @@ pub(crate) fn is_on(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "on" | "1" | "yes" | "true")
 }
 
+/// A finding of what would not be as it should be, unless it is.
+pub(crate) fn unless(fine: bool, otherwise: Finding) -> Finding {
+    if fine { Finding::fine(otherwise.subject, otherwise.found) } else { otherwise }
+}
+
 /// The number that a text begins with: of a version, the first part.
 pub(crate) fn leading(text: &str) -> u64 {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -43,14 +43,43 @@ pub(crate) fn not_reached(limit: std::time::Duration) -> Failure {
     Failure::unavailable(format!("no server could be connected to within {limit:?}"))
 }
 
+/// The error of an answer that belongs to another question. Nobody knows what the connection has.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn misplaced() -> sqlx::Error {
+    sqlx::Error::Protocol(
+        "the answer to another question; what is between here and the server repeats some".into(),
+    )
+}
+
 pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }
 
-/// What an error means that is not the server's, and whether the connection is of no use any more. `tls` is the
+/// The fault of one statement, or of connecting. `of_server` is what an error of the server means. `tls` is the
 /// parameter of the URL that says what TLS it requires.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
+pub(crate) fn fault(
+    error: sqlx::Error,
+    tls: &str,
+    of_server: impl FnOnce(&dyn sqlx::error::DatabaseError) -> crate::server::Fault,
+) -> crate::server::Fault {
+    use crate::server::Fault;
+    let fault = match &error {
+        sqlx::Error::Database(error) => of_server(&**error),
+        sqlx::Error::Configuration(why) if why.to_string() == READ_ONLY => {
+            return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
+        }
+        other => {
+            let (failure, broken) = of_driver(other, tls);
+            Fault { failure, again: false, broken }
+        }
+    };
+    Fault { failure: fault.failure.with_source(error), ..fault }
+}
+
+/// What an error means that is not the server's, and whether the connection is of no use any more.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
     use sqlx::Error;
     let kept = |failure| (failure, false);
     match error {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Finding, LockId, ServerAddress};
+use dlock_core::backend::{ClaimRequest, Finding, LockId, Occupancy, ServerAddress};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::Pool;
 
@@ -85,6 +85,10 @@ impl<S: Server> Backend for LeaseRows<S> {
             .with_fencing()
             .with_administration()
             .with_leaving()
+            .with_fairness_on_request()
+            .with_sharing()
+            .with_downgrading()
+            .with_permits()
             .with_polling(shortest, longest);
         if self.0.connections.server().tells() { basic.with_notifications(SAFETY_NET) } else { basic }
     }
@@ -103,6 +107,14 @@ impl<S: Server> Backend for LeaseRows<S> {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.0.inspect(key).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.0.occupancy(key).await
+    }
+
+    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.0.resize(key, permits).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {

@@ -2,8 +2,10 @@
 
 mod diagnosis;
 mod failure;
+mod line;
 mod server;
 mod session;
+mod shares;
 mod statements;
 mod values;
 

@@ -11,7 +11,7 @@ use crate::connector::{Connector, Password, end};
 use crate::failure::unchanged;
 use crate::lease_rows::LeaseRows;
 use crate::rows::{Connections, MARK, QUESTION, Rows, gone};
-use crate::server::{Conn, DriverOptions, Server};
+use crate::server::{DriverOptions, Server};
 use crate::settings::{Settings, split};
 use crate::table::TableName;
 
@@ -32,17 +32,6 @@ pub struct ServerOptions<S: Server> {
     pool: Option<Pool<S::Database>>,
     password: Option<Password>,
     pub(crate) settings: Settings,
-}
-
-/// What was found and checked on opening.
-pub(crate) struct Opened<S: Server> {
-    pub(crate) server: Arc<S>,
-    pub(crate) connector: Arc<Connector<S>>,
-    pub(crate) pool: Option<Pool<S::Database>>,
-    pub(crate) settings: Settings,
-    /// None when the server is looked for later.
-    connection: Option<Conn<S>>,
-    maker: Option<ServerOptions<S>>,
 }
 
 impl<S: Server> ServerOptions<S> {
@@ -214,33 +203,33 @@ impl<S: Server> ServerOptions<S> {
     }
 
     /// Opens a connection and finds the table, which is made if the URL says so. The table is looked at later.
-    pub(crate) async fn open(self) -> Result<Opened<S>, Failure> {
+    /// `for_leases`: attempts use the pool's connections, or those of their runtime.
+    pub(crate) async fn open(mut self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
         self.settings.check()?;
         on_the_keeper(async move {
-            if self.settings.makes {
+            if std::mem::take(&mut self.settings.makes) {
                 self.make().await?;
             }
-            let connector = self.connector();
-            let mut connection = connector.open().await?;
-            let mut table = self.settings.table.clone();
+            let mut connection = self.connector().open().await?;
+            let table = &mut self.settings.table;
             if table.schema().is_none() {
                 // Looked up once: wherever another connection's search path leads, this is the table.
-                let schema = tokio::time::timeout(QUESTION, S::schema_of(&mut connection, &table)).await;
+                let schema = tokio::time::timeout(QUESTION, S::schema_of(&mut connection, table)).await;
                 let schema =
                     schema.map_err(|_| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
-                let schema = schema.map_err(|error| unchanged(S::classify(error, &table).failure))?;
-                table = schema.into_iter().fold(table, TableName::within);
+                let schema = schema.map_err(|error| unchanged(S::classify(error, table).failure))?;
+                *table = schema.into_iter().fold(table.clone(), TableName::within);
             }
-            let server = Arc::new(S::on_table(&table, &connector, &self.settings));
-            let Self { pool, settings, .. } = self;
-            Ok(Opened { server, connector, pool, settings, connection: Some(connection), maker: None })
+            let connections = self.connections(for_leases)?;
+            connections.put_back(connection);
+            Ok(connections)
         })
         .await
     }
 
     /// The same without a connection. The schema that the table is in cannot be asked for then, and locks that are the
     /// same have to have the same id in all processes.
-    pub(crate) fn open_later(self) -> Result<Opened<S>, Failure> {
+    pub(crate) fn open_later(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
         self.settings.check()?;
         if self.settings.table.schema().is_none() {
             return Err(Failure::invalid_config(
@@ -248,11 +237,15 @@ impl<S: Server> ServerOptions<S> {
                  MySQL with its database, such as table=public.dlock",
             ));
         }
-        let connector = self.connector();
-        let server = Arc::new(S::on_table(&self.settings.table, &connector, &self.settings));
-        let (pool, settings) = (self.pool.clone(), self.settings.clone());
+        self.connections(for_leases)
+    }
+
+    fn connections(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
+        let (connector, settings) = (self.connector(), self.settings.clone());
+        let server = Arc::new(S::on_table(&settings.table, &connector, &settings));
+        let pool = self.pool.clone().filter(|_| for_leases);
         let maker = settings.makes.then_some(self);
-        Ok(Opened { server, connector, pool, settings, connection: None, maker })
+        Connections::start(server, connector, pool, for_leases, &settings, maker)
     }
 
     /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.
@@ -271,7 +264,7 @@ impl<S: Server> ServerOptions<S> {
     pub async fn connect(self) -> Result<LeaseRows<S>> {
         let connecting = async {
             self.check_for_rows()?;
-            let rows = self.open().await?.rows()?;
+            let rows = Rows::start(self.open(true).await?)?;
             rows.ready(QUESTION).await?;
             Ok(LeaseRows(rows))
         };
@@ -289,7 +282,7 @@ impl<S: Server> ServerOptions<S> {
     pub fn build(self) -> Result<LeaseRows<S>> {
         let building = || {
             self.check_for_rows()?;
-            self.open_later()?.rows().map(LeaseRows)
+            Rows::start(self.open_later(true)?).map(LeaseRows)
         };
         building().map_err(Self::refused)
     }
@@ -305,26 +298,6 @@ impl<S: Server> ServerOptions<S> {
 
     pub(crate) fn refused(failure: Failure) -> Error {
         Error::new(Operation::Configure, failure).on(S::NAME)
-    }
-}
-
-impl<S: Server> Opened<S> {
-    /// The connections of a backend, of which attempts use those of `pool` where there is one, or else of their own
-    /// runtime.
-    pub(crate) fn connections(
-        self,
-        pool: Option<Pool<S::Database>>,
-        has_home: bool,
-    ) -> Result<Arc<Connections<S>>, Failure> {
-        let Self { server, connector, settings, connection, maker, .. } = self;
-        let connections = Connections::start(server, connector, pool, has_home, &settings, maker)?;
-        connection.into_iter().for_each(|connection| connections.put_back(connection));
-        Ok(connections)
-    }
-
-    fn rows(self) -> Result<Arc<Rows<S>>, Failure> {
-        let pool = self.pool.clone();
-        Rows::start(self.connections(pool, true)?)
     }
 }
 
@@ -372,34 +345,51 @@ mod tests {
     use super::*;
     use dlock_core::ErrorKind;
 
-    fn reads<S: Server>(url: &str, place: impl Fn(&DriverOptions<S>) -> String) {
-        let options = ServerOptions::<S>::from_url(url).unwrap();
-        assert_eq!(place(&options.driver), "h 7 d");
-        assert_eq!(
-            (options.settings.table.to_string().as_str(), options.settings.max_connections),
-            ("s.locks", 3)
-        );
-        assert!(!format!("{options:?}").contains("hunter2"));
+    fn read<S: Server>(url: &str) -> Result<ServerOptions<S>> {
+        ServerOptions::from_url(url)
     }
 
-    fn refuses<S: Server>(urls: &[&str]) {
-        for url in urls {
-            let error = ServerOptions::<S>::from_url(url).unwrap_err();
+    /// Of rows with a lease; what it says of the schema is asked of the server.
+    fn address<S: Server>(url: &str) -> String {
+        let options = read::<S>(url).unwrap();
+        format!("{}/{}", S::address(&options.driver), options.settings.table)
+    }
+
+    fn reads<S: Server>(tls: &str, wrong_tls: &str) {
+        let scheme = S::SCHEMES[0];
+        let url = format!("{scheme}u:hunter2%40@h:7/d?table=s.locks&{tls}&max_connections=3");
+        assert_eq!(address::<S>(&url), format!("{scheme}h:7/d/s.locks"));
+        let options = read::<S>(&url).unwrap();
+        assert_eq!(options.settings.max_connections, 3);
+        assert!(!format!("{options:?}").contains("hunter2"));
+        assert!(read::<S>(&format!("{}h", S::SCHEMES[1])).is_ok());
+        for url in ["", "other://h", scheme.trim_end_matches("//")] {
+            assert_eq!(read::<S>(url).unwrap_err().kind(), ErrorKind::InvalidConfig, "{url}");
+        }
+        for part in [
+            "h:port/d",
+            "h/d?table=a%20b",
+            "h/d?max_connections=0",
+            &format!("h/d?{wrong_tls}"),
+            "h/d?sslmod=require",
+        ] {
+            let url = format!("{scheme}u:hunter2@{part}");
+            let error = read::<S>(&url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
     }
 
-    fn keeps_a_password<S: Server>(scheme: &str, host: impl Fn(&DriverOptions<S>) -> String) {
-        for divider in
-            (' '..='~').chain("\n\0ä🔒".chars()).map(String::from).chain(["1/".into(), "@h/".into()])
-        {
+    fn keeps_a_password<S: Server>() {
+        let dividers = (' '..='~').chain("\n\0ä🔒".chars()).map(String::from);
+        for divider in dividers.chain(["1/".into(), "@h/".into()]) {
             for after in ["@h:7/d", "@h/d?table=t", "@h?migrate=true"] {
-                let url = format!("{scheme}u:Xq7Vz{divider}Wk9Jp{after}");
-                let text = match ServerOptions::<S>::from_url(&url) {
+                let url = format!("{}u:Xq7Vz{divider}Wk9Jp{after}", S::SCHEMES[0]);
+                let text = match read::<S>(&url) {
                     Ok(options) => {
-                        assert_eq!(host(&options.driver), "h", "{url}");
-                        format!("{options:?} {}", S::address(&options.driver))
+                        let address = S::address(&options.driver);
+                        assert!(address.starts_with(&format!("{}h:", S::SCHEMES[0])), "{url}: {address}");
+                        format!("{options:?} {address}")
                     }
                     Err(error) => format!("{error} {error:?}"),
                 };
@@ -408,106 +398,60 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "postgres")]
-    #[test]
-    fn a_password_of_any_characters_for_postgresql_is_read_whole_or_refused_without_being_repeated() {
-        keeps_a_password::<crate::postgres::PostgresServer>("postgres://", |driver| driver.get_host().into());
-    }
-
-    #[cfg(feature = "mysql")]
-    #[test]
-    fn a_password_of_any_characters_for_mysql_is_read_whole_or_refused_without_being_repeated() {
-        keeps_a_password::<crate::mysql::MysqlServer>("mysql://", |driver| driver.get_host().into());
-    }
-
-    /// Of rows with a lease; what it says of the schema is asked of the server.
-    fn address<S: Server>(url: &str) -> String {
-        let options = ServerOptions::<S>::from_url(url).unwrap();
-        format!("{}/{}", S::address(&options.driver), options.settings.table)
-    }
-
-    fn addresses<S: Server>(same: &[&str], different: &[&str]) {
-        for url in same {
-            assert_eq!(address::<S>(url), address::<S>(same[0]), "{url}");
+    fn has_one_address<S: Server>(other_way: &str) {
+        let scheme = S::SCHEMES[0];
+        let one = address::<S>(&format!("{scheme}u:hunter2@h/d"));
+        assert!(!one.contains("hunter2"));
+        for url in [other_way, &format!("{scheme}other@h/d?max_connections=3")] {
+            assert_eq!(address::<S>(url), one, "{url}");
         }
-        let different: std::collections::BTreeSet<_> = different.iter().chain(&same[..1]).collect();
-        let addresses: std::collections::BTreeSet<_> =
-            different.iter().map(|url| address::<S>(url)).collect();
-        assert_eq!(addresses.len(), different.len(), "{addresses:#?}");
-        assert!(!format!("{addresses:?}").contains("hunter2"));
+        let others = ["h:7/d", "i/d", "h/e", "h/d?table=other"];
+        let mut all: Vec<_> = others.iter().map(|of| address::<S>(&format!("{scheme}{of}"))).collect();
+        all.push(one);
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count, "{all:#?}");
     }
 
     #[cfg(feature = "postgres")]
-    #[test]
-    fn a_database_of_postgresql_has_one_address_however_it_is_written() {
-        addresses::<crate::postgres::PostgresServer>(
-            &[
-                "postgres://u:hunter2@h/d",
-                "postgresql://H:5432/d?sslmode=require",
-                "postgres://other@h/d?max_connections=3",
-            ],
-            &["postgres://h:7/d", "postgres://i/d", "postgres://h/e", "postgres://h/d?table=other"],
-        );
+    mod postgres {
+        type Postgres = crate::postgres::PostgresServer;
+
+        #[test]
+        fn urls_name_a_server_a_database_and_a_table() {
+            super::reads::<Postgres>("sslmode=verify-full", "sslmode=hunter2");
+        }
+
+        #[test]
+        fn a_password_of_any_characters_is_read_whole_or_refused_without_being_repeated() {
+            super::keeps_a_password::<Postgres>();
+        }
+
+        #[test]
+        fn a_database_has_one_address_however_it_is_written() {
+            super::has_one_address::<Postgres>("postgresql://H:5432/d?sslmode=require");
+        }
     }
 
     #[cfg(feature = "mysql")]
-    #[test]
-    fn a_database_of_mysql_has_one_address_however_it_is_written() {
-        addresses::<crate::mysql::MysqlServer>(
-            &["mysql://u:hunter2@h/d", "mariadb://H:3306/d", "mysql://other@h/d?max_connections=3"],
-            &["mysql://h:7/d", "mysql://i/d", "mysql://h/e", "mysql://h/d?table=other"],
-        );
-    }
+    mod mysql {
+        type Mysql = crate::mysql::MysqlServer;
 
-    #[cfg(feature = "postgres")]
-    #[test]
-    fn urls_of_postgresql_name_a_server_a_database_and_a_table() {
-        use crate::postgres::PostgresServer;
-        let url = "postgres://u:hunter2%40@h:7/d?table=s.locks&sslmode=verify-full&max_connections=3";
-        reads::<PostgresServer>(url, |driver| {
-            format!(
-                "{} {} {}",
-                driver.get_host(),
-                driver.get_port(),
-                driver.get_database().unwrap_or_default()
-            )
-        });
-        assert!(ServerOptions::<PostgresServer>::from_url("postgresql://h").is_ok());
-        refuses::<PostgresServer>(&[
-            "",
-            "mysql://h",
-            "postgres:h",
-            "postgres://u:hunter2@h:port/d",
-            "postgres://u:hunter2@h/d?sslmode=hunter2",
-            "postgres://u:hunter2@h/d?sslmod=require",
-            "postgres://u:hunter2@h/d?table=a%20b",
-            "postgres://u:hunter2@h/d?max_connections=0",
-        ]);
-    }
+        #[test]
+        fn urls_name_a_server_a_database_and_a_table() {
+            super::reads::<Mysql>("ssl-mode=verify_identity", "ssl-mode=hunter2");
+            super::read::<Mysql>("mysql://u@h/d?charset=latin1").unwrap_err();
+        }
 
-    #[cfg(feature = "mysql")]
-    #[test]
-    fn urls_of_mysql_name_a_server_a_database_and_a_table() {
-        use crate::mysql::MysqlServer;
-        let url = "mysql://u:hunter2%40@h:7/d?table=s.locks&ssl-mode=verify_identity&max_connections=3";
-        reads::<MysqlServer>(url, |driver| {
-            format!(
-                "{} {} {}",
-                driver.get_host(),
-                driver.get_port(),
-                driver.get_database().unwrap_or_default()
-            )
-        });
-        assert!(ServerOptions::<MysqlServer>::from_url("mariadb://h").is_ok());
-        refuses::<MysqlServer>(&[
-            "",
-            "postgres://h",
-            "mysql:h",
-            "mysql://u:hunter2@h:port/d",
-            "mysql://u:hunter2@h/d?ssl-mode=hunter2",
-            "mysql://u:hunter2@h/d?charset=latin1",
-            "mysql://u:hunter2@h/d?table=a%20b",
-            "mysql://u:hunter2@h/d?max_connections=0",
-        ]);
+        #[test]
+        fn a_password_of_any_characters_is_read_whole_or_refused_without_being_repeated() {
+            super::keeps_a_password::<Mysql>();
+        }
+
+        #[test]
+        fn a_database_has_one_address_however_it_is_written() {
+            super::has_one_address::<Mysql>("mariadb://H:3306/d");
+        }
     }
 }

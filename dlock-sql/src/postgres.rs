@@ -2,9 +2,11 @@
 
 mod diagnosis;
 mod failure;
+mod line;
 mod listen;
 mod server;
 mod session;
+mod shares;
 mod statements;
 mod values;
 

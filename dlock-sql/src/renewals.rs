@@ -22,7 +22,6 @@ pub(crate) struct Renewal {
     pub(crate) key: Key,
     pub(crate) token: Token,
     pub(crate) lease: Duration,
-    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "only SQLite has others"))]
     pub(crate) mode: Mode,
     /// How long the engine waits for the answer.
     limit: Duration,

@@ -10,17 +10,20 @@ pub(crate) mod claim;
 mod connections;
 mod driven;
 mod lane;
+pub(crate) mod line;
 mod progress;
 mod request;
+mod shares;
 mod steps;
 mod together;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, LockId};
+use dlock_core::backend::{ClaimRequest, LockId, Mode};
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -28,6 +31,12 @@ use tokio::time::Instant;
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
 pub(crate) use driven::{gone, sleep_on_own_thread, until};
+pub(crate) use line::LineSeen;
+pub(crate) use line::{KEPT, KEPT_FOR_LINE, KEPT_LONGER, KEPT_PER_PLACE, Places};
+#[cfg(feature = "postgres")]
+pub(crate) use line::{TURNS, turn_channel};
+pub(crate) use shares::{Beside, free_in, kept};
+pub(crate) use shares::{Resized, ShareAsk, ShareTaken};
 pub(crate) use steps::{Cancel, Count, End, MakeRow, Ping, Step};
 
 use crate::failure::{closed, not_reached, unchanged};
@@ -94,7 +103,11 @@ impl<S: Server> Rows<S> {
     /// Who has the lock.
     pub(crate) async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.ready(QUESTION).await?;
-        self.connections.ask(Read(key.clone()), QUESTION).await.map_err(unchanged)
+        let holder = self.connections.ask(Read(key.clone()), QUESTION).await.map_err(unchanged)?;
+        if holder.as_ref().is_none_or(|holder| holder.mode == Mode::Exclusive) {
+            return Ok(holder);
+        }
+        Ok(self.occupancy(key).await?.holders.into_iter().next())
     }
 
     /// All locks that are held, in order.
@@ -106,12 +119,18 @@ impl<S: Server> Rows<S> {
             let some = self.connections.ask(List(after), QUESTION).await.map_err(unchanged)?;
             let Some((last, _)) = some.last() else { return Ok(all) };
             after = last.clone();
-            // A row with another key is none of ours.
-            all.extend(
-                some.into_iter().filter_map(|(key, holder)| {
-                    Some((Key::new(std::str::from_utf8(&key).ok()?).ok()?, holder))
-                }),
-            );
+            for (key, holder) in some {
+                // A row with another key is none of ours, or beside another one.
+                let Some(key) = std::str::from_utf8(&key).ok().and_then(|key| Key::new(key).ok()) else {
+                    continue;
+                };
+                if holder.mode == Mode::Exclusive {
+                    all.push((key, holder));
+                    continue;
+                }
+                let several = self.occupancy(&key).await?.holders;
+                all.extend(several.into_iter().map(|holder| (key.clone(), holder)));
+            }
         }
     }
 
@@ -150,12 +169,31 @@ impl<S: Server> Renew for Rows<S> {
     async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
         self.check()?;
         let limit = shortest_limit(renewals);
-        let leases = renewals
-            .iter()
-            .map(|renewal| Lease { key: renewal.key.clone(), token: renewal.token, length: renewal.lease })
-            .collect();
-        let extended = self.connections.within(Kind::Renewal, steps::Renew(leases), limit).await?;
-        Ok(extended.map_or(Extended::All, Extended::Some))
+        let (mut places, mut leases) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for (place, renewal) in renewals.iter().enumerate() {
+            let Renewal { key, token, mode, lease: length, .. } = renewal;
+            let is_share = usize::from(*mode != Mode::Exclusive);
+            places[is_share].push(place);
+            let lease = Lease { key: key.clone(), token: *token, mode: *mode, length: *length };
+            leases[is_share].push(lease);
+        }
+        let [alone, shares] = leases;
+        if shares.is_empty() {
+            let extended = self.connections.within(Kind::Renewal, steps::Renew(alone), limit).await?;
+            return Ok(extended.map_or(Extended::All, Extended::Some));
+        }
+        let mut extended = HashSet::new();
+        let mut extend = |places: &[usize], found: Option<HashSet<usize>>| match found {
+            None => extended.extend(places),
+            Some(some) => extended.extend(some.iter().filter_map(|place| places.get(*place))),
+        };
+        let half = limit / 2;
+        if !alone.is_empty() {
+            extend(&places[0], self.connections.within(Kind::Renewal, steps::Renew(alone), half).await?);
+        }
+        let found = self.connections.within(Kind::Renewal, steps::RenewShares(shares), half).await?;
+        extend(&places[1], found);
+        Ok(Extended::Some(extended))
     }
 }
 

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
+use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::database::HasStatementCache;
 use sqlx::{Connection, Database};
 
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
+use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
 use crate::table::TableName;
@@ -76,6 +78,7 @@ pub struct Pruned {
 pub struct Lease {
     pub(crate) key: Key,
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
     pub(crate) length: Duration,
 }
 
@@ -185,7 +188,55 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         on: &mut Conn<Self>,
         leases: &[Lease],
     ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send;
-    /// Who has the lock.
+    /// Takes the lock, or a share of it, if what others have of it allows that.
+    fn take_share(
+        &self,
+        on: &mut Conn<Self>,
+        ask: &ShareAsk,
+    ) -> impl Future<Output = SqlResult<ShareTaken>> + Send;
+    /// Releases what this token has, with its preference and its place in line if it may have one, and wakes who waits;
+    /// whether it had the lock.
+    fn release_share(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+        fair: bool,
+    ) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// How the line for a key is found by the one who has this place in it, without a change; nothing where it has lost
+    /// that.
+    fn look_in_line(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+        place: i64,
+    ) -> impl Future<Output = SqlResult<Option<LineSeen>>> + Send;
+    /// As [`renew`](Self::renew), for shares.
+    fn renew_shares(
+        &self,
+        on: &mut Conn<Self>,
+        leases: &[Lease],
+    ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send;
+    /// Turns a lock that this token has into a share, and extends that, or the share that it has already; wakes who
+    /// waits. Whether it had any.
+    fn downgrade(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+        lease: Duration,
+    ) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// All who have the lock, or a share of it.
+    fn occupancy(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Occupancy>> + Send;
+    /// Changes how many permits there are, and wakes who waits.
+    fn resize(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        permits: u32,
+    ) -> impl Future<Output = SqlResult<Resized>> + Send;
+    /// Who has the lock; of several the one who was granted it last.
     fn read(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Option<Holder>>> + Send;
     /// Some locks that are held, in the order of their keys' bytes, after this one.
     fn list(
@@ -253,7 +304,11 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn listen(&self, _key: &Key) -> Result<Option<Listener>, Failure> {
         Ok(None)
     }
-    /// The same, if somebody of this process listens already.
+    /// An ear for the turn of one who stands in line.
+    fn listen_turn(&self, _token: &Token) -> Result<Option<Listener>, Failure> {
+        Ok(None)
+    }
+    /// The same as [`listen`](Self::listen), if somebody of this process listens already.
     fn join(&self, _key: &Key) -> Option<Listener> {
         None
     }
@@ -262,6 +317,10 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// Stops listening.
     fn close(&self) {}
 
+    /// What the lock of a session is called.
+    fn name(&self, key: &Key) -> Name {
+        Name::of(&self.place(), key)
+    }
     /// The table as it stands in a statement.
     fn quoted(&self) -> String {
         self.table().quoted(Self::QUOTE)

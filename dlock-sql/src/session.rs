@@ -25,10 +25,10 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 
 use crate::diagnosis;
 use crate::failure::unchanged;
-use crate::options::{Opened, ServerOptions};
-use crate::rows::{Connections, QUESTION};
+use crate::options::ServerOptions;
+use crate::rows::QUESTION;
 use crate::server::{Server, Taken};
-use actor::{Command, Context, Release, Take};
+use actor::{Command, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
 pub(crate) use name::Name;
@@ -38,7 +38,7 @@ pub use on_connection::ConnectionLock;
 pub(crate) use queue::TURN;
 use queue::{Queue, Waiting};
 pub(crate) use strategy::Found;
-pub(crate) use strategy::{ByName, ByRow, Strategy, TakeResult, settle_names, take_row};
+pub(crate) use strategy::{ByName, ByRow, Others, Owner, Strategy, TakeResult, settle_names, take_row};
 
 /// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
@@ -102,7 +102,7 @@ pub struct Sessions<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
     queue: Arc<Queue<M>>,
     /// For questions, and for what must not be part of the transaction that keeps a lock.
-    others: Arc<Connections<M::Server>>,
+    others: Others<M::Server>,
 }
 
 impl<M: Strategy> Sessions<M> {
@@ -133,7 +133,7 @@ impl<M: Strategy> Sessions<M> {
     /// Cancel-safe.
     pub async fn with_options(options: ServerOptions<M::Server>) -> Result<Self> {
         let starting = async {
-            let started = Self::start(options.open().await?)?;
+            let started = Self::start(options.open(false).await?);
             started.handles.ready(STARTING).await?;
             Ok(started)
         };
@@ -147,21 +147,17 @@ impl<M: Strategy> Sessions<M> {
     ///
     /// As [`ServerOptions::build`].
     pub fn build(options: ServerOptions<M::Server>) -> Result<Self> {
-        options.open_later().and_then(Self::start).map_err(Self::refused)
+        options.open_later(false).map(Self::start).map_err(Self::refused)
     }
 
     fn refused(failure: Failure) -> Error {
         Error::new(Operation::Configure, unchanged(failure)).on(M::NAME)
     }
 
-    fn start(opened: Opened<M::Server>) -> Result<Self, Failure> {
-        let (server, connector, settings) =
-            (Arc::clone(&opened.server), Arc::clone(&opened.connector), opened.settings.clone());
-        let others = opened.connections(None, false)?;
-        let queue = Queue::new(Arc::clone(&server), Arc::clone(&others));
-        let context = Context { server, others: Arc::clone(&others), connector };
-        let handles = Arc::new(ConnectionHandles::new(context, &settings));
-        Ok(Self { handles, queue, others })
+    fn start(others: Others<M::Server>) -> Self {
+        let queue = Queue::new(Arc::clone(&others));
+        let handles = Arc::new(ConnectionHandles::new(Arc::clone(&others)));
+        Self { handles, queue, others }
     }
 }
 

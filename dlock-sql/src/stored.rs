@@ -6,9 +6,7 @@
 
 use std::time::Duration;
 
-#[cfg(feature = "sqlite")]
-use dlock_core::backend::Mode;
-use dlock_core::backend::{ClaimRequest, Grant};
+use dlock_core::backend::{ClaimRequest, Grant, Mode};
 use dlock_core::{Fence, Holder};
 
 /// What a waiter adds to the line. Not a field: readers pass it over.
@@ -16,6 +14,21 @@ use dlock_core::{Fence, Holder};
 pub(crate) const AWAITED: &str = " awaited";
 
 const RESERVED: &str = "reserved";
+
+/// What is added to the line of a row that several hold at a time: how many permits there are, 0 of a lock.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const SEVERAL: &str = "several";
+
+/// The token of a lock that several hold.
+pub(crate) const SHARED: [u8; 16] = *b"\xfdheld by several";
+
+/// The token of a lock that nobody has, and that the first in line may take.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const TURN: [u8; 16] = *b"\xfcof the next one";
+
+/// What is added to the line of a row for which somebody stands in line: the token of the first, in hexadecimal.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const IN_LINE: &str = "line";
 
 /// The line to store with a lock that is taken with so many fences.
 pub(crate) fn line(request: &ClaimRequest, fences: u32) -> String {
@@ -26,22 +39,34 @@ pub(crate) fn line(request: &ClaimRequest, fences: u32) -> String {
 /// The holder by what was stored, with the first of its fences.
 pub(crate) fn holder(line: &str, last: i64, left: Duration) -> Holder {
     let mut fields = line.split(' ').rev().filter_map(|field| field.split_once('='));
-    let reserved =
-        fields.next().filter(|(name, _)| *name == RESERVED).and_then(|(_, count)| count.parse().ok());
     let mut holder = Holder::parse(line);
-    holder.fence = Some(first(last.unsigned_abs(), reserved.unwrap_or(1)));
+    let mut reserved = 1;
+    let last_field = fields.next();
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    let last_field = if matches!(last_field, Some((IN_LINE, _))) { fields.next() } else { last_field };
+    match last_field {
+        Some((RESERVED, count)) => reserved = count.parse().unwrap_or(1),
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        Some((SEVERAL, of)) => holder.mode = several(of.parse().unwrap_or_default()),
+        _ => {}
+    }
+    holder.fence = Some(first(last.unsigned_abs(), reserved));
     holder.expires_in = Some(left);
     holder
 }
 
+/// How a lock is held that several hold, by its number of permits.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const fn several(of: u32) -> Mode {
+    if of == 0 { Mode::Shared } else { Mode::Permits { of, take: 1 } }
+}
+
 /// What is stored of one of those who hold a lock together: how much of it is taken, and the line.
-#[cfg(feature = "sqlite")]
 pub(crate) fn share_line(mode: Mode, line: &str) -> String {
     format!("{} {line}", mode.taken())
 }
 
 /// One of them by what was stored, where `of` is the number of permits of a semaphore.
-#[cfg(feature = "sqlite")]
 pub(crate) fn share(text: &str, fence: i64, left: Duration, of: Option<u32>) -> Holder {
     let (taken, line) = text.split_once(' ').unwrap_or((text, ""));
     let mut shared = holder(line, fence, left);
@@ -78,9 +103,7 @@ pub(crate) mod hostile {
         let (fence, left) = (fence.parse().unwrap_or(i64::MIN), Duration::from_secs(1));
         vec![
             super::holder(line, fence, left),
-            #[cfg(feature = "sqlite")]
             super::share(line, fence, left, None),
-            #[cfg(feature = "sqlite")]
             super::share(line, fence, left, Some(4)),
         ]
     }

@@ -48,7 +48,7 @@ impl<B: Backend> Backend for BatchOfOne<B> {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.0.capabilities();
         if matches!(self.1, Modes::Exclusive) {
-            (capabilities.shared, capabilities.permits) = (false, false);
+            (capabilities.shared, capabilities.downgrades, capabilities.permits) = (false, false, false);
             capabilities.fair_on_request = false;
         }
         capabilities
@@ -154,6 +154,10 @@ impl<B: Backend> Claim for ClaimOfOne<B> {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         self.claim.renew().await
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        self.claim.downgrade().await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

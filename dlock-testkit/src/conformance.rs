@@ -18,7 +18,7 @@
 //!     type Backend = Memory;
 //!     async fn open(&self) -> Result<Memory> { Ok(self.0.clone()) }
 //!     fn left_out(&self) -> &'static [&'static [&'static str]] {
-//!         &[conformance::WAITERS, conformance::FAIRNESS]
+//!         &[conformance::WAITERS]
 //!     }
 //! }
 //!
@@ -46,6 +46,7 @@ use dlock_core::{Backend, Capabilities, Locks};
 pub use libtest_mimic::{Arguments, Conclusion, Trial};
 
 pub use cases::administering::WAITERS;
+pub use cases::downgrading::DOWNGRADING;
 pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
 pub use cases::permits::PERMITS;
@@ -109,6 +110,7 @@ pub const WITH_FENCES: &[&str] = &[
     "a_process_that_is_cut_off_in_a_line_of_sections_is_superseded",
     "a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded",
     "each_term_has_a_higher_number",
+    "fences_of_readers_lie_between_those_of_the_writers_around_them",
 ];
 
 /// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests
@@ -120,6 +122,8 @@ pub const LEASES: &[&str] = &[
     "a_waiter_takes_over_when_the_holder_goes_silent",
     "a_reader_that_goes_silent_makes_room_for_a_writer",
     "readers_are_renewed_each_for_itself",
+    "a_downgraded_lock_is_renewed_like_any_other",
+    "a_downgraded_lock_that_goes_silent_makes_room_for_a_writer",
     "a_permit_is_back_after_its_holder_went_silent",
     "permits_are_renewed_each_for_itself",
     "the_shortest_and_the_longest_lease_work",
@@ -198,6 +202,14 @@ pub enum Needs {
     SharedAndLease,
     /// [`Capabilities::shared`], and [`Capabilities::administered`].
     SharedAndAdministration,
+    /// [`Capabilities::downgrades`].
+    Downgrade,
+    /// [`Capabilities::downgrades`], and fences.
+    DowngradeAndFences,
+    /// [`Capabilities::downgrades`], and a lease.
+    DowngradeAndLease,
+    /// [`Capabilities::downgrades`], and [`Capabilities::administered`].
+    DowngradeAndAdministration,
     /// [`Capabilities::permits`].
     Permits,
     /// [`Capabilities::permits`], and fences.
@@ -229,12 +241,20 @@ impl Needs {
                 | Self::LeaseAndFences
                 | Self::AdministrationAndFences
                 | Self::SharedAndFences
+                | Self::DowngradeAndFences
                 | Self::PermitsAndFences
                 | Self::FairAndFences
         );
         let shared = matches!(
             self,
             Self::Shared | Self::SharedAndFences | Self::SharedAndLease | Self::SharedAndAdministration
+        );
+        let downgrades = matches!(
+            self,
+            Self::Downgrade
+                | Self::DowngradeAndFences
+                | Self::DowngradeAndLease
+                | Self::DowngradeAndAdministration
         );
         let permits = matches!(
             self,
@@ -246,6 +266,7 @@ impl Needs {
                 | Self::LeaseAndFences
                 | Self::LeaseAndAdministration
                 | Self::SharedAndLease
+                | Self::DowngradeAndLease
                 | Self::PermitsAndLease
                 | Self::FairAndLease
                 | Self::LeavingAndLease
@@ -256,6 +277,7 @@ impl Needs {
                 | Self::AdministrationAndFences
                 | Self::LeaseAndAdministration
                 | Self::SharedAndAdministration
+                | Self::DowngradeAndAdministration
                 | Self::PermitsAndAdministration
                 | Self::FairAndAdministration
                 | Self::Leaving
@@ -267,6 +289,8 @@ impl Needs {
         );
         if shared && !capabilities.shared {
             Some("the backend has no readers")
+        } else if downgrades && !capabilities.downgrades {
+            Some("the backend cannot turn a writer into a reader")
         } else if permits && !capabilities.permits {
             Some("the backend has no semaphores")
         } else if fair && !capabilities.fair && !capabilities.fair_on_request {
@@ -508,7 +532,7 @@ mod tests {
             .map(Case::name)
             .collect();
         account_for(&Capabilities::basic(), &[&named]).unwrap();
-        let modes: &[&[&str]] = &[SHARING, PERMITS, FAIRNESS, LEAVING];
+        let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING];
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat())
             .unwrap();
         account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();

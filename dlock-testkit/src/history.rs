@@ -38,6 +38,24 @@ pub enum Outcome {
     Unknown,
 }
 
+/// What a hold leaves to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeldAs {
+    /// Nothing: nobody else has the lock.
+    #[default]
+    Alone,
+    /// Others read too.
+    Reader,
+    /// Some permits of a number.
+    Permits {
+        /// So many of them are taken.
+        taken: u32,
+        /// So many there are.
+        of: u32,
+    },
+}
+
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
@@ -59,9 +77,18 @@ pub struct Event {
     pub fence: Option<u64>,
     /// Until when, at the least, the lock is the holder's if nothing further happens.
     pub valid_until: Option<u64>,
+    /// How it is held; told by what takes it.
+    #[serde(default)]
+    pub held_as: HeldAs,
 }
 
 impl Event {
+    /// Returns the same event, held in this way.
+    #[must_use]
+    pub fn with_held_as(self, held_as: HeldAs) -> Self {
+        Self { held_as, ..self }
+    }
+
     /// Takes `key`: runs `acquire` and makes the event of it.
     ///
     /// # Cancel safety
@@ -82,7 +109,8 @@ impl Event {
         };
         let key = key.to_owned();
         let returned = now_ns();
-        (Self { process, hold, key, op: Op::Acquire, invoked, returned, outcome, fence, valid_until }, result)
+        let (op, held_as) = (Op::Acquire, HeldAs::Alone);
+        (Self { process, hold, key, op, invoked, returned, outcome, fence, valid_until, held_as }, result)
     }
 
     /// Checks `guard`, and returns the event of that.
@@ -92,7 +120,8 @@ impl Event {
         let invoked = now_ns();
         let outcome = if guard.check().is_ok() { Outcome::Ok } else { Outcome::Fail };
         let returned = now_ns();
-        Self { process, hold, key, op: Op::Check, invoked, returned, outcome, fence, valid_until }
+        let (op, held_as) = (Op::Check, HeldAs::Alone);
+        Self { process, hold, key, op, invoked, returned, outcome, fence, valid_until, held_as }
     }
 
     /// Says that `guard` is about to be released. To be recorded first: a process that is killed while it does so has
@@ -110,6 +139,7 @@ impl Event {
             outcome: Outcome::Unknown,
             fence: guard.fence().map(dlock_core::Fence::get),
             valid_until: None,
+            held_as: HeldAs::Alone,
         }
     }
 
@@ -127,7 +157,8 @@ impl Event {
             Err(_) => Outcome::Unknown,
         };
         let returned = now_ns();
-        Self { process, hold, key, op: Op::Release, invoked, returned, outcome, fence, valid_until: None }
+        let (op, valid_until, held_as) = (Op::Release, None, HeldAs::Alone);
+        Self { process, hold, key, op, invoked, returned, outcome, fence, valid_until, held_as }
     }
 }
 

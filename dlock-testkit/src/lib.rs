@@ -9,6 +9,7 @@
 //! * [`cancel`]: drops a future at every one of its await points.
 //! * [`history`] and [`checkers`]: records what processes did and decides whether exclusion and fencing held.
 //! * [`register`]: a resource that checks fences, to be written to under a lock.
+//! * [`claim_request`]: what the engine asks of a backend, to carry out the steps of a claim one by one.
 //! * [`mutants`]: deliberately broken backends, which show that the suite and the checkers catch what they are for.
 
 #![forbid(unsafe_code)]
@@ -21,8 +22,10 @@ pub mod history;
 pub mod hostile;
 pub mod mutants;
 pub mod register;
+mod request;
 mod time;
 pub mod wire;
 
 pub use batch_of_one::BatchOfOne;
+pub use request::claim_request;
 pub use time::now_ns;

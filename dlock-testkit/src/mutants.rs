@@ -77,6 +77,10 @@ pub enum Mutation {
     TakesTheFirstOfABatch,
     /// Readers exclude each other.
     ReadersExclude,
+    /// A lock that is to become a reader's stays as it is, and that is confirmed.
+    ForgetsToDowngrade,
+    /// A lock that is to become a reader's is released, and taken anew.
+    DowngradesByReleasing,
     /// Nobody who waits keeps newcomers out.
     PrefersNobody,
     /// Whoever takes several permits is counted for one.
@@ -87,7 +91,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -115,6 +119,8 @@ impl Mutation {
         Self::TearsBatches,
         Self::TakesTheFirstOfABatch,
         Self::ReadersExclude,
+        Self::ForgetsToDowngrade,
+        Self::DowngradesByReleasing,
         Self::PrefersNobody,
         Self::CountsOnePermit,
         Self::HasPermitsForAll,
@@ -204,7 +210,7 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
         request.key = self.key(&request.key);
         match (self.mutation, &mut request.mode) {
             (Mutation::ReadersExclude, mode @ Mode::Shared) => *mode = Mode::Exclusive,
-            (Mutation::PrefersNobody, _) => request.waits = false,
+            (Mutation::PrefersNobody, _) => request.prefers = false,
             (Mutation::CountsOnePermit, Mode::Permits { take, .. }) => *take = 1,
             (Mutation::HasPermitsForAll, Mode::Permits { of, .. }) => *of = MOST_PERMITS,
             _ => {}

@@ -41,6 +41,7 @@ struct WireState {
     attempts: AtomicU64,
     returned_attempts: AtomicU64,
     renewals: AtomicU64,
+    downgrades: AtomicU64,
     withdrawals: AtomicU64,
     inspections: AtomicU64,
 }
@@ -52,6 +53,7 @@ type WireFuture<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 enum WireRequest {
     Attempt,
     Renew,
+    Downgrade,
     Withdraw,
     Inspect,
 }
@@ -148,6 +150,12 @@ impl Wire {
         self.0.renewals.load(Ordering::SeqCst)
     }
 
+    /// Returns how many times a lock that is held alone was to become a reader's.
+    #[must_use]
+    pub fn downgrades(&self) -> u64 {
+        self.0.downgrades.load(Ordering::SeqCst)
+    }
+
     /// Returns how many withdrawals were sent.
     #[must_use]
     pub fn withdrawals(&self) -> u64 {
@@ -157,13 +165,15 @@ impl Wire {
     /// Returns how many requests were sent in all.
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.attempts() + self.renewals() + self.withdrawals() + self.0.inspections.load(Ordering::SeqCst)
+        let other = self.downgrades() + self.0.inspections.load(Ordering::SeqCst);
+        self.attempts() + self.renewals() + self.withdrawals() + other
     }
 
     fn count(&self, request: WireRequest) {
         let counter = match request {
             WireRequest::Attempt => &self.0.attempts,
             WireRequest::Renew => &self.0.renewals,
+            WireRequest::Downgrade => &self.0.downgrades,
             WireRequest::Withdraw => &self.0.withdrawals,
             WireRequest::Inspect => &self.0.inspections,
         };

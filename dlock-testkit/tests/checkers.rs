@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{Locks, Memory};
 use dlock_rig::register::RegisterServer;
-use dlock_rig::worker::{Work, work};
+use dlock_rig::worker::{Way, Work, work};
 use dlock_testkit::checkers::{FenceOrder, Overlaps, Updates, fence_order, lost_updates, overlap};
 use dlock_testkit::history;
 use dlock_testkit::mutants::{Mutant, Mutation};
@@ -33,6 +33,8 @@ async fn run(mutation: Mutation, register: Register) -> (FenceOrder, Overlaps, U
             pause_ms: (250, 350),
             seed: u64::from(process),
             history: directory.path().join(format!("{process}.jsonl")),
+            way: Way::Alone,
+            tasks: 1,
         };
         wires.push(wire);
         works.push(tokio::spawn(async move { work(&locks, &task, stop).await }));

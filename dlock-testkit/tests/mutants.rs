@@ -76,6 +76,11 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
         Mutation::TearsBatches => &["a_batch_that_finds_a_key_busy_takes_none_of_the_others"],
         Mutation::TakesTheFirstOfABatch => &["every_lock_of_a_batch_is_held_until_its_release"],
         Mutation::ReadersExclude => &["readers_of_all_processes_hold_a_lock_at_the_same_time"],
+        Mutation::ForgetsToDowngrade => &[
+            "a_writer_that_becomes_a_reader_lets_readers_in_and_no_writer",
+            "readers_that_wait_come_in_when_the_writer_becomes_a_reader",
+        ],
+        Mutation::DowngradesByReleasing => &["a_downgraded_lock_is_known_as_a_readers"],
         Mutation::PrefersNobody => &["a_writer_that_waits_keeps_new_readers_out"],
         Mutation::CountsOnePermit => &["several_permits_are_taken_all_or_none"],
         Mutation::HasPermitsForAll => &[

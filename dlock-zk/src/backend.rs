@@ -17,6 +17,7 @@ use crate::config::{Config, ZooKeeperBuilder};
 use crate::diagnosis;
 use crate::fenced::FencedWrite;
 use crate::left;
+use crate::queue_node::lowering;
 use crate::recipe::Recipe;
 use crate::session::Sessions;
 
@@ -168,7 +169,10 @@ impl Backend for ZooKeeper {
             .with_administration()
             .with_waiters_shown();
         let recipe = self.0.config().recipe;
-        let capabilities = if recipe.has_readers() { capabilities.with_sharing() } else { capabilities };
+        let capabilities = match recipe.has_readers() {
+            true => capabilities.with_sharing().with_downgrading(),
+            false => capabilities,
+        };
         let capabilities = if recipe.has_left() { capabilities.with_leaving() } else { capabilities };
         if recipe.has_permits() { capabilities.with_permits() } else { capabilities }
     }
@@ -233,6 +237,7 @@ pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u
     let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);
     let fence = left::fence(&text);
+    let wrote = lowering::fence(&text);
     if holder == Holder::default() && !text.is_empty() {
         holder.label = Some(text.into_owned());
     }
@@ -251,7 +256,9 @@ pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u
         // It keeps that of its last holder.
         fence
     } else {
-        Some(Fence::new(stat.czxid.cast_unsigned()))
+        let own = Fence::new(stat.czxid.cast_unsigned());
+        // One that wrote before it read has that of its first node.
+        wrote.filter(|wrote| recipe.reads(name) && *wrote < own).or(Some(own))
     };
     holder
 }

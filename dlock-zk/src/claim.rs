@@ -1,6 +1,7 @@
 //! One claim on one lock.
 
 mod left;
+mod lowering;
 mod permits;
 
 use std::fmt;
@@ -494,6 +495,11 @@ impl Claim for ZooKeeperClaim {
     /// Never called: the session keeps the lock.
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         Ok(Renewed::Extended)
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        // Boxed: rare.
+        Box::pin(self.lower()).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -4,6 +4,7 @@
 //! loses nothing: the next one waits for the same answer.
 
 mod leaving;
+pub(crate) mod lowering;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
 
 use self::leaving::Replacement;
 pub(crate) use self::leaving::{Leave, Left};
+use self::lowering::Lowering;
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::queue::{Queue, Turn, Watched};
@@ -58,6 +60,10 @@ pub(crate) struct QueueNode {
     deleted_unseen: bool,
     /// As part of a replacement by this node.
     replaced_unseen: Option<Arc<str>>,
+    /// What has a writer go on as a reader.
+    lowering: Option<Lowering>,
+    /// The reader's node, if such a request was sent that nobody knows the outcome of.
+    lowered_unseen: Option<Arc<str>>,
 }
 
 /// A creation, and a listing that was sent together with it unless its number may tell enough.
@@ -120,6 +126,8 @@ impl QueueNode {
             replacement: None,
             deleted_unseen: false,
             replaced_unseen: None,
+            lowering: None,
+            lowered_unseen: None,
         }
     }
 
@@ -139,7 +147,11 @@ impl QueueNode {
 
     /// Whether the servers certainly have nothing of it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.node.is_none() && self.creation.is_none() && !self.in_doubt && self.deletion.is_none()
+        self.node.is_none()
+            && self.creation.is_none()
+            && !self.in_doubt
+            && self.deletion.is_none()
+            && self.lowered_unseen.is_none()
     }
 
     pub(crate) fn path_of(&self, name: &str) -> String {
@@ -339,7 +351,7 @@ impl QueueNode {
     /// Notes that the servers have nothing of it any more.
     pub(crate) fn forget(&mut self) {
         (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
-        self.replacement = None;
+        (self.replacement, self.lowering, self.lowered_unseen) = (None, None, None);
     }
 
     /// Leaves the queue.
@@ -366,6 +378,19 @@ impl QueueNode {
             if !self.in_doubt {
                 break;
             }
+        }
+        // Not before the own node is gone: what makes a reader's of it may still be on its way.
+        if let Some(reader) = self.drop_lowering() {
+            // Until the deletion is known to be done, whoever drops this or calls it again finds the node.
+            match self.session.requests.delete(&self.session, &reader).await {
+                Ok(()) => withdrawal = Withdrawal::REMOVED,
+                Err(Error::NoNode) => {}
+                Err(error) => {
+                    self.session.heed(&error);
+                    return Err(of_write(error, &self.queue.directory));
+                }
+            }
+            self.lowered_unseen = None;
         }
         self.turn.left();
         Ok(withdrawal)

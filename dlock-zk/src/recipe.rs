@@ -139,6 +139,17 @@ impl Recipe {
         Some(format!("{PROTECTED}{}{LEFT}{millis}-{mark}{number}", uuid(&token.left_behind())))
     }
 
+    /// The name of the reader's node that takes the place of `own`, a writer's.
+    pub(crate) fn lowered(self, own: &str) -> Option<String> {
+        let (mark, reader) = match self {
+            Self::Mutex => (LOCKS[0], READER),
+            Self::ReadWriteLock => (WRITE, READ),
+            Self::LeaderLatch => return None,
+        };
+        let (claim, number) = own.rsplit_once(mark)?;
+        Some(format!("{claim}{reader}{number}"))
+    }
+
     /// For how many milliseconds a node keeps its key taken that nobody owns; `None` for any other.
     pub(crate) fn left_for(self, name: &str) -> Option<u64> {
         match self.place(name)?.kind {

@@ -7,6 +7,7 @@
 mod attend;
 mod current;
 mod driver;
+mod entry;
 mod leftovers;
 mod proof;
 mod requests;
@@ -25,6 +26,7 @@ use zookeeper::{Client, Error, SessionState};
 
 pub(crate) use self::current::{Refusal, Sessions};
 pub(crate) use self::driver::{Driven, Driver, event, open as open_driven, together};
+pub(crate) use self::entry::Entry;
 use self::proof::ProofNode;
 pub(crate) use self::proof::make_directory;
 pub(crate) use self::requests::Pass;
@@ -109,6 +111,10 @@ struct KeptLock {
     signal: Signal,
     path: Arc<str>,
     czxid: i64,
+    /// That of the node by which it was granted.
+    fence: i64,
+    /// The node that takes the place of this one, or has done so.
+    moves: Option<Arc<str>>,
     /// When its node is to be watched; `NEVER` while it is.
     watch_at: Timestamp,
     /// When it was last seen on the server.
@@ -121,27 +127,6 @@ struct KeptLock {
     suspect: bool,
     /// The server said that its node is gone.
     gone: bool,
-}
-
-/// A lock's entry in its session's book; it is taken out when this is dropped.
-pub(crate) struct Entry {
-    session: Arc<Session>,
-    number: u64,
-}
-
-impl Entry {
-    /// Whether the servers certainly have nothing of the lock any more.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.session.kept().locks.get(&self.number).is_some_and(|lock| lock.gone)
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let lock = self.session.kept().locks.remove(&self.number);
-        // Outside of the mutex.
-        drop(lock);
-    }
 }
 
 /// Keeps the session proving that it lives while somebody waits.
@@ -420,6 +405,8 @@ impl Session {
             signal: signal.clone(),
             path,
             czxid,
+            fence: czxid,
+            moves: None,
             watch_at: now + WATCHED_AFTER,
             seen: now,
             proof,
@@ -439,7 +426,7 @@ impl Session {
         if wakes {
             self.wake.notify_one();
         }
-        Entry { session: Arc::clone(self), number }
+        Entry::new(self, number)
     }
 
     /// Has the session looked after within this time; whether it has to be woken for that.
@@ -455,8 +442,8 @@ impl Session {
     }
 
     /// The node of the lock that has this fence.
-    pub(crate) fn node_of(&self, czxid: i64) -> Option<Arc<str>> {
-        self.kept().locks.values().find(|lock| lock.czxid == czxid).map(|lock| Arc::clone(&lock.path))
+    pub(crate) fn node_of(&self, fence: i64) -> Option<Arc<str>> {
+        self.kept().locks.values().find(|lock| lock.fence == fence).map(|lock| Arc::clone(&lock.path))
     }
 
     /// Notes what became of the connection.
@@ -523,9 +510,12 @@ impl Session {
     }
 
     /// The node of a lock is gone.
-    fn lose_deleted(&self, number: u64) {
-        if let Some(lock) = self.kept().locks.get_mut(&number) {
-            lock.gone = true;
+    fn lose_deleted(&self, number: u64, path: &str) {
+        match self.kept().locks.get_mut(&number) {
+            // It has another one, or is about to.
+            Some(lock) if lock.moves.is_some() || *lock.path != *path => return,
+            Some(lock) => lock.gone = true,
+            None => {}
         }
         self.lose(number, "its node was deleted");
     }

@@ -70,6 +70,7 @@ impl Harness for OnMajority {
             conformance::WITH_FENCES,
             conformance::WAITERS,
             conformance::SHARING,
+            conformance::DOWNGRADING,
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::LEAVING,

@@ -6,75 +6,17 @@
 //! compared here.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, ClaimRequest, Grant, LockId, Renewed, Term, Withdrawal};
-use dlock_core::{Backend, Capabilities, Claim, Failure, Holder, Key, Locks, ManualClock, Memory};
+use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Term};
+use dlock_core::{Backend, Claim, Failure, Key, ManualClock, Memory};
 use dlock_models::lease::{Action, Lease, Lock, Reply, Request, Rules, Server, What};
+use dlock_testkit::claim_request;
 use fastrand::Rng;
 use stateright::Model;
 
 const TICK: Duration = Duration::from_secs(1);
 const KEY: &str = "room_7";
-
-/// A backend that keeps what it is asked to claim, and refuses it.
-#[derive(Clone, Debug, Default)]
-struct Capture(Arc<Mutex<Vec<ClaimRequest>>>);
-
-struct Refused;
-
-impl Backend for Capture {
-    type Claim = Refused;
-
-    fn name(&self) -> &'static str {
-        "capture"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::basic()
-    }
-
-    fn lock_id(&self, key: &Key) -> LockId {
-        LockId::new("capture", key)
-    }
-
-    fn claim(&self, request: ClaimRequest) -> Refused {
-        self.0.lock().unwrap().push(request);
-        Refused
-    }
-
-    async fn inspect(&self, _: &Key) -> Result<Option<Holder>, Failure> {
-        Ok(None)
-    }
-}
-
-impl Claim for Refused {
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        Err(Failure::unavailable("it only listens"))
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Failure> {
-        Ok(Renewed::Gone)
-    }
-
-    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        Ok(Withdrawal::ABSENT)
-    }
-
-    fn is_clean(&self) -> bool {
-        true
-    }
-}
-
-/// What the engine asks a backend to claim, with a token of its own.
-async fn claim_request(lease: Duration) -> ClaimRequest {
-    let capture = Capture::default();
-    let lock = Locks::new(capture.clone()).lock(KEY).with_lease(lease);
-    assert!(lock.try_acquire().await.is_err());
-    let request = capture.0.lock().unwrap().pop();
-    request.unwrap()
-}
 
 /// The store, and the claims that clients have made on it.
 struct Mirror {
@@ -102,7 +44,7 @@ impl Mirror {
 
     async fn claim(&mut self, client: u8, token: u8) -> &mut OnStore {
         if !self.claims.contains_key(&(client, token)) {
-            let request = claim_request(self.lease).await;
+            let request = claim_request(KEY, self.lease, false).await.unwrap();
             let claim = self.memory.claim(request.clone());
             self.claims.insert((client, token), OnStore { request, claim, doubtful: false });
         }

@@ -14,6 +14,9 @@ pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
     if all {
         steps.push(Step::new("simulation, the series that is always the same", || simulate(&[])));
         steps.push(Step::new("simulation, a series that is new each time", || simulate(&["--fresh"])));
+        steps.push(Step::new("simulation of quorums, a series that is always the same", || {
+            simulate(&["--quorums"])
+        }));
     }
     steps
 }

@@ -44,6 +44,8 @@ pub struct Grant {
     pub term: Term,
     /// From when its term counts, where that is earlier than the call of the attempt that was granted.
     pub proven_at: Option<Timestamp>,
+    /// How long it is ours at first, until it is renewed, where that is less than the term.
+    pub first_lease: Option<Duration>,
     /// How many fences are reserved for this claim, from [`fence`](Self::fence) on: the next grant has a higher one
     /// than all of these. See [`Claim::reserve`](crate::backend::Claim::reserve).
     pub reserved: u32,
@@ -53,7 +55,7 @@ impl Grant {
     /// Creates a grant of this term without a fence.
     #[must_use]
     pub const fn new(term: Term) -> Self {
-        Self { fence: None, term, proven_at: None, reserved: 1 }
+        Self { fence: None, term, proven_at: None, first_lease: None, reserved: 1 }
     }
 
     /// Adds the fence.
@@ -67,6 +69,15 @@ impl Grant {
     #[must_use]
     pub const fn with_reserved(mut self, fences: u32) -> Self {
         self.reserved = fences;
+        self
+    }
+
+    /// Says that the first lease is of this length, and each from a renewal on as long as the term: the lock was given
+    /// to one who waits before anybody knew that it is still there. It is renewed soon, unless it is released before.
+    /// Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
+    #[must_use]
+    pub const fn with_first_lease(mut self, length: Duration) -> Self {
+        self.first_lease = Some(length);
         self
     }
 

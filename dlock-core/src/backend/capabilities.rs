@@ -27,6 +27,9 @@ pub struct Capabilities {
     pub shows_waiters: bool,
     /// Several may read at a time: [`Mode::Shared`](crate::backend::Mode::Shared).
     pub shared: bool,
+    /// A lock that is held alone can become a reader's in one step: [`Claim::downgrade`](crate::Claim::downgrade). Only
+    /// where several may read.
+    pub downgrades: bool,
     /// There are semaphores: [`Mode::Permits`](crate::backend::Mode::Permits).
     pub permits: bool,
     /// A release can leave the key taken for a time: [`Claim::leave`](crate::Claim::leave).
@@ -52,6 +55,7 @@ impl Capabilities {
             administered: false,
             shows_waiters: false,
             shared: false,
+            downgrades: false,
             permits: false,
             leaves: false,
             poll_from: Duration::from_millis(10),
@@ -128,6 +132,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_sharing(mut self) -> Self {
         self.shared = true;
+        self
+    }
+
+    /// Adds that a lock that is held alone can become a reader's.
+    #[must_use]
+    pub const fn with_downgrading(mut self) -> Self {
+        self.downgrades = true;
         self
     }
 

@@ -202,6 +202,7 @@ pub(crate) trait DynClaim: Send {
     fn changed(&mut self) -> BackendStep<'_, Result<(), Failure>>;
     fn granted(&mut self, signal: Signal);
     fn renew(&mut self) -> BackendStep<'_, Result<Renewed, Failure>>;
+    fn downgrade(&mut self) -> BackendStep<'_, Result<Renewed, Failure>>;
     fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn leave(&mut self, taken_for: Duration) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn request_clock(&self) -> Option<RequestClock>;
@@ -258,6 +259,10 @@ impl<C: Claim> DynClaim for Guarded<C> {
 
     fn renew(&mut self) -> BackendStep<'_, Result<Renewed, Failure>> {
         BackendStep::new("renew", async move { Claim::renew(self.claim()?).await })
+    }
+
+    fn downgrade(&mut self) -> BackendStep<'_, Result<Renewed, Failure>> {
+        BackendStep::new("downgrade", async move { Claim::downgrade(self.claim()?).await })
     }
 
     fn withdraw(&mut self) -> BackendStep<'_, Result<Withdrawal, Failure>> {
@@ -382,6 +387,10 @@ impl Claim for ErasedClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         self.0.renew().await
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        self.0.downgrade().await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -23,7 +23,8 @@
 //!    backend has one, so that it arrives later.
 //! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from
 //!    the moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what
-//!    is left, or say from when it counts ([`Grant::proven_at`]).
+//!    is left, or say from when it counts ([`Grant::proven_at`]) and how long it is at first, where that is less
+//!    ([`Grant::first_lease`]).
 //! 4. **Unknown is not failed.** A timeout or a connection lost after the request was sent is
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
@@ -39,7 +40,9 @@
 //!    after that.
 //! 9. **What is left is nobody's.** [`Claim::leave`] is a release after which the key stays taken for a time. It keeps
 //!    its fence and the line of its last holder, and nothing of the claim that left it touches it any more.
-//! 10. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
+//! 10. **A hold becomes weaker in one step.** [`Claim::downgrade`] lets no writer in between, and is asked for again
+//!     until its outcome is known; a renewal and a withdrawal find the lock in either form.
+//! 11. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
 //!     whose I/O is driven by the caller's runtime must not be needed there.
 
 mod answers;
@@ -290,6 +293,38 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await.
     fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
 
+    /// Turns a lock that this claim holds alone into a reader's, in one step of the server: nobody else has it alone in
+    /// between, and nobody who waits is passed by. Where it has a lease, that runs for its full length again, as by a
+    /// renewal. Those who wait are notified as after a release.
+    ///
+    /// What the server has to see to:
+    ///
+    /// * **The token** stays, and so does the fence: other readers get a higher one, also than those that were reserved
+    ///   with the lock, and later writers a higher one than these. The line about the holder stays as well.
+    /// * **It is idempotent**: where the token is a reader's already, its lease is extended, with the same answer.
+    /// * **It never re-creates**: where the token is not there, or its lease has ended, nothing is changed
+    ///   ([`Renewed::Gone`]). What is left of earlier readers' shares, which counts for nothing while somebody has the
+    ///   lock alone, must not count again.
+    /// * **A writer that waits** has no preference over the readers that wait before it has asked once more.
+    ///
+    /// From the call on, whatever comes of it, [`renew`](Self::renew) and [`withdraw`](Self::withdraw) find the lock in
+    /// either form, also when the request arrives only then. The engine calls it for claims of [`Mode::Exclusive`],
+    /// which are not [`fair`](ClaimRequest::fair) where that has to be asked for, only where the backend has the
+    /// [capability](Capabilities::downgrades), never before a grant, and again after an unknown outcome. Like
+    /// [`renew`](Self::renew) it may be called on the engine's own thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not. The
+    /// default cannot.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await; it is then called again, unless the lock is withdrawn.
+    fn downgrade(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send {
+        std::future::ready(Err(Failure::unsupported("turn a lock that is held alone into a reader's")))
+    }
+
     /// Withdraws whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at
     /// any time, also when nothing was ever granted.
     ///
@@ -365,6 +400,8 @@ pub struct ClaimRequest {
     pub identity: Arc<Identity>,
     /// What is random in this claim's pauses and choices is drawn from here, so that a simulation repeats it.
     pub entropy: Entropy,
+    /// Whether it keeps newcomers out although it does not wait by itself: it is part of a claim that does.
+    pub prefers: bool,
     pub(crate) trace: Trace,
     pub(crate) host: Host,
 }
@@ -392,6 +429,7 @@ impl ClaimRequest {
             waits,
             identity,
             entropy,
+            prefers: waits,
             trace,
             host,
         }
@@ -400,7 +438,7 @@ impl ClaimRequest {
     /// Returns whether this claim, where it finds the lock taken, keeps newcomers out for a while: see [`PREFERENCE`].
     #[must_use]
     pub const fn has_preference(&self) -> bool {
-        self.waits && self.mode.has_preference()
+        self.prefers && self.mode.has_preference()
     }
 
     /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there

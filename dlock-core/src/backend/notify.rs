@@ -94,6 +94,8 @@ pub trait Connection: Send {
 pub enum Event {
     /// Something was said on this channel.
     Message(String),
+    /// This text was said on this channel.
+    Text(String, String),
     /// From now on the server tells what is said on these channels.
     Subscribed(Vec<Arc<str>>),
     /// The server will not tell what is said on these channels, for this reason.
@@ -125,6 +127,8 @@ struct ChannelState {
     heard: bool,
     /// The server does not let us listen, with its reason.
     denied: Option<(ErrorKind, Arc<str>)>,
+    /// The last text that was said.
+    text: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -222,6 +226,13 @@ impl Listener {
         self.news.borrow().heard && matches!(self.news.has_changed(), Ok(false))
     }
 
+    /// Returns the last text that was said on the channel, if there was one since it was subscribed. That may be long
+    /// ago: it has to tell by itself whether it still counts.
+    #[must_use]
+    pub fn text(&self) -> Option<Arc<str>> {
+        self.news.borrow().text.clone()
+    }
+
     /// Waits for news; never resolves once the channels were closed.
     ///
     /// # Errors
@@ -250,10 +261,14 @@ impl Drop for Listener {
 }
 
 impl HubState {
-    fn tell(&self, channel: &str) {
+    fn tell(&self, channel: &str, text: Option<&str>) {
         if let Some(news) = lock(&self.by_name).get(channel) {
-            // Whoever waits is woken, although nothing else has changed.
-            news.send_modify(|_| {});
+            // Whoever waits is woken, although perhaps nothing else has changed.
+            news.send_modify(|news| {
+                if let Some(text) = text {
+                    news.text = Some(text.into());
+                }
+            });
         }
     }
 
@@ -261,7 +276,7 @@ impl HubState {
     fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
         let by_name = lock(&self.by_name);
         for news in names.iter().filter_map(|name| by_name.get(name)) {
-            news.send_modify(|news| *news = ChannelState { heard, denied: denied.cloned() });
+            news.send_modify(|news| *news = ChannelState { heard, denied: denied.cloned(), text: None });
         }
     }
 
@@ -395,7 +410,8 @@ impl<S: Source> ConnectionKeeper<S> {
 
     fn hear(&self, event: Event) {
         match event {
-            Event::Message(channel) => self.shared.tell(&channel),
+            Event::Message(channel) => self.shared.tell(&channel, None),
+            Event::Text(channel, text) => self.shared.tell(&channel, Some(&text)),
             Event::Subscribed(names) => self.shared.answer(&names, true, None),
             Event::Denied(names, failure) => {
                 let denied = (failure.kind(), failure.message().into());

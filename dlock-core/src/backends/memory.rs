@@ -1,6 +1,8 @@
 //! Locks inside this process: the reference for authors of backends, and the tool with which users test their code.
 
+mod claim;
 mod faults;
+mod line;
 mod shares;
 
 use std::collections::HashMap;
@@ -12,8 +14,7 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Mode, Occupancy,
-    Renewed, Signal, Term, Withdrawal,
+    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Grant, LockId, Mode, Occupancy, Signal, Term,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -24,7 +25,9 @@ use crate::key::Key;
 use crate::sync::Notify;
 use crate::telemetry::Trace;
 use crate::token::Token;
+use claim::MemoryClaim;
 pub use faults::Faults;
+use line::Lines;
 use shares::SharedLocks;
 
 /// A backend in this process's memory.
@@ -72,6 +75,8 @@ struct MemoryState {
     locks: HashMap<Key, StoredLock, RandomState>,
     /// What several hold at a time.
     shared: SharedLocks,
+    /// Who waits in line.
+    lines: Lines,
     /// Who waits for a change of a key. Only keys with waiters have an entry.
     watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
@@ -145,6 +150,18 @@ impl SharedMemory {
         let mut state = self.state();
         for (place, claim) in claims.iter().enumerate() {
             if let Some(busy) = state.busy(&claim.request, now)? {
+                // The batch waits for this key alone; kept out of the others by it, two batches would wait for each
+                // other while all is free.
+                let others = claims.iter().enumerate().filter(|(other, _)| *other != place);
+                let freed: Vec<_> = others
+                    .map(|(_, claim)| &claim.request)
+                    .filter(|request| state.shared.stop_waiting(&request.key, request.token))
+                    .map(|request| request.key.clone())
+                    .collect();
+                drop(state);
+                for key in freed {
+                    self.tell(self.state(), key.as_str());
+                }
                 return Ok(BatchAttempt::Busy { place, busy });
             }
         }
@@ -162,8 +179,14 @@ impl SharedMemory {
         entries
     }
 
-    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns how many do.
-    fn tell(&self, state: MutexGuard<'_, MemoryState>, key: &str) -> u32 {
+    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns how many do. Where
+    /// there is a line, it is the turn of the first, and no other one hears of it.
+    fn tell(&self, mut state: MutexGuard<'_, MemoryState>, key: &str) -> u32 {
+        if let Some(turn) = state.lines.next_turn(key, self.clock.now()) {
+            drop(state);
+            wake_all(&turn);
+            return 0;
+        }
         let watched = state.watched.get_key_value(key);
         let watch = watched.map(|(key, changed)| KeyWatch {
             shared: self,
@@ -192,17 +215,36 @@ impl MemoryState {
         self.locks.iter().chain(self.shared.entries())
     }
 
-    /// Who else has the lock.
+    /// Who else has the lock, or has its turn. Who is to be kept in line has a place from now on.
     fn busy(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
-        if let Some(entry) = self.locks.get(&request.key)
+        let Some(mut busy) = self.taken(request, now)? else { return Ok(None) };
+        if request.fair && request.waits {
+            let (is_first, is_new) = self.lines.stand(request, now);
+            busy.requeued = is_new;
+            // Those behind the first have no reason to ask when it ends.
+            busy.retry_after.take_if(|_| !is_first && busy.holder.is_some());
+        }
+        Ok(Some(busy))
+    }
+
+    fn taken(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
+        let (key, token) = (&request.key, request.token);
+        if let Some(entry) = self.locks.get(key)
             && entry.expires > now
         {
             return match request.mode.conflict(&Mode::Exclusive) {
                 Some(failure) => Err(failure),
-                None => Ok((entry.token != request.token).then(|| entry.busy(now))),
+                None => Ok((entry.token != token).then(|| entry.busy(now))),
             };
         }
-        self.shared.busy(request, now)
+        if let Some(busy) = self.shared.busy(request, now)? {
+            return Ok(Some(busy));
+        }
+        let Some(until) = self.lines.others_turn(key, token, now) else { return Ok(None) };
+        if self.shared.entry_mut(key, token).is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Busy { retry_after: Some(until.since(now)), ..Busy::default() }))
     }
 
     /// All that was granted of one key.
@@ -235,6 +277,9 @@ impl MemoryState {
             // The reply of an earlier attempt was lost: adopt what it took, and of its fences the first.
             entry.expires = now + request.lease;
             return grant.with_fence(entry.fence);
+        }
+        if request.fair {
+            self.lines.leave(&request.key, request.token);
         }
         let fence = Fence::new(self.fence + 1);
         self.fence += u64::from(fences);
@@ -272,7 +317,9 @@ impl Backend for Memory {
             .with_notifications(Duration::from_millis(500))
             .with_administration()
             .with_sharing()
+            .with_downgrading()
             .with_permits()
+            .with_fairness_on_request()
             .with_leaving()
     }
 
@@ -285,11 +332,14 @@ impl Backend for Memory {
     }
 
     fn claim(&self, request: ClaimRequest) -> MemoryClaim {
-        let shared = Arc::clone(&self.0);
-        MemoryClaim { shared, request, reserves: 1, unsettled: false, held: false, told: false }
+        MemoryClaim::new(Arc::clone(&self.0), request)
     }
 
     async fn attempt_all(&self, claims: &mut [&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
+        if claims.len() > 1 && claims.iter().any(|claim| claim.request.fair) {
+            // Each waits in a line of its own, and they could wait for each other.
+            return Ok(BatchAttempt::Separately);
+        }
         let before: Vec<bool> =
             claims.iter_mut().map(|claim| std::mem::replace(&mut claim.unsettled, true)).collect();
         let answer = self.0.faults.around(|| self.0.grant_all(claims)).await??;
@@ -393,96 +443,6 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// A claim on a lock of [`Memory`].
-pub struct MemoryClaim {
-    shared: Arc<SharedMemory>,
-    request: ClaimRequest,
-    /// How many fences the next attempt reserves.
-    reserves: u32,
-    /// A request is under way, or its answer was lost.
-    unsettled: bool,
-    held: bool,
-    /// It was said since the last attempt that the lock is free.
-    told: bool,
-}
-
-impl MemoryClaim {
-    /// The server's part of an attempt: one atomic step.
-    fn grant(&self) -> Result<Attempt, Failure> {
-        let now = self.shared.clock.now();
-        let mut state = self.shared.state();
-        Ok(match state.busy(&self.request, now)? {
-            Some(busy) => Attempt::Busy(busy),
-            None => Attempt::Granted(state.grant(&self.request, self.reserves, now)),
-        })
-    }
-
-    fn extend(&self) -> Renewed {
-        let now = self.shared.clock.now();
-        match self.shared.state().entry_mut(&self.request.key, self.request.token) {
-            Some(entry) if entry.expires > now => {
-                entry.expires = now + self.request.lease;
-                Renewed::Extended
-            }
-            _ => Renewed::Gone,
-        }
-    }
-
-    fn remove(&self) -> Withdrawal {
-        let now = self.shared.clock.now();
-        let mut state = self.shared.state();
-        let key = &self.request.key;
-        let gone = state.shared.stop_waiting(key, self.request.token);
-        match state.take(key, self.request.token, now) {
-            Some(entry) => {
-                let expired = entry.expires <= now;
-                let others_waiting = self.shared.tell(state, key.as_str());
-                let withdrawal = if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED };
-                withdrawal.with_others_waiting(others_waiting)
-            }
-            None => {
-                if gone {
-                    // Those it kept out may come in.
-                    self.shared.tell(state, key.as_str());
-                }
-                Withdrawal::ABSENT
-            }
-        }
-    }
-
-    /// The server's part of a release that leaves the key taken.
-    fn leave_for(&self, taken_for: Duration) -> Withdrawal {
-        let now = self.shared.clock.now();
-        let (key, token) = (&self.request.key, self.request.token);
-        let mut state = self.shared.state();
-        match state.locks.get_mut(key) {
-            Some(entry) if entry.expires <= now => Withdrawal::ABSENT,
-            Some(entry) if entry.token == token || entry.token == token.left_behind() => {
-                entry.token = token.left_behind();
-                (entry.expires, entry.left_behind, entry.signal) = (now + taken_for, true, None);
-                Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
-            }
-            _ => Withdrawal::ABSENT,
-        }
-    }
-
-    /// Whether it waits, and has to say so when it waits no more.
-    fn keeps_others_out(&self) -> bool {
-        let request = &self.request;
-        !self.held
-            && request.has_preference()
-            && self.shared.state().shared.prefers(&request.key, request.token)
-    }
-
-    fn is_free(&self) -> bool {
-        let now = self.shared.clock.now();
-        let mut state = self.shared.state();
-        let held = state.locks.get(&self.request.key).is_some_and(|entry| entry.expires > now);
-        // One whose attempt would fail is to learn why.
-        !held && state.shared.busy(&self.request, now).map_or(true, |busy| busy.is_none())
-    }
-}
-
 /// One waiter of a key, or somebody who tells them; the last one takes the entry away.
 struct KeyWatch<'a> {
     shared: &'a SharedMemory,
@@ -497,71 +457,5 @@ impl Drop for KeyWatch<'_> {
         if Arc::strong_count(&self.changed) == 2 {
             state.watched.remove(&self.key);
         }
-    }
-}
-
-impl Claim for MemoryClaim {
-    fn reserve(&mut self, fences: u32) {
-        self.reserves = fences.max(1);
-    }
-
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        (self.unsettled, self.told) = (true, false);
-        let answer = self.shared.faults.around(|| self.grant()).await?;
-        self.held = matches!(answer, Ok(Attempt::Granted(_)));
-        self.unsettled = self.keeps_others_out();
-        answer
-    }
-
-    async fn changed(&mut self) -> Result<(), Failure> {
-        let watch = self.shared.watch(&self.request.key);
-        loop {
-            let changed = watch.changed.notified();
-            let moved = self.shared.clock.moved();
-            if !self.told && self.is_free() {
-                break;
-            }
-            tokio::select! {
-                biased;
-                () = changed => break,
-                () = moved => {}
-            }
-        }
-        self.told = true;
-        Ok(())
-    }
-
-    fn granted(&mut self, signal: Signal) {
-        if let Some(entry) = self.shared.state().entry_mut(&self.request.key, self.request.token) {
-            entry.signal = Some(signal);
-        }
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Failure> {
-        self.shared.faults.around(|| self.extend()).await
-    }
-
-    async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        let answer = self.shared.faults.around(|| self.remove()).await?;
-        self.unsettled = false;
-        self.held = false;
-        Ok(answer)
-    }
-
-    async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
-        let answer = self.shared.faults.around(|| self.leave_for(taken_for)).await?;
-        self.unsettled = false;
-        self.held = false;
-        Ok(answer)
-    }
-
-    fn is_clean(&self) -> bool {
-        !self.unsettled && !self.held
-    }
-}
-
-impl fmt::Debug for MemoryClaim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryClaim").field("key", &self.request.key).finish_non_exhaustive()
     }
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState};
+use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
@@ -238,7 +238,7 @@ impl Quorum {
     ///
     /// # Errors
     ///
-    /// The first failure of a node. It may be called again.
+    /// The first failure of a node, which may take 10 s to answer. It may be called again.
     ///
     /// # Cancel safety
     ///
@@ -246,7 +246,9 @@ impl Quorum {
     pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
         let mut done = Vec::new();
         for member in &self.0.members {
-            done.push(member.bootstrap().await.map_err(|failure| named(member, &failure))?);
+            let set_up = tokio::time::timeout(ONE_NODE, member.bootstrap()).await;
+            let set_up = set_up.unwrap_or_else(|_| Err(no_answer()));
+            done.push(set_up.map_err(|failure| named(member, &failure))?);
         }
         Ok(done)
     }
@@ -332,6 +334,9 @@ impl QuorumBuilder {
         let leased = abilities.iter().filter(|can| !can.session_kept).count();
         capabilities.session_kept = leased <= abilities.len() / 2;
         capabilities.durable = abilities.iter().all(|can| durable || can.durable);
+        // Readers and writers need a majority each, and every two majorities have a node in common, which lets no
+        // writer beside anybody. Sessions keep a place in a queue: with several, all could wait for each other.
+        capabilities.shared = abilities.iter().all(|can| can.shared && !can.session_kept);
         capabilities.administered = abilities.iter().all(|can| can.administered);
         Ok(Quorum(Arc::new(QuorumShared {
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
@@ -397,6 +402,10 @@ impl Backend for Quorum {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.0.holder(key).await
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.0.occupancy(key).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {

@@ -1,6 +1,7 @@
 //! One lock that was granted: its validity, and the claim behind it.
 
 mod passing;
+mod shares;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,6 +22,7 @@ use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
+pub(super) use shares::ShareKind;
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -40,39 +42,16 @@ pub(crate) enum Condition {
     Released,
 }
 
-/// How a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step of it.
-///
-/// As wide as what stands beside it in a guard: one that is narrower makes each move of a guard slow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(super) enum ShareKind {
-    Plain = 1,
-    /// Taken by hand in the first body under the hold; how many of these there are is bounded.
-    Nested = 1 << 32,
-}
-
-impl ShareKind {
-    const fn one(self) -> u64 {
-        self as u64
-    }
-
-    /// How many of this kind there are in `shares`.
-    const fn count(self, shares: u64) -> u32 {
-        #[expect(clippy::cast_possible_truncation, reason = "one half of it is meant")]
-        match self {
-            Self::Plain => shares as u32,
-            Self::Nested => (shares >> 32) as u32,
-        }
-    }
-}
-
 /// A lock that was granted. Shared by the guards of its owner, the views of it, and the keeper.
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
     pub(crate) key: Key,
     pub(crate) site: Site,
     pub(crate) fence: Option<Fence>,
-    pub(crate) mode: Mode,
+    /// How it was granted; see [`mode`](Self::mode).
+    granted_as: Mode,
+    /// Whether it was asked to be kept in line.
+    pub(super) fair: bool,
     /// The last of the fences that were reserved with it; zero when it is not to be passed on.
     last_fence: u64,
     pub(crate) tenure: Tenure,
@@ -103,6 +82,10 @@ pub(crate) struct Hold {
     release_requested: AtomicBool,
     /// How many guards share the hold, by kind; the last one releases the lock.
     shares: AtomicU64,
+    /// Whether the backend has not yet confirmed that it is for reading only; see [`mode`](Self::mode).
+    pub(super) downgrades: AtomicBool,
+    /// The keeper asks for that.
+    pub(super) downgrades_later: AtomicBool,
     pub(super) listing: RegistryEntry,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
@@ -126,14 +109,22 @@ impl Hold {
             }
             _ => 0,
         };
-        Self::make(spec, claim, (grant.fence, last_fence), grant.term, (now, sent), tenure)
+        // A hold that follows has the term for its lease, which the server has not confirmed after a first lease.
+        let last_fence = if grant.first_lease.is_none() { last_fence } else { 0 };
+        // A renewal may shorten a first lease that is longer than the term.
+        let first_lease = match grant.term {
+            Term::Lease(length) => grant.first_lease.map(|first| first.min(length)),
+            Term::Session(_) => grant.first_lease,
+        };
+        let terms = (grant.term, first_lease);
+        Self::make(spec, claim, (grant.fence, last_fence), terms, (now, sent), tenure)
     }
 
     fn make(
         spec: &Spec,
         mut claim: Box<dyn DynClaim>,
         (fence, last_fence): (Option<Fence>, u64),
-        term: Term,
+        (term, first_lease): (Term, Option<Duration>),
         (now, sent): (Timestamp, Timestamp),
         tenure: Tenure,
     ) -> Arc<Self> {
@@ -143,19 +134,23 @@ impl Hold {
             Term::Lease(length) | Term::Session(Some(length)) => Some(length),
             Term::Session(None) => None,
         };
-        let deadline = length.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
-        let renew_at = match term {
+        let first = first_lease.or(length);
+        let deadline = first.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
+        let renew_at = match (term, first_lease) {
+            // Soon, for the sake of what it is to be; a section that is short needs no renewal.
+            (Term::Lease(_), Some(first)) => now + part_of(&engine, first / 20, 0.5),
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
             // keeper for locks that are released soon.
-            Term::Lease(length) => sent + part_of(&engine, length / 3, 0.5),
-            Term::Session(_) => Timestamp::NEVER,
+            (Term::Lease(length), None) => sent + part_of(&engine, length / 3, 0.5),
+            (Term::Session(_), _) => Timestamp::NEVER,
         };
         let hold = Arc::new(Self {
             engine,
             key,
             site,
             fence,
-            mode: options.mode,
+            granted_as: options.mode,
+            fair: options.fair,
             last_fence,
             tenure,
             acquired_at: now,
@@ -176,6 +171,8 @@ impl Hold {
             at_risk: AtomicBool::new(false),
             release_requested: AtomicBool::new(false),
             shares: AtomicU64::new(ShareKind::Plain.one()),
+            downgrades: AtomicBool::new(false),
+            downgrades_later: AtomicBool::new(false),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
@@ -188,7 +185,7 @@ impl Hold {
 
     /// The tenure that its release ends; none where others may hold the lock at the same time.
     pub(crate) fn ended_tenure(&self) -> Option<Tenure> {
-        self.mode.is_exclusive().then_some(self.tenure)
+        self.mode().is_exclusive().then_some(self.tenure)
     }
 
     /// What spans and metrics say of it.
@@ -318,7 +315,24 @@ impl Hold {
 
     /// The pause between renewals that are not due by themselves.
     fn pause(&self) -> Duration {
-        (self.lease / 12).max(Duration::from_millis(5))
+        (self.lease_that_runs() / 12).max(Duration::from_millis(5))
+    }
+
+    /// How long the lease that runs now is in all, which may be a first one.
+    fn lease_that_runs(&self) -> Duration {
+        let deadline = self.deadline();
+        if deadline >= self.ends_at {
+            return self.lease;
+        }
+        let confirmed = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
+        self.lease.min(deadline.since(confirmed))
+    }
+
+    /// How long an answer to a renewal sent at `sent` is waited for. In a first lease there is time for another one.
+    pub(super) fn renewal_limit(&self, sent: Timestamp) -> Duration {
+        let left = self.deadline().since(sent);
+        let is_first = self.lease_that_runs() < self.lease.mul_f64(0.9);
+        self.request_timeout.min(if is_first { left / 3 } else { left })
     }
 
     /// A renewal is late.
@@ -408,29 +422,6 @@ impl Hold {
             }
             changed.await;
         }
-    }
-
-    /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
-    pub(super) fn share(&self, kind: ShareKind) -> Option<u32> {
-        let more = |shares: u64| if shares == 0 { None } else { shares.checked_add(kind.one()) };
-        let before = self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(kind.count(before + kind.one()))
-    }
-
-    /// Makes a plain share a nested one. Returns how many there are of these.
-    pub(super) fn nest(&self) -> u32 {
-        let step = ShareKind::Nested.one() - ShareKind::Plain.one();
-        ShareKind::Nested.count(self.shares.fetch_add(step, Ordering::AcqRel) + step)
-    }
-
-    /// Whether there is one plain share and no other.
-    pub(super) fn has_one_share(&self) -> bool {
-        self.shares.load(Ordering::Acquire) == ShareKind::Plain.one()
-    }
-
-    /// One guard less. Whether it was the last one, who has to release the lock.
-    pub(super) fn unshare(&self, kind: ShareKind) -> bool {
-        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) == kind.one()
     }
 
     /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a

@@ -130,7 +130,7 @@ async fn renew_once(hold: &Hold) {
     let clock = &hold.engine.clock;
     let telemetry = &hold.engine.telemetry;
     let sent = clock.now();
-    let limit = hold.request_timeout.min(hold.deadline().since(sent));
+    let limit = hold.renewal_limit(sent);
     let answer = tokio::select! {
         biased;
         // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod cleanup;
+pub(crate) mod downgrade;
 pub(crate) mod handoff;
 pub(crate) mod hold;
 pub(crate) mod keeper;

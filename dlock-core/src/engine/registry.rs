@@ -124,8 +124,12 @@ const IDLE_LOOK: Duration = Duration::from_secs(5);
 /// How many holds are looked at before acquires and releases get their turn.
 const BATCH: usize = 64;
 
-/// How many renewals go out together before those of them are due. More are spread instead.
+/// How many renewals go out together before some of them are due. More are spread instead.
 const TOGETHER: usize = 64;
+
+/// The part of a lease by which a renewal may go out early, with others that are due. A third of the lease is the time
+/// from one renewal to the next, so that this makes few more of them.
+const EARLY: u32 = 32;
 
 impl HoldRegistry {
     pub(crate) fn new(clock: Clock, telemetry: Arc<Telemetry>, tasks: Tasks) -> Self {
@@ -249,7 +253,7 @@ impl HoldRegistry {
             let Some((&(at, _), hold)) = holds.due.first_key_value() else { return seen };
             let hold = Arc::clone(hold);
             // Renewals that are due soon go out together with those due now, as far as these are few.
-            let ahead = if due.len() < TOGETHER { hold.lease / 100 } else { Duration::ZERO };
+            let ahead = if (1..TOGETHER).contains(&due.len()) { hold.lease / EARLY } else { Duration::ZERO };
             let renews = hold.deadline() > now && hold.take_renewal(now, ahead);
             if at > now && !renews {
                 return seen;

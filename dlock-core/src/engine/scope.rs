@@ -306,16 +306,10 @@ pub(crate) fn reenter(
     }
     let found = SCOPE.try_with(|scope| scope.find_entered(engine, key));
     let Ok(Some(Entered { hold, condition, depth, counted_by_hold })) = found else { return Ok(None) };
-    if hold.mode != options.mode {
-        match (hold.mode, options.mode) {
-            (Mode::Permits { .. }, _) => return Ok(None),
-            (Mode::Shared, Mode::Exclusive) => {
-                let why = "the caller holds it for reading, and would wait for itself to write; release the read lock \
-                           first, or take the write lock from the beginning, which may read too";
-                return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
-            }
-            _ => {}
-        }
+    match (hold.mode(), options.mode) {
+        (Mode::Permits { .. }, _) => return Ok(None),
+        (Mode::Shared, Mode::Exclusive) => return Err(only_reads(&hold)),
+        _ => {}
     }
     if !options.reentrant {
         let why = "the caller holds it already and this acquire is not reentrant; it would wait for itself";
@@ -330,6 +324,10 @@ pub(crate) fn reenter(
     let kind = if by_hand && counted_by_hold { ShareKind::Nested } else { ShareKind::Plain };
     let Some((share, guards)) = Share::of(hold, kind) else { return Ok(None) };
     let hold = share.hold();
+    // It may have been downgraded meanwhile. From here on it is not, unless that was first.
+    if options.mode.is_exclusive() && !hold.mode().is_exclusive() {
+        return Err(only_reads(hold));
+    }
     if share.is_nested() && guards > options.max_depth {
         return Err(too_deep(hold, guards - 1));
     }
@@ -337,6 +335,13 @@ pub(crate) fn reenter(
         engine.telemetry.nested_options_ignored(hold.subject(), hold.lease, options.lease);
     }
     Ok(Some(share))
+}
+
+/// One who reads asks to write.
+fn only_reads(hold: &Hold) -> Error {
+    let why = "the caller holds it for reading, and would wait for itself to write; release the read lock first, or \
+               take the write lock from the beginning, which may read too";
+    hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
 }
 
 /// Each acquire of permits has its own. Refuses one that waits for permits of the caller.
@@ -347,7 +352,7 @@ fn refuse_own_permits(engine: &Arc<Engine>, key: &Key, (of, take): (u32, u32)) -
             let is_same = Arc::ptr_eq(&hold.engine, engine)
                 && hold.key == *key
                 && matches!(hold.condition(), Condition::Held | Condition::Suspect);
-            if let (true, Mode::Permits { take, .. }) = (is_same, hold.mode) {
+            if let (true, Mode::Permits { take, .. }) = (is_same, hold.mode()) {
                 own = own.saturating_add(take);
             }
             None
@@ -436,7 +441,7 @@ pub(crate) async fn refused(engine: &Engine) -> Failure {
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
 pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted>>, Error> {
-    if share.hold().mode.permits().is_some() {
+    if share.hold().mode().permits().is_some() {
         // Not entered again.
         return Ok(None);
     }

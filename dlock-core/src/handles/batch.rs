@@ -1,6 +1,7 @@
 //! Several locks as one: all of them or none.
 
 mod guard;
+mod keys;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::handles::lock::Lock;
 use crate::handles::options::{OnLost, Options, Wait};
 use crate::key::Key;
 pub use guard::BatchGuard;
+pub use keys::{BatchKey, KeyInMode, read, write};
 
 /// Several locks as one: all of them or none. Made by [`Locks::lock_all`](crate::Locks::lock_all) and [`Batch::of`].
 ///

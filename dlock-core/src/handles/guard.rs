@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
+use crate::backend::{Mode, Withdrawal};
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
+use crate::engine::downgrade::downgrade;
 use crate::engine::handoff::{Unpassed, pass_on};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::scope::{self, Noted};
@@ -117,6 +118,63 @@ impl Guard {
     /// May be dropped and called again at any time.
     pub async fn ended(&self) -> Ended {
         self.held().ended().await
+    }
+
+    /// Returns how the lock is held: as it was taken, or for reading since it was [downgraded](Self::downgrade).
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.hold().mode()
+    }
+
+    /// Turns a lock that is held alone into one that is held for reading, in one step: no writer gets in between, and
+    /// readers that wait may come in, those behind a writer when that has had its turn. Resolves when the backend has
+    /// confirmed it.
+    ///
+    /// * **The guard is a reader's from the call on**, whatever comes of it: it is not held alone any more, and there
+    ///   is no way back but to release it and write anew. On the server it may stay held alone for longer, which keeps
+    ///   others out and nobody in.
+    /// * **The fence stays.** It is higher than that of every writer before, and lower than that of every writer after;
+    ///   readers that come in later have higher ones. The lease runs for its full length again; `max_hold` counts from
+    ///   the acquire.
+    /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it,
+    ///   it is refused: they rely on being alone. From then on a nested acquire reads, and one that would write is a
+    ///   [`Deadlock`](ErrorKind::Deadlock).
+    /// * **It is not passed on** inside the process any more, like every lock that is read.
+    /// * A guard that reads already stays as it is.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let page = locks.lock("page_7");
+    /// let mut guard = page.acquire().await?;
+    /// // It is written, and nobody reads. From here on everybody may read what was written, and nobody writes.
+    /// guard.downgrade().await?;
+    /// assert!(page.clone().read().try_acquire().await?.is_some());
+    /// assert!(page.try_acquire().await?.is_none());
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Conflict`]: it has further shares, as above. Nothing was changed.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot (see
+    ///   [`Requirement::Downgrade`](crate::Requirement::Downgrade)), these are permits of a semaphore, or the lock is
+    ///   fair or stays taken after its release. Nothing was changed.
+    /// * [`ErrorKind::Lost`]: the lock was lost, before or meanwhile. [`ErrorKind::Suspect`] as of
+    ///   [`check`](Self::check).
+    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`]: the backend did not confirm. The guard reads, and the
+    ///   request is repeated in the background until it is confirmed or the lock has ended. Calling this again waits
+    ///   for that. After a final kind, such as [`ErrorKind::Denied`], it is not repeated.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the guard reads, and the rest goes on in the background. Before its first poll nothing was
+    /// changed.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        downgrade(self.hold()).await
     }
 
     /// Releases the lock and waits until the backend confirms it. A nested guard only steps back: the lock is released

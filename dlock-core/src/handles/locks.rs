@@ -18,7 +18,7 @@ use crate::engine::tasks::{Spawn, Tasks};
 use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
-use crate::handles::batch::Batch;
+use crate::handles::batch::{Batch, BatchKey};
 use crate::handles::election::Election;
 use crate::handles::lock::Lock;
 use crate::handles::once::Once;
@@ -91,9 +91,13 @@ impl Locks {
         Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
     }
 
-    /// Returns the locks named by `keys` as one: all of them or none, in an order that cannot deadlock. See [`Batch`].
-    pub fn lock_all<K: AsRef<str>>(&self, keys: impl IntoIterator<Item = K>) -> Batch {
-        Batch::of(keys.into_iter().map(|key| self.lock(key)))
+    /// Returns the locks named by `keys` as one: all of them or none, in an order that cannot deadlock. Each is held
+    /// alone, unless the key is given as one to [`read`](crate::read()). See [`Batch`].
+    pub fn lock_all<K: BatchKey>(&self, keys: impl IntoIterator<Item = K>) -> Batch {
+        Batch::of(keys.into_iter().map(|key| {
+            let lock = self.lock(key.key());
+            if key.reads() { lock.read() } else { lock }
+        }))
     }
 
     /// Splits `key` into so many segments, each a lock of its own. See [`Segmented`].
@@ -361,9 +365,9 @@ impl LocksBuilder {
     /// ```
     /// use dlock_core::{ErrorKind, Locks, Memory, Requirement};
     ///
-    /// let error = Locks::builder(Memory::new()).require(Requirement::Fair).build().unwrap_err();
+    /// let error = Locks::builder(Memory::new()).require(Requirement::Durable).build().unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Unsupported);
-    /// assert!(error.to_string().contains("`fair`"));
+    /// assert!(error.to_string().contains("`durable`"));
     /// ```
     ///
     /// [`Requirement::Fair`] makes all locks [fair](Self::with_fairness), where the backend leaves the choice.

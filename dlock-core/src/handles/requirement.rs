@@ -25,6 +25,9 @@ pub enum Requirement {
     Durable,
     /// Several may read at a time. [`Capabilities::shared`].
     Shared,
+    /// A lock that is held alone can become a reader's in one step: [`Guard::downgrade`](crate::Guard::downgrade).
+    /// [`Capabilities::downgrades`].
+    Downgrade,
     /// There are semaphores. [`Capabilities::permits`].
     Permits,
     /// A key can stay taken for a time after its release:
@@ -34,13 +37,14 @@ pub enum Requirement {
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Fencing,
         Self::Fair,
         Self::SessionKept,
         Self::Notified,
         Self::Durable,
         Self::Shared,
+        Self::Downgrade,
         Self::Permits,
         Self::HoldAtLeast,
     ];
@@ -55,6 +59,7 @@ impl Requirement {
             Self::Notified => "notified",
             Self::Durable => "durable",
             Self::Shared => "shared",
+            Self::Downgrade => "downgrade",
             Self::Permits => "permits",
             Self::HoldAtLeast => "hold_at_least",
         }
@@ -68,6 +73,7 @@ impl Requirement {
             Self::Notified => "waiters are notified of a release",
             Self::Durable => "a confirmed grant outlives a failover or restart of the servers",
             Self::Shared => "several may read at a time",
+            Self::Downgrade => "a writer can become a reader in one step",
             Self::Permits => "a semaphore with permits",
             Self::HoldAtLeast => "a key stays taken for a time after its release",
         }
@@ -83,6 +89,7 @@ impl Requirement {
             Self::Notified => capabilities.notified,
             Self::Durable => capabilities.durable,
             Self::Shared => capabilities.shared,
+            Self::Downgrade => capabilities.downgrades,
             Self::Permits => capabilities.permits,
             Self::HoldAtLeast => capabilities.leaves,
         }

@@ -251,6 +251,16 @@ impl Telemetry {
         spans::release_requested(self, lock);
     }
 
+    /// A lock that was held alone is a reader's now.
+    pub(crate) fn downgraded(&self, lock: Subject<'_>) {
+        spans::downgraded(self, lock);
+    }
+
+    /// A lock stays held alone, although its owner only reads.
+    pub(crate) fn downgrade_failed(&self, lock: Subject<'_>, failure: &Failure) {
+        spans::downgrade_failed(self, lock, failure);
+    }
+
     /// A release begins that the caller waits for.
     pub(crate) fn release_started(&self, lock: Subject<'_>) -> Span {
         spans::release(self, lock, false)

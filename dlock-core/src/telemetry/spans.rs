@@ -203,6 +203,21 @@ pub(super) fn release_requested(to: &Telemetry, lock: Subject<'_>) {
     });
 }
 
+pub(super) fn downgraded(to: &Telemetry, lock: Subject<'_>) {
+    tell(|| {
+        let what = "a lock that was held alone is held for reading from now on";
+        debug!(target: "dlock", backend = to.backend, key = shown(to, lock.key), "{what}");
+    });
+}
+
+pub(super) fn downgrade_failed(to: &Telemetry, lock: Subject<'_>, failure: &Failure) {
+    tell(|| {
+        let what = "others cannot read: the backend refused to let them";
+        let (backend, template) = (to.backend, lock.site.template);
+        warn!(target: "dlock", backend, key = shown(to, lock.key), template, %failure, "{what}");
+    });
+}
+
 pub(super) fn lost(
     to: &Telemetry,
     lock: Subject<'_>,

@@ -43,6 +43,38 @@ async fn a_lock_is_renewed_at_a_third_of_its_lease_and_its_validity_grows() {
 }
 
 #[tokio::test]
+async fn a_first_lease_is_believed_for_no_longer_than_those_that_follow() {
+    let lease = Duration::from_millis(600);
+    let clock = ManualClock::stopped();
+    let grant = Answer::GrantAtFirst(Duration::from_secs(2), Term::Lease(lease));
+    let backend = Scripted::with_clock(clock.clock(), [grant]);
+    renewals(&backend, [Ok(Renewed::Extended)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let believed = lease - lease / 100;
+    assert_eq!(guard.remaining().unwrap(), believed);
+    clock.advance(Duration::from_millis(100));
+    eventually("the renewal", || locks.stats().renewals == 1).await;
+    assert_eq!(guard.remaining().unwrap(), believed);
+}
+
+#[tokio::test]
+async fn a_renewal_that_fails_in_a_first_lease_is_tried_again_before_its_end() {
+    let first = Duration::from_secs(2);
+    let clock = ManualClock::stopped();
+    let backend = Scripted::with_clock(clock.clock(), [Answer::GrantAtFirst(first, Term::Lease(LEASE))]);
+    renewals(&backend, [Err(Failure::unavailable("the connection was reset")), Ok(Renewed::Extended)]);
+    let locks = Locks::new(backend.clone());
+    let guard = locks.lock("k").acquire().await.unwrap();
+    assert_eq!(guard.remaining().unwrap(), first - first / 100);
+    clock.advance(first / 20);
+    eventually("the failure", || locks.stats().failed_renewals == 1).await;
+    clock.advance(first / 12);
+    eventually("another renewal", || locks.stats().renewals == 1).await;
+    assert_eq!(guard.remaining().unwrap(), LEASE - LEASE / 100);
+}
+
+#[tokio::test]
 async fn a_renewal_that_finds_the_lock_gone_loses_it() {
     let clock = ManualClock::stopped();
     let backend = Scripted::with_clock(clock.clock(), [granted()]);

@@ -7,6 +7,8 @@ mod lifecycle;
 mod limits;
 mod many;
 mod memory;
+#[cfg(feature = "otel")]
+mod metrics;
 mod nesting;
 mod owners;
 mod script;

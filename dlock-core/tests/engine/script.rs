@@ -23,6 +23,8 @@ pub(crate) enum Call {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Grant(Term),
+    /// With a first lease of this length.
+    GrantAtFirst(Duration, Term),
     Busy,
     /// Busy, for so long.
     BusyFor(Duration),
@@ -179,6 +181,10 @@ impl Claim for ScriptedClaim {
         let answer = self.script.attempts.lock().unwrap().pop_front().unwrap_or(Answer::Hang);
         match answer {
             Answer::Grant(term) => Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(7)))),
+            Answer::GrantAtFirst(first, term) => {
+                let grant = Grant::new(term).with_fence(Fence::new(7)).with_first_lease(first);
+                Ok(Attempt::Granted(grant))
+            }
             Answer::Busy => Ok(Attempt::Busy(Busy::default())),
             Answer::BusyFor(left) => {
                 let mut busy = Busy::default();

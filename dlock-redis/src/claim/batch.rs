@@ -69,14 +69,13 @@ impl RedisClaim {
 
     /// Whether there is an ear on the channel for it, which there is where somebody of this client listens already.
     pub(super) fn listens(&mut self) -> Result<bool, Failure> {
-        if self.names.torn {
-            return Err(Failure::invalid_config(
-                "on a cluster Redisson cannot lock a name whose braces are no hash tag; use another name",
-            ));
-        }
+        self.names.check()?;
         match &mut self.listener {
             Some(listener) => listener.forget(),
-            none => *none = self.client.channels.join(&self.client.format.channel(&self.names)),
+            none => {
+                let channel = self.client.format.channel(&self.names, self.request.mode);
+                *none = self.client.channels.join(&channel);
+            }
         }
         // One that may not listen leaves the same mark: others are to know that it waits.
         Ok(self.listener.is_some() || self.contended)

@@ -1,49 +1,68 @@
 //! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found readers. Or on one
 //! that is waited for in line.
 
-use dlock_core::Failure;
-use dlock_core::backend::{Attempt, Renewed, Withdrawal};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Grant, Renewed, Withdrawal};
+use dlock_core::{ErrorKind, Failure};
 
 use super::RedisClaim;
 use super::answers::{senseless, withdrawn};
-use crate::error::refusal;
 use crate::request::{Answer, ShareRequest, ShareStep, Who};
 use crate::servers::Reply;
 
 impl RedisClaim {
     fn share(&self, step: ShareStep) -> ShareRequest {
-        ShareRequest { names: self.names.clone(), token: self.request.token, fair: self.request.fair, step }
+        let (mode, fair) = (self.request.mode, self.request.fair);
+        ShareRequest { names: self.names.clone(), token: self.request.token, mode, fair, step }
     }
 
     /// Whether what this claim has, or may have, is withdrawn by the script of what several hold. That knows what is
     /// held alone, too.
     pub(super) fn is_share(&self) -> bool {
-        !self.is_plain() || self.waits_for_all && !self.held
+        !self.is_plain() || self.downgraded || self.waits_for_all && !self.held
     }
 
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
-        if !self.client.format.shares() {
-            return Err(refusal("WRONGTYPE the key holds something that is no lock"));
-        }
         let mode = self.request.mode;
+        self.client.format.check(mode)?;
+        if let Some(grant) = self.given() {
+            return Ok(Attempt::Granted(grant));
+        }
         let listens = match &mut self.listener {
             Some(listener) if self.request.fair => {
                 listener.forget();
                 true
             }
-            _ if self.request.fair => false,
+            _ if self.request.fair => self.names.check().map(|()| false)?,
             _ => self.listens()?,
         };
+        let before = self.line;
+        let asked = self.line.asks();
         let request = self.share(ShareStep::Acquire {
-            mode,
             lease: self.lease(),
             listens,
             prefers: self.request.has_preference(),
             who: Who::of(&self.request),
+            mark: self.client.format.passes_on().then(|| asked.as_nanos()),
         });
         // From here on it may keep others out.
-        self.waits_for_all = self.request.has_preference();
-        let reply = self.carry_out_share(&request).await?;
+        self.waits_for_all =
+            self.request.has_preference() && (!self.is_plain() || self.client.format.withdraws_both());
+        let reply = match self.carry_out_share(&request).await {
+            Ok(reply) => reply,
+            Err(failure) => {
+                if failure.kind() != ErrorKind::Unknown {
+                    // Nothing was changed by this request, and the place is what it was.
+                    self.line = before;
+                }
+                return Err(failure);
+            }
+        };
+        if matches!(reply.answer, Answer::Busy { .. } | Answer::KeptOut { .. }) {
+            self.line.waits(asked);
+        }
         match &reply.answer {
             Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(&reply, *fence, 1),
             Answer::Used(other) => Err(mode.conflict(other).unwrap_or_else(senseless)),
@@ -53,13 +72,26 @@ impl RedisClaim {
         }
     }
 
+    /// The lock, where the release before has taken it for us and said so. Where replicas have to know of it, they are
+    /// asked.
+    fn given(&mut self) -> Option<Grant> {
+        if !self.request.fair || !self.unanswered.is_empty() || self.client.replicas.is_some() {
+            return None;
+        }
+        let given = self.client.format.given(&self.listener.as_ref()?.text()?)?;
+        let grant = self.line.given(given, Duration::from_millis(self.lease()))?;
+        self.held = true;
+        Some(grant)
+    }
+
     async fn carry_out_share(&mut self, request: &ShareRequest) -> Result<Reply, Failure> {
         let patience = self.patience();
         self.client.servers.carry_out(request, patience, &mut self.unanswered).await
     }
 
-    pub(super) async fn renew_share(&mut self) -> Result<Renewed, Failure> {
-        let request = self.share(ShareStep::Renew { lease: self.lease() });
+    /// Has the lease run for its full length again, by this step.
+    pub(super) async fn extend_share(&mut self, step: fn(u64) -> ShareStep) -> Result<Renewed, Failure> {
+        let request = self.share(step(self.lease()));
         let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
         match reply.answer {
             Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
@@ -69,14 +101,23 @@ impl RedisClaim {
     }
 
     pub(super) async fn withdraw_share(&mut self) -> Result<Withdrawal, Failure> {
-        let request = self.share(ShareStep::Withdraw);
+        let gives = self.request.fair && self.client.format.passes_on();
         if !self.held && !self.unanswered.is_empty() {
+            // Nobody has it by this claim, most times.
+            let request = self.share(ShareStep::Withdraw { passes_on: false });
             let limit = (self.request.lease, self.patience());
             let withdrawal = self.unanswered.withdraw(&self.client.servers, &request, limit).await?;
             self.waits_for_all &= !withdrawal.settled;
             return Ok(withdrawal);
         }
-        let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
+        let withdraw = |passes_on| self.share(ShareStep::Withdraw { passes_on });
+        let (request, client, patience) = (withdraw(gives), Arc::clone(&self.client), self.patience());
+        let mut reply = client.servers.carry_out(&request, patience, &mut self.overdue).await?;
+        if reply.answer == Answer::Apart {
+            // The counter is on another server for now: the first in line is told that it is its turn.
+            let request = self.share(ShareStep::Withdraw { passes_on: false });
+            reply = Box::pin(client.servers.carry_out(&request, patience, &mut self.overdue)).await?;
+        }
         (self.held, self.waits_for_all) = (false, false);
         let withdrawal = withdrawn(&reply.answer)?;
         Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })

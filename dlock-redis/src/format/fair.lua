@@ -1,12 +1,16 @@
 -- One step on a lock whose waiters are served in the order in which they came.
 -- Such a lock is a hash: f, the last place in line that was given; q, the first that may still be waited in; for each
--- of these q<place>, the token that waits there and until when it is alive, and ?<token>, its place; while it is held, n
--- is 1, e until when, h the token, and for the token until when, 0, the fence, and who it is; l, where somebody who does
--- not stand in line listens for the release. Times are in ms of the server's clock. A lock that nobody holds and that
--- somebody waits for is that one's: the first in line who is alive.
--- KEYS: the lock; for an acquire the counter of fences.
+-- of these q<place>, the token that waits there and until when it is alive, and ?<token>, its place, the mark of its last
+-- request, and who it is; while it is held, n is 1, e until when, h the token, and for the token until when, 0, the
+-- fence, and who it is; l, where somebody who does not stand in line listens for the release. Times are in ms of the
+-- server's clock.
+-- A release takes the lock for the first in line who is alive, until it would lose its place, and publishes the mark and
+-- the fence to that one. The mark says which request of that one was the last before the grant: its lease counts from
+-- there. One that has no mark, as those of earlier versions, and any where no fence can be drawn, is told that it is its
+-- turn: a lock that nobody holds and that somebody waits for is the first one's, who asks for it.
+-- KEYS: the lock; the counter of fences for an acquire, and for a withdrawal that takes the lock for the first in line.
 -- ARGV: the number of the call; the operation; the token; then for a renewal the lease in ms, and for an acquire the
--- lease, two that are not used, 1 if it waits, 1 if it listens, and who it is.
+-- lease, two that are not used, 1 if it waits, 1 if it listens, who it is, and the mark.
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
 --   acquire   the fence; {fence} of what the token has already; {-1, number of permits} of a semaphore;
 --             {ms to wait or -1, value or ''} when it is taken, or another one's turn
@@ -31,7 +35,8 @@ elseif kind ~= 'hash' and kind ~= 'none' then
 end
 local found = call('HMGET', name, 'f', 'q', 'n', 'e', 'h', 'l', '?' .. token, token, 'of')
 local last, head, ends, holder = tonumber(found[1]), tonumber(found[2]) or 1, tonumber(found[4]), found[5]
-local listens, place, own = found[6], tonumber(found[7]), found[8]
+local listens, own = found[6], found[8]
+local place = found[7] and tonumber(string.match(found[7], '^%d+'))
 if kind == 'hash' and not last then
   if operation ~= 'acquire' then
     return done(0)
@@ -52,19 +57,43 @@ local function keep(least)
   end
 end
 
--- Returns the first in line who is alive.
+-- Returns the first in line who is alive, and until when.
 local function first()
   while head <= last do
     local entry = call('HGET', name, 'q' .. head)
     if entry then
       local waiter, alive = string.match(entry, '^(%x+) (%d+)$')
       if tonumber(alive) > now or operation == 'acquire' and waiter == token then
-        return waiter
+        return waiter, alive
       end
       call('HDEL', name, 'q' .. head, '?' .. waiter)
     end
     head = head + 1
   end
+end
+
+-- Gives the lock, which nobody holds, to the first in line, or tells it that it is its turn; whether somebody waits.
+local function pass_on(tells)
+  local waiter, alive = first()
+  if not waiter then
+    return false
+  end
+  local mark, line = string.match(call('HGET', name, '?' .. waiter) or '', '^%d+ (%d+) (.*)$')
+  local fence = mark and KEYS[2] and draw(KEYS[2])
+  if not fence then
+    call('HSET', name, 'q', head)
+    if tells then
+      try('PUBLISH', name .. '#' .. waiter, '')
+    end
+    return true
+  end
+  call('HDEL', name, 'q' .. head, '?' .. waiter, holder or waiter)
+  local value = alive .. ' 0 ' .. text(fence) .. ' ' .. line
+  held, holder, ends = true, waiter, tonumber(alive)
+  call('HSET', name, 'q', head, 'n', 1, 'e', alive, 'h', waiter, waiter, value)
+  keep(ends - now)
+  try('PUBLISH', name .. '#' .. waiter, mark .. ' ' .. text(fence))
+  return true
 end
 
 if operation == 'renew' then
@@ -85,17 +114,12 @@ if operation == 'withdraw' then
   if own then
     call('HDEL', name, token, 'h')
     call('HSET', name, 'n', 0)
+    holder = nil
   end
-  if own or place and not held then
-    local waiter = first()
-    if waiter then
-      call('HSET', name, 'q', head)
-      try('PUBLISH', name .. '#' .. waiter, '')
-    else
-      call('DEL', name)
-      if listens then
-        try('PUBLISH', name, '')
-      end
+  if (own or place and not held) and not pass_on(true) then
+    call('DEL', name)
+    if listens then
+      try('PUBLISH', name, '')
     end
   end
   return done(own and 1 or 0)
@@ -112,14 +136,21 @@ if own then
 end
 
 local waiter = first()
+if not held and waiter and waiter ~= token then
+  -- Whoever had it is not heard of any more.
+  pass_on(false)
+  waiter = first()
+end
 if held or waiter and waiter ~= token then
   if waits then
     if not place then
       last = last + 1
       place = last
-      call('HSET', name, 'f', last, '?' .. token, place)
+      call('HSET', name, 'f', last)
     end
-    call('HSET', name, 'q', head, 'q' .. place, token .. ' ' .. text(now + ALIVE))
+    local mark = ARGV[10] ~= '' and ' ' .. ARGV[10] .. ' ' .. who or ''
+    local alive = text(now + ALIVE)
+    call('HSET', name, 'q', head, 'q' .. place, token .. ' ' .. alive, '?' .. token, place .. mark)
     keep(ALIVE)
   end
   -- Those behind the first have no reason to ask when it ends.

@@ -4,9 +4,10 @@ use dlock_core::Holder;
 use dlock_core::backend::Mode;
 use redis::Value;
 
-use super::{plain, redisson, shares};
+use super::{plain, redisson, redisson_shares, shares};
 use crate::request::{Answer, ShareStep};
 
+const PERMITS: Mode = Mode::Permits { of: 4, take: 2 };
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// Reads a text in all ways in which an answer with a holder is read, and returns the holders. A `|` stands between the
@@ -22,20 +23,35 @@ pub fn holders_in(text: &str) -> Vec<Holder> {
     let shared = [whole.clone(), busy(behind("")), busy(behind("17 1 9 "))];
     let shared = shared.into_iter().flat_map(|reply| {
         let of_readers = shares::taken(reply.clone(), Mode::Shared);
-        [of_readers, shares::taken(reply, Mode::Permits { of: 4, take: 2 })]
+        [of_readers, shares::taken(reply, PERMITS)]
+    });
+    let three = |line: &str| Value::Array(vec![Value::Int(30), behind(""), behind(line)]);
+    let of_redisson = [whole.clone(), three("7 "), three("1 7 "), behind("")].into_iter().flat_map(|reply| {
+        let of_readers = redisson_shares::taken(reply.clone(), Mode::Shared);
+        [of_readers, redisson_shares::taken(reply, PERMITS)]
     });
     let answers = plain
         .into_iter()
         .map(plain::answer)
         .chain([redisson::answer(whole.clone()), redisson::answer(owned)])
         .chain(shared)
-        .chain([shares::read(whole.clone(), &ShareStep::Withdraw)]);
+        .chain(of_redisson)
+        .chain([shares::read(whole.clone(), &ShareStep::Withdraw { passes_on: true }, Mode::Shared)])
+        .chain([redisson_shares::read(
+            whole.clone(),
+            &ShareStep::Withdraw { passes_on: true },
+            Mode::Shared,
+        )]);
     let busy = answers.flatten().filter_map(|answer| match answer {
         Answer::Busy { holder, .. } => Some(*holder),
         _ => None,
     });
-    let occupied = shares::seen(whole).map(|occupancy| occupancy.holders).unwrap_or_default();
-    busy.chain(occupied).collect()
+    let occupied = [
+        shares::seen(whole.clone()),
+        redisson_shares::seen(true, whole.clone()),
+        redisson_shares::seen(false, whole),
+    ];
+    busy.chain(occupied.into_iter().flatten().flat_map(|occupancy| occupancy.holders)).collect()
 }
 
 fn value(text: &str) -> Value {

@@ -1,4 +1,4 @@
-//! How locks are stored: in a form of our own, or in that of Redisson's `RLock`.
+//! How locks are stored: in a form of our own, or in those of Redisson.
 //!
 //! Each form is a module with its scripts, how they are called, and what their replies mean.
 
@@ -6,18 +6,19 @@
 pub(crate) mod hostile;
 mod plain;
 mod redisson;
+pub(crate) mod redisson_shares;
 pub(crate) mod shares;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_core::backend::LEFT_BEHIND;
-use dlock_core::{Holder, Token};
+use dlock_core::backend::{LEFT_BEHIND, Mode, Occupancy};
+use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
 use crate::keys::Names;
-use crate::request::{Answer, By, CallNumber, Request, RequestAll, Step, TakenAll};
+use crate::request::{Answer, By, CallNumber, Request, RequestAll, ShareRequest, Step, TakenAll};
 
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
@@ -31,13 +32,36 @@ pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
     call
 }
 
+/// Which of Redisson's locks those are that services in Java share. All clients of a lock, in Rust and in Java, use the
+/// same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recipe {
+    /// Those of `RLock`, without readers; those that are waited for in line are those of `RFairLock`. The default.
+    #[default]
+    Lock,
+    /// Those of `RReadWriteLock`, whose readers and writers are ours. There is no waiting in line.
+    ReadWriteLock,
+}
+
+impl Recipe {
+    /// The recipe as a URL names it.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "lock" => Some(Self::Lock),
+            "read-write-lock" => Some(Self::ReadWriteLock),
+            _ => None,
+        }
+    }
+}
+
 /// How locks are stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Format {
     /// A string: cheap, and nobody's but ours.
     Plain { cluster: bool },
     /// A hash that services in Java share, with what marks this client in the owner fields, as Redisson's do.
-    Redisson { client: Arc<str>, cluster: bool },
+    Redisson { client: Arc<str>, cluster: bool, recipe: Recipe },
 }
 
 /// A script and its hash.
@@ -71,10 +95,20 @@ fn hash_of(text: &str) -> String {
 pub(crate) enum Found {
     Nothing,
     Held(Holder),
+    /// As many as are listed.
+    Several(Vec<Holder>),
     /// A text that is no lock, in the way of one.
     Foreign,
     /// Data of others.
     Data,
+}
+
+/// What `SCAN` looks for that belongs to a lock and has another name.
+pub(crate) struct ScannedFor {
+    pub(crate) kind: &'static str,
+    pub(crate) pattern: String,
+    /// The name of the lock.
+    pub(crate) lock_of: fn(&str) -> Option<&str>,
 }
 
 impl Format {
@@ -89,16 +123,75 @@ impl Format {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Whether there are readers and semaphores.
-    pub(crate) const fn shares(&self) -> bool {
+    /// Whether there are readers.
+    pub(crate) const fn has_readers(&self) -> bool {
+        matches!(self, Self::Plain { .. } | Self::Redisson { recipe: Recipe::ReadWriteLock, .. })
+    }
+
+    /// Whether locks can be waited for in line.
+    pub(crate) const fn has_line(&self) -> bool {
+        matches!(self, Self::Plain { .. } | Self::Redisson { recipe: Recipe::Lock, .. })
+    }
+
+    /// Whether a release can leave its key taken.
+    pub(crate) const fn leaves(&self) -> bool {
         matches!(self, Self::Plain { .. })
+    }
+
+    /// Whether a lock that is held alone has a script that knows nothing of others.
+    pub(crate) const fn has_alone(&self) -> bool {
+        self.has_line()
+    }
+
+    /// Whether the script of what several hold withdraws, too, what was taken alone.
+    pub(crate) const fn withdraws_both(&self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
+    /// The longest lease of a hold of this mode.
+    pub(crate) const fn longest(&self, mode: Mode) -> Option<Duration> {
+        match (self, mode) {
+            // One who writes may go on to read.
+            (Self::Redisson { recipe: Recipe::ReadWriteLock, .. }, Mode::Exclusive | Mode::Shared) => {
+                Some(redisson_shares::LONGEST)
+            }
+            _ => None,
+        }
+    }
+
+    /// Refuses what no claim can ask for.
+    pub(crate) fn check(&self, mode: Mode) -> Result<(), Failure> {
+        match self {
+            Self::Plain { .. } => Ok(()),
+            Self::Redisson { .. } => redisson_shares::check(mode),
+        }
+    }
+
+    /// Makes the call of one step on what several may hold, or wait for in line.
+    pub(crate) fn call_share(&self, request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
+        match self {
+            Self::Plain { .. } => shares::call(request, by, number),
+            Self::Redisson { client, cluster, recipe } => {
+                redisson_shares::call(request, (client, *cluster, *recipe), by, number)
+            }
+        }
+    }
+
+    /// Reads what came of it; `None` when it makes no sense.
+    pub(crate) fn read_share(&self, result: Value, request: &ShareRequest) -> Option<Answer> {
+        match self {
+            Self::Plain { .. } => shares::read(result, &request.step, request.mode),
+            Self::Redisson { .. } => redisson_shares::read(result, &request.step, request.mode),
+        }
     }
 
     /// Makes one call of the script with all these operations.
     pub(crate) fn call(&self, requests: &[Request], by: By, number: CallNumber) -> Cmd {
         match self {
             Self::Plain { .. } => plain::call(requests, by, number),
-            Self::Redisson { client, cluster } => redisson::call(requests, (client, *cluster), by, number),
+            Self::Redisson { client, cluster, .. } => {
+                redisson::call(requests, (client, *cluster), by, number)
+            }
         }
     }
 
@@ -154,12 +247,32 @@ impl Format {
         }
     }
 
-    /// Returns the channel on which releases of a lock are published.
-    pub(crate) fn channel<'a>(&self, names: &'a Names) -> Cow<'a, str> {
+    /// Returns the channel on which releases of a lock are published to those who want it in this mode.
+    pub(crate) fn channel<'a>(&self, names: &'a Names, mode: Mode) -> Cow<'a, str> {
         match self {
             Self::Plain { .. } => Cow::Borrowed(&names.lock),
-            Self::Redisson { .. } => Cow::Owned(redisson::channel(&names.lock)),
+            Self::Redisson { recipe, .. } => {
+                Cow::Owned(redisson_shares::channel_of(*recipe, &names.lock, mode))
+            }
         }
+    }
+
+    /// Returns the channel on which one who waits in line is notified of its turn.
+    pub(crate) fn place_channel(&self, names: &Names, token: &Token) -> String {
+        match self {
+            Self::Plain { .. } => shares::place_channel(names, token),
+            Self::Redisson { client, .. } => redisson_shares::place_channel(client, &names.lock, token),
+        }
+    }
+
+    /// Whether a release can give the lock to the first in line.
+    pub(crate) const fn passes_on(&self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
+    /// Reads what one in line is notified of: the mark of its last request and the fence where it was given the lock.
+    pub(crate) fn given(&self, text: &str) -> Option<(u64, u64)> {
+        if self.passes_on() { shares::given(text) } else { None }
     }
 
     /// Makes the call that looks who has a lock. Rarely used, so that servers need not keep the script.
@@ -167,10 +280,59 @@ impl Format {
         let mut call = redis::cmd("EVAL");
         let text = match self {
             Self::Plain { .. } => plain::LOOK,
-            Self::Redisson { .. } => redisson::LOOK,
+            Self::Redisson { recipe: Recipe::Lock, .. } => redisson::LOOK,
+            Self::Redisson { cluster, .. } => return redisson_shares::look(false, lock, *cluster, number),
         };
         call.arg(text).arg(1).arg(lock).arg(number.0);
         call
+    }
+
+    /// Makes the call that looks who has a key that is no lock for [`look`](Self::look).
+    pub(crate) fn look_again(&self, lock: &str, number: CallNumber) -> Cmd {
+        match self {
+            Self::Plain { .. } => shares::look(lock, number),
+            Self::Redisson { cluster, .. } => redisson_shares::look(true, lock, *cluster, number),
+        }
+    }
+
+    /// Reads what came of it; `None` when it makes no sense.
+    pub(crate) fn seen_again(&self, looked: Value) -> Option<Occupancy> {
+        match self {
+            Self::Plain { .. } => shares::seen(looked),
+            Self::Redisson { .. } => redisson_shares::seen(true, looked),
+        }
+    }
+
+    /// What `SCAN` has to look for besides locks.
+    /// Returns the lock that has this name; `None` for what is stored beside one.
+    pub(crate) fn lock_of<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let is_beside = matches!(self, Self::Redisson { .. }) && redisson_shares::is_side(name);
+        (!is_beside).then_some(name)
+    }
+
+    pub(crate) fn scanned_again(&self) -> Option<ScannedFor> {
+        let semaphores = || ScannedFor {
+            kind: "zset",
+            pattern: redisson_shares::pattern(),
+            lock_of: redisson_shares::semaphore_of,
+        };
+        matches!(self, Self::Redisson { .. }).then(semaphores)
+    }
+
+    /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force).
+    pub(crate) fn force_again(&self, lock: &str, number: CallNumber) -> Cmd {
+        match self {
+            Self::Plain { .. } => shares::force(lock, number),
+            Self::Redisson { cluster, .. } => redisson_shares::force(true, lock, *cluster, number),
+        }
+    }
+
+    /// Makes the call that changes the number of permits of a semaphore.
+    pub(crate) fn resize(&self, lock: &str, permits: u32, number: CallNumber) -> Cmd {
+        match self {
+            Self::Plain { .. } => shares::resize(lock, permits, number),
+            Self::Redisson { cluster, .. } => redisson_shares::resize(lock, *cluster, permits, number),
+        }
     }
 
     /// Which type `SCAN` has to look for, where that spares it data of others.
@@ -183,6 +345,10 @@ impl Format {
 
     /// Reads what came of a look.
     pub(crate) fn seen(&self, looked: Value) -> Found {
+        if let Self::Redisson { recipe: Recipe::ReadWriteLock, .. } = self {
+            return redisson_shares::seen(false, looked)
+                .map_or(Found::Data, |found| Found::Several(found.holders));
+        }
         let Value::Array(parts) = looked else { return Found::Data };
         let mut parts = parts.into_iter();
         let left = match parts.next() {
@@ -202,11 +368,17 @@ impl Format {
         let mut command = redis::cmd("EVAL");
         match self {
             Self::Plain { .. } => command.arg(plain::FORCE).arg(1).arg(&*names.lock),
-            Self::Redisson { .. } => {
+            Self::Redisson { recipe: Recipe::Lock, .. } => {
                 command.arg(redisson::FORCE).arg(1).arg(&*names.lock).arg(redisson::channel(&names.lock))
+            }
+            Self::Redisson { cluster, .. } => {
+                return redisson_shares::force(false, &names.lock, *cluster, number);
             }
         };
         command.arg(i32::from(keep_data)).arg(i32::from(self.cluster())).arg(number.0);
+        if let Self::Redisson { .. } = self {
+            command.arg(redisson_shares::queue(&names.lock));
+        }
         command
     }
 
@@ -253,7 +425,7 @@ impl Format {
             .arg(keys)
             .arg(&*probe.lock)
             .arg(&*probe.counter)
-            .arg(&*self.channel(probe))
+            .arg(&*self.channel(probe, Mode::Exclusive))
             .arg(number.0);
         cmd
     }

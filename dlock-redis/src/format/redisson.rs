@@ -106,7 +106,7 @@ fn ours(value: &str) -> Option<(u64, &str)> {
 }
 
 /// The holder by what is stored with the lock: our own line, or another library's owner field.
-fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Holder {
+pub(super) fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Holder {
     let mut holder = match value.as_deref().and_then(ours) {
         Some((fence, who)) => {
             let mut holder = Holder::parse(who);

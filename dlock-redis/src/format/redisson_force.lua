@@ -1,5 +1,6 @@
 -- Takes a lock away from whoever holds it, and wakes who waits.
--- KEYS: the lock. ARGV: its channel; -; 1 on a cluster; the number of the call.
+-- KEYS: the lock. ARGV: its channel; -; 1 on a cluster; the number of the call; the list of those who wait in line, in the
+-- slot of the lock, which is no key of the call: a user without a right to it takes locks away all the same.
 -- Reply: {1, or 0 when nobody holds it, that number}; or an error.
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
@@ -12,8 +13,10 @@ if not held[2] or not (string.find(held[2], '^%d+$') or string.find(held[2], '^%
 end
 redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.
+local first = redis.pcall('LINDEX', ARGV[5], 0)
+local channel = type(first) == 'string' and ARGV[1] .. ':' .. first or ARGV[1]
 if ARGV[3] == '1' then
-  redis.pcall('SPUBLISH', ARGV[1], '0')
+  redis.pcall('SPUBLISH', channel, '0')
 end
-redis.pcall('PUBLISH', ARGV[1], '0')
+redis.pcall('PUBLISH', channel, '0')
 return { 1, ARGV[4] }

@@ -12,6 +12,7 @@
 --   acquire   token; lease in ms; 'read', 'write', or the number of permits; how many are taken; 1 if it keeps
 --             newcomers out while it waits; 1 if it listens; who it is
 --   renew     token; lease in ms
+--   downgrade token; lease in ms: what is held alone becomes a reader's
 --   withdraw  token
 --   look
 --   resize    the number of permits
@@ -19,7 +20,7 @@
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
 --   acquire   the fence; {fence} or {value} of what the token has already; {ms to wait, value} when it is taken;
 --             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
---   renew     1, or 0 when there was nothing
+--   renew, downgrade  1, or 0 when there was nothing
 --   withdraw  the same; 2 when somebody listens
 --   look      {number of permits or 0, ms now, value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
@@ -134,8 +135,27 @@ local function keep(lease)
   end
 end
 
-if operation == 'renew' then
-  if not own then
+if operation == 'renew' or operation == 'downgrade' then
+  if kind == 'string' then
+    local value = call('GETRANGE', name, 0, 511)
+    local first, number, line = string.match(value, '^%x+ (%d+)%+(%d+) (.*)$')
+    if string.sub(value, 1, #token) ~= token or not first then
+      return done(0)
+    elseif operation == 'renew' then
+      return done(call('PEXPIRE', name, ARGV[4]))
+    end
+    local expires, mark = text(now + tonumber(ARGV[4])), string.match(line, ' %??!$') or ''
+    line = string.sub(line, 1, #line - #mark)
+    local share = expires .. ' 1 ' .. text(first + number) .. ' ' .. line
+    call('DEL', name)
+    call('HSET', name, 'n', 1, 'e', expires, 'h', token, token, share)
+    call('PEXPIRE', name, ARGV[4])
+    if mark ~= '' then
+      call('HSET', name, 'l', 1)
+      try('PUBLISH', name, '')
+    end
+    return done(1)
+  elseif not own then
     return done(0)
   end
   local lease = tonumber(ARGV[4])

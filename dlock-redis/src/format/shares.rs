@@ -17,37 +17,46 @@ static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 const FAIR_TEXT: &str = concat!(include_str!("head.lua"), include_str!("fair.lua"));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
-pub(crate) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
-    let acquires = matches!(request.step, ShareStep::Acquire { .. });
+pub(super) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
+    let grants = match request.step {
+        ShareStep::Acquire { .. } => true,
+        ShareStep::Withdraw { passes_on } => passes_on && request.fair,
+        ShareStep::Renew { .. } | ShareStep::Downgrade { .. } => false,
+    };
     let script = if request.fair { &FAIR } else { &SCRIPT };
-    let mut cmd = script.call(by, 1 + usize::from(acquires), 16);
+    let mut cmd = script.call(by, 1 + usize::from(grants), 16);
     cmd.arg(&*request.names.lock);
-    if acquires {
+    if grants {
         cmd.arg(&*request.names.counter);
     }
     cmd.arg(number.0);
     let token = hex(&request.token);
     match &request.step {
-        ShareStep::Acquire { mode, lease, listens, prefers, who } => {
+        ShareStep::Acquire { lease, listens, prefers, who, mark } => {
+            let mode = request.mode;
             cmd.arg("acquire").arg(&token).arg(*lease);
             match mode {
-                Mode::Permits { of, .. } => cmd.arg(*of),
+                Mode::Permits { of, .. } => cmd.arg(of),
                 mode => cmd.arg(mode.as_str()),
             };
             let mut line = Vec::new();
             who.write(&mut line);
             cmd.arg(mode.taken()).arg(i32::from(*prefers)).arg(i32::from(*listens)).arg(line);
+            if request.fair {
+                cmd.arg(mark.map(|mark| mark.to_string()).unwrap_or_default());
+            }
         }
         ShareStep::Renew { lease } => drop(cmd.arg("renew").arg(&token).arg(*lease)),
-        ShareStep::Withdraw => drop(cmd.arg("withdraw").arg(&token)),
+        ShareStep::Downgrade { lease } => drop(cmd.arg("downgrade").arg(&token).arg(*lease)),
+        ShareStep::Withdraw { .. } => drop(cmd.arg("withdraw").arg(&token)),
     }
     cmd
 }
 
 /// Reads what came of it; `None` when it makes no sense.
-pub(crate) fn read(result: Value, step: &ShareStep) -> Option<Answer> {
+pub(super) fn read(result: Value, step: &ShareStep, mode: Mode) -> Option<Answer> {
     match (step, result) {
-        (ShareStep::Acquire { mode, .. }, result) => taken(result, *mode),
+        (ShareStep::Acquire { .. }, result) => taken(result, mode),
         (_, Value::Int(1)) => Some(Answer::Done(true)),
         (_, result) => plain::answer(result),
     }
@@ -121,6 +130,13 @@ pub(crate) fn place_channel(names: &Names, token: &Token) -> String {
     format!("{}#{}", names.lock, token.to_hex())
 }
 
+/// Reads what is published on it when the lock is given to that one: the mark of its last request, and the fence.
+pub(super) fn given(text: &str) -> Option<(u64, u64)> {
+    let (mark, fence) = text.split_once(' ')?;
+    let (mark, fence) = (mark.parse().ok()?, fence.parse().ok()?);
+    (fence > 0).then_some((mark, fence))
+}
+
 /// Makes the call that looks who holds a lock. This one, and those below, are rarely used, so that servers need not
 /// keep the script.
 pub(crate) fn look(lock: &str, number: CallNumber) -> Cmd {
@@ -174,57 +190,61 @@ mod tests {
     use super::*;
     use crate::request::Who;
 
-    const STEP: ShareStep = ShareStep::Withdraw;
+    const STEP: ShareStep = ShareStep::Withdraw { passes_on: true };
 
     fn bulk(text: &str) -> Value {
         Value::BulkString(text.into())
     }
 
+    const MODE: Mode = Mode::Permits { of: 4, take: 2 };
+
     fn acquire() -> ShareStep {
-        let mode = Mode::Permits { of: 4, take: 2 };
         ShareStep::Acquire {
-            mode,
             lease: 5_000,
             listens: false,
             prefers: true,
             who: Who::text("host=a pid=5"),
+            mark: None,
         }
     }
 
     #[test]
     fn one_who_holds_it_alone_with_others_in_line_is_told_apart() {
-        let step = ShareStep::Acquire {
-            mode: Mode::Exclusive,
-            lease: 5_000,
-            listens: false,
-            prefers: true,
-            who: Who::text("host=a pid=5"),
-        };
         let reply = Value::Array(vec![Value::Int(-1), bulk("99 0 12 host=a pid=5")]);
-        let Some(Answer::Busy { left: None, holder }) = read(reply, &step) else { panic!() };
+        let answer = read(reply, &acquire(), Mode::Exclusive);
+        let Some(Answer::Busy { left: None, holder }) = answer else { panic!() };
         assert_eq!((holder.mode, holder.fence), (Mode::Exclusive, Some(Fence::new(12))));
+    }
+
+    #[test]
+    fn only_a_mark_and_a_fence_are_a_grant() {
+        assert_eq!(given("7123456789 1795397472557335"), Some((7_123_456_789, 1_795_397_472_557_335)));
+        for nonsense in ["", "7", "7 ", " 7", "7 0", "7 8 9", "7 -8", "x 8", "7 x", "99999999999999999999 8"]
+        {
+            assert_eq!(given(nonsense), None, "{nonsense}");
+        }
     }
 
     #[test]
     fn answers_are_told_apart() {
         let acquire = acquire();
-        assert_eq!(read(Value::Int(7), &acquire), Some(Answer::Granted(7)));
-        assert_eq!(read(Value::Int(0), &acquire), None, "a grant has a fence");
-        assert_eq!(read(Value::Array(vec![Value::Int(7)]), &acquire), Some(Answer::Adopted(Some(7))));
-        let used = |of| read(Value::Array(vec![Value::Int(-1), Value::Int(of)]), &acquire);
+        assert_eq!(read(Value::Int(7), &acquire, MODE), Some(Answer::Granted(7)));
+        assert_eq!(read(Value::Int(0), &acquire, MODE), None, "a grant has a fence");
+        assert_eq!(read(Value::Array(vec![Value::Int(7)]), &acquire, MODE), Some(Answer::Adopted(Some(7))));
+        let used = |of| read(Value::Array(vec![Value::Int(-1), Value::Int(of)]), &acquire, MODE);
         assert_eq!(used(0), Some(Answer::Used(Mode::Exclusive)));
         assert_eq!(used(5), Some(Answer::Used(Mode::Permits { of: 5, take: 1 })));
-        let busy = |value| read(Value::Array(vec![Value::Int(30), bulk(value)]), &acquire);
+        let busy = |value| read(Value::Array(vec![Value::Int(30), bulk(value)]), &acquire, MODE);
         let Some(Answer::Busy { left, holder }) = busy("99 2 12 host=a pid=5") else { panic!() };
         assert_eq!((left, holder.pid), (Some(Duration::from_millis(30)), Some(5)));
         assert_eq!(holder.fence, Some(Fence::new(12)));
         assert!(matches!(busy(""), Some(Answer::KeptOut { left: Some(_) })));
         assert_eq!(busy("nonsense"), Some(no_lock()));
         for (reply, answer) in [(0, Answer::Done(false)), (1, Answer::Done(true)), (2, Answer::Awaited(1))] {
-            assert_eq!(read(Value::Int(reply), &STEP), Some(answer));
+            assert_eq!(read(Value::Int(reply), &STEP, MODE), Some(answer));
         }
         for nonsense in [Value::Nil, Value::Array(vec![]), bulk("x")] {
-            assert_eq!(read(nonsense.clone(), &acquire), None, "{nonsense:?}");
+            assert_eq!(read(nonsense.clone(), &acquire, MODE), None, "{nonsense:?}");
         }
     }
 

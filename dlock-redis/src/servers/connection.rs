@@ -22,7 +22,6 @@ use super::queue::{Call, Queue};
 use super::wire::{Reply, Wire, WireOptions, answered};
 use crate::config::Replicas;
 use crate::error::Fault;
-use crate::format::shares;
 use crate::request::{By, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, TakenAll};
 use crate::tracking::ConnectionTracking;
 
@@ -167,15 +166,17 @@ impl Connection {
     ///
     /// As [`carry_out_all`](Self::carry_out_all).
     pub(crate) async fn carry_out_share(&self, request: &ShareRequest, asking: bool) -> Result<Reply, Fault> {
-        let replicas = self.wire.options.replicas.filter(|_| !matches!(request.step, ShareStep::Withdraw));
+        let replicas =
+            self.wire.options.replicas.filter(|_| !matches!(request.step, ShareStep::Withdraw { .. }));
+        let format = &self.wire.options.format;
         let call = async |by| {
-            self.carry_out_apart(|number| shares::call(request, by, number), asking, replicas).await
+            self.carry_out_apart(|number| format.call_share(request, by, number), asking, replicas).await
         };
         let reply = match call(By::Hash).await {
             Err(fault) if fault.code() == Some("NOSCRIPT") => call(By::Text).await,
             result => result,
         };
-        let reply = reply?.read(|reply| shares::read(reply, &request.step))?;
+        let reply = reply?.read(|reply| format.read_share(reply, request))?;
         answered(reply.answer, reply.acknowledged)
     }
 

@@ -30,7 +30,9 @@ use self::wire::WireOptions;
 use crate::config::Config;
 use crate::error::Fault;
 use crate::format::Format;
-use crate::request::{Answer, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, Step, TakenAll};
+use crate::request::{
+    Answer, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, Step, TakenAll,
+};
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
 
@@ -328,6 +330,10 @@ impl Command for ShareRequest {
 
     fn slot(&self) -> u16 {
         self.names.slot
+    }
+
+    fn apart(&self) -> Option<Answer> {
+        matches!(self.step, ShareStep::Withdraw { passes_on: true }).then_some(Answer::Apart)
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::Mode;
 use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement};
-use dlock_redis::Redis;
+use dlock_redis::{Recipe, Redis};
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::sync::RwLock;
@@ -318,8 +318,9 @@ async fn locks_that_require_it_are_fair_and_what_cannot_be_is_refused() {
     guard.release().await.unwrap();
     error_of(locks.lock("room").read().acquire().await, ErrorKind::Unsupported);
     error_of(locks.semaphore("room", 2).acquire().await, ErrorKind::Unsupported);
-    let redisson = Redis::builder(&server.url()).with_redisson(true).connect().await.unwrap();
-    error_of(Locks::new(redisson).lock("room").with_fairness(true).acquire().await, ErrorKind::Unsupported);
+    let builder = Redis::builder(&server.url()).with_redisson(true).with_recipe(Recipe::ReadWriteLock);
+    let redisson = Locks::new(builder.connect().await.unwrap());
+    error_of(redisson.lock("room").with_fairness(true).acquire().await, ErrorKind::Unsupported);
     let both = locks.lock_all(["a", "b"]).acquire().await.unwrap();
     both.release().await.unwrap();
     assert_eq!(held(&server), [""; 0]);

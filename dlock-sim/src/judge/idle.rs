@@ -2,6 +2,7 @@
 
 use crate::exec::now;
 use crate::judge::MS;
+use crate::lease::Entry;
 use crate::world::World;
 
 /// For how long a process leaves a lock to others at most, in milliseconds.
@@ -23,9 +24,37 @@ impl World {
         u64::try_from(since * 1_000_000 / (1_000_000 + drift)).unwrap_or(0)
     }
 
+    /// An engine that holds nothing, and has nothing to do in the background, left nothing on the store.
+    pub(crate) fn judge_left(&mut self, process: usize, engine: usize) {
+        let here = &self.processes[process];
+        // What an attempt takes that is late by more than a lease, nobody takes back any more.
+        if self.plan.late > self.plan.lease / 2 {
+            return;
+        }
+        if !here.alive || here.stalled.is_some() || self.judge.at_work.contains(&(process, engine)) {
+            return;
+        }
+        if let Some(claim) = self.kept_by(process, engine) {
+            self.violate(format!("p{process} has nothing to do, and c{claim} is held"));
+        }
+    }
+
+    /// The claim of an engine that the store keeps a lock for.
+    pub(super) fn kept_by(&self, process: usize, engine: usize) -> Option<u64> {
+        let is_kept = |key: usize, entry: &Entry| {
+            !entry.restored
+                && !entry.left
+                && (entry.process, entry.engine) == (process, engine)
+                && entry.expires > self.clock_of(key) + entry.lease / 40 + 2 * MS
+        };
+        let mut entries = self.store.entries.iter().filter(|(key, _)| self.is_of_a_lock(**key));
+        entries.find(|(key, entry)| is_kept(**key, entry)).map(|(_, entry)| entry.claim)
+    }
+
     /// No lock is free for long while somebody waits for it.
     pub(crate) fn judge_idle(&mut self, key: usize) {
-        if !self.quiet || !self.store.up {
+        // A lock of a quorum is free when a majority says so, whatever is left on the others.
+        if !self.quiet || !self.store.up || self.plan.majority.is_some() {
             return;
         }
         // In a queue, a lock whose turn has come to one who does not know is as good as free.

@@ -3,7 +3,7 @@
 use dlock_core::backend::Finding;
 use sqlx::{MySqlConnection, Row};
 
-use crate::diagnosis::{Facts, Judge, is_on, leading};
+use crate::diagnosis::{Facts, Judge, is_on, leading, unless};
 use crate::server::SqlResult;
 
 /// Whoever may connect may read all of these. A server has those that it knows.
@@ -32,55 +32,41 @@ pub(super) async fn facts(on: &mut MySqlConnection) -> SqlResult<Facts> {
 }
 
 pub(super) const SETTINGS: &[(&str, Judge)] = &[
-    ("version", |value, _| match (value.contains("MariaDB"), leading(value)) {
-        (true, 10..) | (false, 8..) => Finding::fine("version", value),
-        _ => Finding::danger("version", value, "dlock needs MariaDB 10.3 or MySQL 8, or later"),
+    ("version", |value, _| {
+        let oldest = if value.contains("MariaDB") { 10 } else { 8 };
+        let advice = "dlock needs MariaDB 10.3 or MySQL 8, or later";
+        unless(leading(value) >= oldest, Finding::danger("version", value, advice))
     }),
-    ("innodb_flush_log_at_trx_commit", |value, _| match value {
-        "1" | "3" => Finding::fine("innodb_flush_log_at_trx_commit", value),
-        value => Finding::danger(
-            "innodb_flush_log_at_trx_commit",
-            value,
-            "set it to 1: grants of the last second before a crash may be missing, and be given again",
-        ),
+    ("innodb_flush_log_at_trx_commit", |value, _| {
+        let advice =
+            "set it to 1: grants of the last second before a crash may be missing, and be given again";
+        let finding = Finding::danger("innodb_flush_log_at_trx_commit", value, advice);
+        unless(matches!(value, "1" | "3"), finding)
     }),
-    ("innodb_doublewrite", |value, _| match value.eq_ignore_ascii_case("off") || value == "0" {
-        false => Finding::fine("innodb_doublewrite", value),
-        true => Finding::danger(
-            "innodb_doublewrite",
-            value,
-            "set it to on, unless the file system never tears a page: a crash may damage the table of the locks",
-        ),
+    ("innodb_doublewrite", |value, _| {
+        let advice = "set it to on, unless the file system never tears a page: a crash may damage the table of the locks";
+        let is_off = value.eq_ignore_ascii_case("off") || value == "0";
+        unless(!is_off, Finding::danger("innodb_doublewrite", value, advice))
     }),
-    ("sync_binlog", |value, facts| match facts.get("log_bin").is_some_and(|log| is_on(log)) {
-        true if value != "1" => Finding::warning(
-            "sync_binlog",
-            value,
-            "set it to 1: after a crash replicas may have other grants than this server",
-        ),
-        _ => Finding::fine("sync_binlog", value),
+    ("sync_binlog", |value, facts| {
+        let is_logged = facts.get("log_bin").is_some_and(|log| is_on(log));
+        let advice = "set it to 1: after a crash replicas may have other grants than this server";
+        unless(!is_logged || value == "1", Finding::warning("sync_binlog", value, advice))
     }),
-    ("autocommit", |value, _| match is_on(value) {
-        true => Finding::fine("autocommit", value),
-        false => Finding::warning(
-            "autocommit",
-            value,
-            "dlock sets it on connections of its own; a pool of the program is refused until its connections have it on",
-        ),
+    ("autocommit", |value, _| {
+        let advice = "dlock sets it on connections of its own; a pool of the program is refused until its connections have \
+                      it on";
+        unless(is_on(value), Finding::warning("autocommit", value, advice))
     }),
-    ("read_only", |value, _| match is_on(value) || value.to_ascii_uppercase().starts_with("NO_LOCK") {
-        false => Finding::fine("read_only", value),
-        true => {
-            Finding::warning("read_only", value, "connect to the primary: nothing can be locked on a replica")
-        }
+    ("read_only", |value, _| {
+        let can_be_written = !is_on(value) && !value.to_ascii_uppercase().starts_with("NO_LOCK");
+        let advice = "connect to the primary: nothing can be locked on a replica";
+        unless(can_be_written, Finding::warning("read_only", value, advice))
     }),
-    ("wait_timeout", |value, _| match leading(value) {
-        60.. => Finding::fine("wait_timeout", format!("{value} s")),
-        _ => Finding::warning(
-            "wait_timeout",
-            format!("{value} s"),
-            "give it a minute or more: connections that idle are ended, and a renewal has to open one first",
-        ),
+    ("wait_timeout", |value, _| {
+        let advice =
+            "give it a minute or more: connections that idle are ended, and a renewal has to open one first";
+        unless(leading(value) >= 60, Finding::warning("wait_timeout", format!("{value} s"), advice))
     }),
     ("wsrep_on", |value, _| match is_on(value) {
         false => Finding::fine("wsrep_on", value),

@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{READ_ONLY, of_driver};
+use crate::failure::{READ_ONLY, fault};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -23,34 +23,24 @@ pub(super) fn number(error: &Error) -> Option<u16> {
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
-    let mut again = false;
-    let broken;
-    let failure = match &error {
-        Error::Database(database) => {
-            let number = match number(&error).unwrap_or_default() {
-                // An option of the server forbids it: to write, or to make this kind of table.
-                1290 if !database.message().contains("read") => 1286,
-                number => number,
-            };
-            again = matches!(number, 1205 | 1213 | 1020 | 1062);
-            // The session has ended, or is about to; 1290, 1792, 1836: perhaps another server is the primary now.
-            broken =
-                matches!(number, 1053 | 1077..=1080 | 1152..=1161 | 1290 | 1792 | 1836 | 1927 | 3169 | 4031);
-            of_number(number, table)
-        }
-        Error::Configuration(why) if [UNCOMMITTED, UNTRANSACTED].contains(&&*why.to_string()) => {
-            return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
-        }
-        Error::Configuration(why) if why.to_string() == READ_ONLY => {
-            return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
-        }
-        other => {
-            let (failure, is_broken) = of_driver(other, "ssl-mode");
-            broken = is_broken;
-            failure
-        }
-    };
-    Fault { failure: failure.with_source(error), again, broken }
+    if let Error::Configuration(why) = &error
+        && [UNCOMMITTED, UNTRANSACTED].contains(&&*why.to_string())
+    {
+        return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
+    }
+    let number = number(&error).unwrap_or_default();
+    fault(error, "ssl-mode", |error| {
+        let number = match number {
+            // An option of the server forbids it: to write, or to make this kind of table.
+            1290 if !error.message().contains("read") => 1286,
+            number => number,
+        };
+        let again = matches!(number, 1205 | 1213 | 1020 | 1062);
+        // The session has ended, or is about to; 1290, 1792, 1836: perhaps another server is the primary now.
+        let broken =
+            matches!(number, 1053 | 1077..=1080 | 1152..=1161 | 1290 | 1792 | 1836 | 1927 | 3169 | 4031);
+        Fault { failure: of_number(number, table), again, broken }
+    })
 }
 
 fn of_number(number: u16, table: &TableName) -> Failure {
@@ -59,7 +49,7 @@ fn of_number(number: u16, table: &TableName) -> Failure {
             "there is no table {table}; call migrate() once, or add migrate=true to the URL"
         )),
         1044 | 1142 | 1143 | 1227 | 1370 => Failure::denied(format!(
-            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE to migrate)"
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits, CREATE to migrate)"
         )),
         1095 => Failure::denied(
             "a session of another user cannot be ended by this one; do it as that user, or as one with the right CONNECTION ADMIN",

@@ -1,11 +1,13 @@
 //! Lease rows in MariaDB and MySQL.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use dlock_core::backend::Occupancy;
 use dlock_core::{Fence, Holder, Key, Token};
-use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
+use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
 use super::diagnosis;
@@ -16,6 +18,8 @@ use super::values::Value::{self, Bytes, Number};
 use super::values::{TOO_MANY_PREPARED, execute, literal, rows};
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
+use crate::failure::misplaced;
+use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
@@ -35,9 +39,24 @@ pub struct MysqlServer {
     statements: MysqlStatements,
     /// Whether grants of sessions and locked rows are counted.
     fences: bool,
+    /// The server writes a log of statements.
+    logs_statements: AtomicBool,
+    /// Whether a session writes no log of statements, once that was asked.
+    pub(super) writes_rows: OnceLock<bool>,
+    /// How many grants were asked for.
+    pub(super) asked: AtomicU64,
 }
 
 impl MysqlServer {
+    /// Whether the server was seen to write a log of statements.
+    pub(super) fn is_logged_by_statement(&self) -> bool {
+        self.logs_statements.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_log_of_statements(&self) {
+        self.logs_statements.store(true, Ordering::Relaxed);
+    }
+
     /// What the row of a key says.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> SqlResult<Standing> {
         let rows = rows(on, &self.statements.look, &[Bytes(token), Bytes(bytes(key))]).await?;
@@ -46,6 +65,8 @@ impl MysqlServer {
         Ok(match row.try_get::<Option<i64>, _>(0)? {
             None => Standing::Missing,
             Some(0) => Standing::Free,
+            // Nobody has what is kept for those in line.
+            Some(_) if row.try_get::<Option<i64>, _>(5)? != Some(1) => Standing::Kept,
             Some(_) => Standing::Held(Box::new(holder(row, 1)?)),
         })
     }
@@ -56,8 +77,7 @@ impl MysqlServer {
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
         let (key, token, fences) = (Bytes(bytes(&ask.key)), Bytes(token), Number(i64::from(ask.fences)));
         let values = [token, fences, fences, token, fences, holder, token, lease, key, token];
-        let done = execute(on, &self.statements.take, &values).await?;
-        Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
+        Ok(counted(&execute(on, &self.statements.take, &values).await?))
     }
 
     /// Takes the lock with a new row. Fails when there is one.
@@ -65,25 +85,30 @@ impl MysqlServer {
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
         let fences = Number(i64::from(ask.fences));
         let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), fences, lease, holder];
-        let done = execute(on, &self.statements.insert, &values).await?;
-        Ok((done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
+        Ok(counted(&execute(on, &self.statements.insert, &values).await?))
     }
+}
+
+/// The fence of a grant, which is the last insert id, if the one row was written.
+pub(super) fn counted(done: &MySqlQueryResult) -> Option<Fence> {
+    (done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id()))
 }
 
 /// What a row says of its lock.
 enum Standing {
     Missing,
     Free,
+    Kept,
     Held(Box<Holder>),
 }
 
 /// The holder by fence, remaining time and description from this column on.
-fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
+pub(super) fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     Ok(stored::holder(&String::from_utf8_lossy(row.try_get(from + 2)?), row.try_get(from)?, left))
 }
 
-fn bytes(key: &Key) -> &[u8] {
+pub(super) fn bytes(key: &Key) -> &[u8] {
     key.as_str().as_bytes()
 }
 
@@ -117,7 +142,14 @@ impl Server for MysqlServer {
     }
 
     fn on_table(table: &TableName, _: &Arc<Connector<Self>>, settings: &Settings) -> Self {
-        Self { table: table.clone(), statements: MysqlStatements::of(table), fences: settings.fences }
+        Self {
+            table: table.clone(),
+            statements: MysqlStatements::of(table),
+            fences: settings.fences,
+            logs_statements: AtomicBool::new(false),
+            writes_rows: OnceLock::new(),
+            asked: AtomicU64::new(0),
+        }
     }
 
     fn table(&self) -> &TableName {
@@ -200,6 +232,7 @@ impl Server for MysqlServer {
         for _ in 0..3 {
             match standing {
                 Some(Standing::Held(holder)) => return Ok(Taken::Busy(Some(holder))),
+                Some(Standing::Kept) => return Ok(Taken::Busy(None)),
                 Some(Standing::Missing) => match self.insert(on, ask).await {
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
                     other => {
@@ -295,10 +328,60 @@ impl Server for MysqlServer {
         Ok(Some(leases.iter().enumerate().filter(|(_, lease)| is_ours(lease)).map(|(n, _)| n).collect()))
     }
 
+    async fn take_share(&self, on: &mut MySqlConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
+        self.take_several(on, ask).await
+    }
+
+    async fn release_share(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        fair: bool,
+    ) -> SqlResult<bool> {
+        if fair { self.leave_line(on, key, token).await } else { self.release_several(on, key, token).await }
+    }
+
+    async fn look_in_line(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        place: i64,
+    ) -> SqlResult<Option<LineSeen>> {
+        self.see_line(on, key, token, place).await
+    }
+
+    async fn renew_shares(
+        &self,
+        on: &mut MySqlConnection,
+        leases: &[Lease],
+    ) -> SqlResult<Option<HashSet<usize>>> {
+        self.renew_several(on, leases).await
+    }
+
+    async fn downgrade(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        lease: Duration,
+    ) -> SqlResult<bool> {
+        self.let_others_read(on, key, token, lease).await
+    }
+
+    async fn occupancy(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Occupancy> {
+        self.all_who_hold(on, key).await
+    }
+
+    async fn resize(&self, on: &mut MySqlConnection, key: &Key, permits: u32) -> SqlResult<Resized> {
+        self.resize_semaphore(on, key, permits).await
+    }
+
     async fn read(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<Holder>> {
         Ok(match self.look(on, key, &[0]).await? {
             Standing::Held(holder) => Some(*holder),
-            Standing::Missing | Standing::Free => None,
+            Standing::Missing | Standing::Free | Standing::Kept => None,
         })
     }
 
@@ -345,7 +428,7 @@ impl Server for MysqlServer {
         if execute(on, &self.statements.note, &[Bytes(bytes(key))]).await?.rows_affected() == 1 {
             return Ok(true);
         }
-        Ok(self.read(on, key).await?.is_some())
+        Ok(matches!(self.look(on, key, &[0]).await?, Standing::Held(_) | Standing::Kept))
     }
 
     fn place(&self) -> String {
@@ -359,8 +442,12 @@ impl Server for MysqlServer {
     async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
         // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log
         // of statements needs the other one.
-        let isolation =
-            if locks_rows { "; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED" } else { "" };
+        // There each statement that touches a row begins a transaction, if none has begun.
+        let isolation = if locks_rows {
+            ", SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        } else {
+            ""
+        };
         // No statement waits while others need a sign of life.
         let settings = format!(
             "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1{isolation}",
@@ -394,7 +481,7 @@ impl Server for MysqlServer {
     async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
         let name = &wanted.name;
         let statements = format!(
-            "START TRANSACTION; SELECT {SESSION} FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
             self.quoted(),
             hex(&name.row)
         );
@@ -406,6 +493,7 @@ impl Server for MysqlServer {
         }
         let is_there = match locked {
             Ok(rows) => match rows.last() {
+                Some(row) if row.try_get::<&[u8], _>(1)? != name.row => return Err(misplaced()),
                 Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
                 None => false,
             },
@@ -418,7 +506,7 @@ impl Server for MysqlServer {
         };
         let statements = format!(
             "COMMIT; SELECT held.fence, held.holder, {SESSION}
-            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'",
+            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'; COMMIT",
             self.quoted(),
             hex(&name.fence)
         );
@@ -455,12 +543,11 @@ impl Server for MysqlServer {
     }
 
     async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let count = session::counting(&self.quoted(), wanted, &session.to_string());
-        let counted = sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?;
-        if counted.rows_affected() == 0 {
-            return self.count_first(on, wanted, session).await;
+        let count = session::counting(&self.quoted(), wanted, &session.to_string(), self.ending());
+        match counted(&sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?) {
+            Some(fence) => Ok(fence),
+            None => self.count_first(on, wanted, session).await,
         }
-        Ok(Fence::new(counted.last_insert_id()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Locks of the sessions and transactions of MariaDB and MySQL.
 
 use std::future::ready;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dlock_core::{Fence, Holder, Key};
 use futures_util::TryStreamExt;
@@ -9,13 +9,13 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
-use super::server::MysqlServer;
+use super::server::{MysqlServer, counted};
 use super::values::literal;
-use crate::rows::Connections;
+use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, FENCE, Name, OwningSession, ROW, Sessions, Strategy, TURN, TakeResult, Wanted,
-    settle_names, take_row,
+    ByName, ByRow, FENCE, Name, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN, TakeResult,
+    Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -61,6 +61,9 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
+
+/// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
+const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
 
 /// The error of an isolation in which a server that logs statements, and not rows, locks none.
 pub(super) const UNLOGGED: u16 = 1665;
@@ -117,10 +120,30 @@ fn token(session: i64) -> Vec<u8> {
 /// How many names are looked up in one statement.
 const AT_ONCE: usize = 500;
 
+/// What the fence of a grant ends with, in its lowest bits. All that is answered is a fence: one that ends otherwise is
+/// an answer to another question, as something between here and the server gives them when it repeats a reply.
+#[derive(Clone, Copy)]
+pub(super) struct Ending(u64);
+
+impl Ending {
+    const BITS: u32 = 4;
+    const ALL: u64 = (1 << Self::BITS) - 1;
+
+    /// Refuses an answer that has another one.
+    fn check(self, counted: Option<Fence>) -> SqlResult<Option<Fence>> {
+        match counted {
+            Some(fence) if fence.get() & Self::ALL != self.0 => Err(misplaced()),
+            counted => Ok(counted),
+        }
+    }
+}
+
 /// Counts a grant to a session with a row that is there. The fence is the last insert id.
-pub(super) fn counting(table: &str, wanted: &Wanted, session: &str) -> String {
+pub(super) fn counting(table: &str, wanted: &Wanted, session: &str, Ending(ending): Ending) -> String {
+    let (bits, all) = (Ending::BITS, Ending::ALL);
     format!(
-        "UPDATE {table} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {NOW})),
+        "UPDATE {table} SET
+            fence = LAST_INSERT_ID((((GREATEST(fence + 1, {NOW}) + {all}) >> {bits}) << {bits}) | {ending}),
             token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
         WHERE `key` = X'{}'",
         hex(wanted.holder.as_bytes()),
@@ -130,11 +153,11 @@ pub(super) fn counting(table: &str, wanted: &Wanted, session: &str) -> String {
 
 /// Takes a named lock if this is that session, and counts the grant where its row is there. What is to be asked about
 /// it later is under its number.
-fn taking(table: &str, wanted: &Wanted, number: usize, session: &str) -> String {
+fn taking(table: &str, wanted: &Wanted, number: usize, session: &str, ending: Ending) -> String {
     format!(
         "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
         name_of(&wanted.name),
-        counting(table, wanted, session)
+        counting(table, wanted, session, ending)
     )
 }
 
@@ -221,6 +244,66 @@ impl MysqlServer {
 }
 
 impl MysqlServer {
+    /// Takes one lock, with its fence, in one statement: the server asks for the lock when it has found the row.
+    /// Nothing when that did not do; then nothing was taken.
+    ///
+    /// Not where a log of statements is written: a replica that carried this one out again would ask for the lock, too.
+    async fn take_name(
+        &self,
+        on: &mut MySqlConnection,
+        session: i64,
+        wanted: &Wanted,
+    ) -> SqlResult<Option<(i64, Taken)>> {
+        if !self.writes_rows(on).await? {
+            return Ok(None);
+        }
+        let (table, name, ending) = (self.quoted(), name_of(&wanted.name), self.ending());
+        let take = format!(
+            "{} AND {WRITES_ROWS} AND CONNECTION_ID() = {session} AND GET_LOCK('{name}', 0) = 1",
+            counting(&table, wanted, &session.to_string(), ending)
+        );
+        let done = sqlx::raw_sql(AssertSqlSafe(take)).execute(&mut *on).await?;
+        if let Some(fence) = ending.check(counted(&done))? {
+            return Ok(Some((session, Taken::Granted(Some(fence)))));
+        }
+        let ask = format!(
+            "SELECT held.fence, held.holder, {SESSION}, CAST(IS_USED_LOCK('{name}') AS SIGNED)
+            FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}'",
+            hex(&wanted.name.fence)
+        );
+        let row = one(on, ask).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let answers: i64 = row.try_get(2)?;
+        Ok(match row.try_get::<Option<i64>, _>(3)? {
+            _ if answers != session => Some((answers, Taken::Busy(None))),
+            // It has asked for the lock before it found no row.
+            Some(owner) if owner == session => {
+                Some((session, Taken::Granted(Some(self.count(on, wanted, session).await?))))
+            }
+            Some(_) => Some((session, Taken::Busy(Some(Box::new(holder(&row)?))))),
+            // There is no row, or somebody has just released the lock.
+            None => None,
+        })
+    }
+
+    /// That of the next question.
+    pub(super) fn ending(&self) -> Ending {
+        Ending(self.asked.fetch_add(1, Ordering::Relaxed) & Ending::ALL)
+    }
+
+    /// See [`WRITES_ROWS`]. The server is asked once; each statement that relies on it looks for itself.
+    async fn writes_rows(&self, on: &mut MySqlConnection) -> SqlResult<bool> {
+        if let Some(writes_rows) = self.writes_rows.get() {
+            return Ok(*writes_rows);
+        }
+        let asked = one(on, format!("SELECT CAST({WRITES_ROWS} AS SIGNED)")).await;
+        let writes_rows = match asked {
+            Ok(row) => row.map_or(Ok(None), |row| row.try_get::<Option<i64>, _>(0))? == Some(1),
+            Err(sqlx::Error::Database(_)) => false,
+            Err(error) => return Err(error),
+        };
+        Ok(*self.writes_rows.get_or_init(|| writes_rows))
+    }
+
     /// Where all are to be had, two short answers each say so.
     async fn take_names(
         &self,
@@ -228,18 +311,24 @@ impl MysqlServer {
         session: i64,
         wanted: &[Wanted],
     ) -> SqlResult<(i64, Vec<Taken>)> {
+        if let [one] = wanted
+            && let Some((session, taken)) = self.take_name(on, session, one).await?
+        {
+            return Ok((session, vec![taken]));
+        }
         let (table, all) = (self.quoted(), || wanted.iter().enumerate());
-        let text = session.to_string();
+        let (text, ending) = (session.to_string(), self.ending());
         // In one message, not prepared.
-        let scripts: Vec<String> = all().map(|(n, wanted)| taking(&table, wanted, n, &text)).collect();
+        let scripts: Vec<String> =
+            all().map(|(n, wanted)| taking(&table, wanted, n, &text, ending)).collect();
         let done = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_many(&mut *on);
         let done: Vec<_> = done.try_filter_map(|part| ready(Ok(part.left()))).try_collect().await?;
         let counted: Vec<Option<Fence>> = done
             .iter()
             .skip(1)
             .step_by(2)
-            .map(|done| (done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id())))
-            .collect();
+            .map(|done| ending.check(counted(done)))
+            .collect::<SqlResult<_>>()?;
         if counted.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
         }
@@ -268,9 +357,14 @@ impl MysqlServer {
     /// The same, and counts nothing.
     async fn take_only(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let get = |wanted: &Wanted| format!(", CAST(GET_LOCK('{}', 0) AS SIGNED)", name_of(&wanted.name));
-        let get: String =
-            std::iter::once(format!("SELECT {SESSION}")).chain(wanted.iter().map(get)).collect();
+        let names: String = wanted.iter().map(|wanted| name_of(&wanted.name)).collect();
+        let get: String = wanted.iter().map(get).collect();
+        let get = format!("SELECT {SESSION}{get}, CAST('{names}' AS BINARY)");
         let row = sqlx::raw_sql(AssertSqlSafe(get)).fetch_one(on).await?;
+        // The answer is that to this question.
+        if row.try_get::<&[u8], _>(wanted.len() + 1)? != names.as_bytes() {
+            return Err(misplaced());
+        }
         let taken = |place| match row.try_get::<Option<i64>, _>(place)? {
             Some(1) => Ok(Taken::Granted(None)),
             Some(_) => Ok(Taken::Busy(None)),
@@ -285,15 +379,15 @@ impl Strategy for ByName<MysqlServer> {
 
     const NAME: &'static str = "mysql-session";
     const SHARED: bool = true;
-    const TAKES_AT_ONCE: bool = false;
+    const TAKES_AT_ONCE: bool = true;
 
     async fn take(
-        server: &MysqlServer,
-        _: &Arc<Connections<MysqlServer>>,
+        others: &Others<MysqlServer>,
         on: &mut MySqlConnection,
         session: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
+        let server = others.server();
         let asked = match server.counts() {
             true => server.take_names(on, session, wanted).await,
             false => server.take_only(on, wanted).await,
@@ -316,11 +410,7 @@ impl Strategy for ByName<MysqlServer> {
             .await
     }
 
-    async fn owner(
-        server: &MysqlServer,
-        on: &mut MySqlConnection,
-        name: &Name,
-    ) -> SqlResult<Option<(OwningSession, Holder)>> {
+    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
         let statement = format!(
             "SELECT held.fence, held.holder, CAST(locked.id AS SIGNED) FROM (SELECT IS_USED_LOCK('{}') AS id) AS locked
             LEFT JOIN {} AS held ON held.`key` = {} AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0'))
@@ -371,16 +461,15 @@ impl Strategy for ByRow<MysqlServer> {
 
     const NAME: &'static str = "mysql-row";
     const SHARED: bool = false;
-    const TAKES_AT_ONCE: bool = false;
+    const TAKES_AT_ONCE: bool = true;
 
     async fn take(
-        server: &MysqlServer,
-        others: &Arc<Connections<MysqlServer>>,
+        others: &Others<MysqlServer>,
         on: &mut MySqlConnection,
         _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
-        take_row(server, others, on, wanted).await
+        take_row(others, on, wanted).await
     }
 
     async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
@@ -394,11 +483,7 @@ impl Strategy for ByRow<MysqlServer> {
         sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
     }
 
-    async fn owner(
-        server: &MysqlServer,
-        on: &mut MySqlConnection,
-        name: &Name,
-    ) -> SqlResult<Option<(OwningSession, Holder)>> {
+    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
         if !server.is_locked(on, &name.row).await? {
             return Ok(None);
         }

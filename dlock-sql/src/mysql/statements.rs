@@ -8,8 +8,9 @@
 use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
-use crate::rows::{AT_ONCE, MARK};
-use crate::stored;
+use super::values::literal;
+use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK};
+use crate::stored::{self, IN_LINE, TURN};
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -20,7 +21,8 @@ pub(super) struct MysqlStatements {
     pub(super) take: SqlStr,
     /// key, token, fences, lease, holder: makes the row of a key that has none; the last fence is the last insert id.
     pub(super) insert: SqlStr,
-    /// token, key: whether somebody else has it (null: no row), fence, remaining us, holder, whether statements commit.
+    /// token, key: whether somebody else has it, or it is kept for those in line (null: no row), fence, remaining us,
+    /// holder, whether statements commit, whether anybody has it.
     pub(super) look: SqlStr,
     /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where somebody
     /// waits.
@@ -45,21 +47,70 @@ pub(super) struct MysqlStatements {
 }
 
 /// The server's time in microseconds.
-const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// What a release says.
 pub(super) const RUNNING: u64 = 1;
 pub(super) const AWAITED: u64 = 2;
 /// So many bytes of a line are stored.
-const LONGEST_LINE: usize = 2048;
+pub(super) const LONGEST_LINE: usize = 2048;
+
+/// What a waiter in line adds to the line about the holder of a row has so many bytes: the token of the first in line,
+/// and what every waiter adds.
+pub(super) const MARK_LENGTH: usize = IN_LINE.len() + 34 + stored::AWAITED.len();
+
+/// Whether somebody stands in line for the key of this row; in any case for a row of [`TURN`].
+pub(super) fn is_wanted(row: &str) -> String {
+    format!("SUBSTRING({row}holder, -{MARK_LENGTH}, {}) = ' {IN_LINE}='", IN_LINE.len() + 2)
+}
+
+/// The line about the holder of this row without what waiters have added.
+pub(super) fn unmarked(row: &str) -> String {
+    let awaited = stored::AWAITED;
+    format!(
+        "CASE WHEN {} THEN LEFT({row}holder, LENGTH({row}holder) - {MARK_LENGTH}) WHEN RIGHT({row}holder, {length}) = '{awaited}'
+            THEN LEFT({row}holder, LENGTH({row}holder) - {length}) ELSE {row}holder END",
+        is_wanted(row),
+        length = awaited.len(),
+    )
+}
+
+/// The end of the line about the holder of a row for which this token is the first in line.
+pub(super) fn mark_of(token: &str) -> String {
+    format!("CONCAT(' {IN_LINE}=', LOWER(HEX({token})), '{}')", stored::AWAITED)
+}
+
+/// The token [`TURN`].
+pub(super) fn turn() -> String {
+    literal(&TURN)
+}
+
+/// For how many microseconds a row is kept for those in line.
+pub(super) const fn kept_for_line() -> u128 {
+    KEPT_FOR_LINE.as_micros()
+}
+
+/// Whether a row is not to be had: somebody has it, or it is kept for those in line.
+pub(super) fn is_barred(row: &str) -> String {
+    let (wanted, turn, kept) = (is_wanted(row), turn(), kept_for_line());
+    format!(
+        "({row}token IS NOT NULL AND {row}expires > {NOW} - IF({wanted} AND {row}token <> {turn}, {kept}, 0))"
+    )
+}
+
+/// Whether somebody has a row.
+fn is_taken() -> String {
+    format!("{} AND token <> {}", is_held(), turn())
+}
 
 impl MysqlStatements {
     pub(super) fn of(table: &TableName) -> Self {
         let place = super::session::place(table);
         let table = table.quoted('`');
-        let is_held = is_held();
         let is_old = is_old();
         let mark = stored::AWAITED;
+        let (is_barred, is_taken, wanted, turn) = (is_barred(""), is_taken(), is_wanted(""), turn());
+        let kept = format!("IF({wanted}, LEAST(expires, {NOW} + {}), expires)", kept_for_line());
         let is_awaited = format!("RIGHT(holder, {}) = '{mark}'", mark.len());
         Self {
             // Assignments are made from left to right. One that finds its own lock and reserves several fences was
@@ -68,7 +119,7 @@ impl MysqlStatements {
                 "UPDATE {table} SET
                     fence = LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + ?, {NOW} + ? - 1))),
                     holder = IF(token = ? AND expires > {NOW} AND ? > 1, holder, ?), token = ?, expires = {NOW} + ?
-                WHERE `key` = ? AND (token IS NULL OR token = ? OR expires <= {NOW}) AND @@SESSION.autocommit"
+                WHERE `key` = ? AND (token = ? OR NOT {is_barred}) AND @@SESSION.autocommit"
             )),
             insert: sql(format!(
                 "INSERT INTO {table} (`key`, token, fence, expires, holder)
@@ -77,17 +128,17 @@ impl MysqlStatements {
                 FROM {table} AS mark WHERE mark.`key` = X'' HAVING @@SESSION.autocommit"
             )),
             look: sql(format!(
-                "SELECT IF(`key` IS NULL, NULL, CAST({is_held} AND NOT (token <=> ?) AS SIGNED)), fence, CAST(expires - {NOW} AS SIGNED), holder,
-                    CAST(@@SESSION.autocommit AS SIGNED)
+                "SELECT IF(`key` IS NULL, NULL, CAST({is_barred} AND NOT (token <=> ?) AS SIGNED)), fence,
+                    CAST(GREATEST(expires - {NOW}, IF({wanted}, 50000, 0)) AS SIGNED), holder,
+                    CAST(@@SESSION.autocommit AS SIGNED), CAST({is_taken} AS SIGNED)
                 FROM (SELECT 1) AS one LEFT JOIN {table} ON `key` = ?"
             )),
-            // The token becomes null either way.
+            // The last insert id is never that large.
             release: sql(format!(
                 "UPDATE {table} SET token = IF(LAST_INSERT_ID((expires > {NOW}) * {RUNNING} + ({is_awaited}) * {AWAITED}) > 3,
-                    token, NULL)
+                    token, IF({wanted}, {turn}, NULL)), expires = {kept}
                 WHERE `key` = ? AND token = ?"
             )),
-            // The last insert id is never that large.
             leave: sql(format!(
                 "UPDATE {table} SET
                     expires = {NOW} + IF(LAST_INSERT_ID({RUNNING} + ({is_awaited}) * {AWAITED}) > 3, 0, 0),
@@ -97,14 +148,17 @@ impl MysqlStatements {
             )),
             note: sql(format!(
                 "UPDATE {table} SET holder = CONCAT(holder, '{mark}')
-                WHERE `key` = ? AND {is_held} AND NOT {is_awaited} AND LENGTH(holder) <= {longest}",
+                WHERE `key` = ? AND {is_barred} AND NOT {is_awaited} AND LENGTH(holder) <= {longest}",
                 longest = LONGEST_LINE - mark.len()
             )),
             list: sql(format!(
                 "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM {table}
-                WHERE `key` > COALESCE(?, X'') AND {is_held} ORDER BY `key` LIMIT {AT_ONCE}"
+                WHERE `key` > COALESCE(?, X'') AND {is_taken} ORDER BY `key` LIMIT {AT_ONCE}"
             )),
-            force: sql(format!("UPDATE {table} SET token = NULL, fence = fence + 1 WHERE `key` = ? AND {is_held}")),
+            force: sql(format!(
+                "UPDATE {table} SET token = IF({wanted}, {turn}, NULL), expires = {kept}, fence = fence + 1
+                WHERE `key` = ? AND {is_taken}"
+            )),
             // Read without locks. What keeps locks by sessions and transactions is deleted row by row.
             old: sql(format!(
                 "SELECT `key`, fence FROM {table} WHERE `key` > COALESCE(?, X'') AND (`key` < X'FE' AND {is_old}

@@ -3,7 +3,7 @@
 use dlock_core::backend::Finding;
 use sqlx::{PgConnection, Row};
 
-use crate::diagnosis::{Facts, Judge, is_on, leading};
+use crate::diagnosis::{Facts, Judge, is_on, leading, unless};
 use crate::server::SqlResult;
 
 /// Whoever may connect may read all of these.
@@ -19,70 +19,53 @@ pub(super) async fn facts(on: &mut PgConnection) -> SqlResult<Facts> {
 }
 
 pub(super) const SETTINGS: &[(&str, Judge)] = &[
-    ("server_version", |value, _| match leading(value) {
-        12.. => Finding::fine("version", value),
-        _ => Finding::danger("version", value, "dlock needs PostgreSQL 12 or later"),
+    ("server_version", |value, _| {
+        unless(leading(value) >= 12, Finding::danger("version", value, "dlock needs PostgreSQL 12 or later"))
     }),
-    ("fsync", |value, _| match is_on(value) {
-        true => Finding::fine("fsync", value),
-        false => Finding::danger(
-            "fsync",
+    ("fsync", |value, _| {
+        let advice =
+            "set it to on: after a crash of the machine grants may be missing, or the whole database damaged";
+        unless(is_on(value), Finding::danger("fsync", value, advice))
+    }),
+    ("full_page_writes", |value, _| {
+        let advice = "set it to on, unless the file system never tears a page: a crash may damage the table of the locks";
+        unless(is_on(value), Finding::danger("full_page_writes", value, advice))
+    }),
+    ("synchronous_commit", |value, facts| match value {
+        "off" => Finding::danger(
+            "synchronous_commit",
             value,
-            "set it to on: after a crash of the machine grants may be missing, or the whole database damaged",
+            "set it to on for the user of the locks (ALTER ROLE ... SET): grants of the last moments before a crash may \
+             be missing, and be given again",
         ),
-    }),
-    ("full_page_writes", |value, _| match is_on(value) {
-        true => Finding::fine("full_page_writes", value),
-        false => Finding::danger(
-            "full_page_writes",
+        "local" if !standbys(facts).is_empty() => Finding::warning(
+            "synchronous_commit",
             value,
-            "set it to on, unless the file system never tears a page: a crash may damage the table of the locks",
+            "set it to on: grants do not wait for the synchronous standbys, and a failover may forget them",
         ),
-    }),
-    ("synchronous_commit", |value, facts| {
-        let waits_for_standbys =
-            facts.get("synchronous_standby_names").is_some_and(|names| !names.is_empty());
-        match value {
-            "off" => Finding::danger(
-                "synchronous_commit",
-                value,
-                "set it to on for the user of the locks (ALTER ROLE ... SET): grants of the last moments before a crash \
-                 may be missing, and be given again",
-            ),
-            "local" if waits_for_standbys => Finding::warning(
-                "synchronous_commit",
-                value,
-                "set it to on: grants do not wait for the synchronous standbys, and a failover may forget them",
-            ),
-            value => Finding::fine("synchronous_commit", value),
-        }
+        value => Finding::fine("synchronous_commit", value),
     }),
     ("standbys", |value, facts| {
-        let names = facts.get("synchronous_standby_names").map_or("", String::as_str);
+        let names = standbys(facts);
         let found = format!("{value} are connected, synchronous_standby_names is {names:?}");
-        match value {
-            "0" => Finding::fine("standbys", found),
-            _ if !names.is_empty() => Finding::fine("standbys", found),
-            _ => Finding::warning(
-                "standbys",
-                found,
-                "a failover may forget the newest grants, which are then given again: name synchronous standbys",
-            ),
-        }
+        let advice =
+            "a failover may forget the newest grants, which are then given again: name synchronous standbys";
+        unless(value == "0" || !names.is_empty(), Finding::warning("standbys", found, advice))
     }),
-    ("autovacuum", |value, _| match is_on(value) {
-        true => Finding::fine("autovacuum", value),
-        false => {
-            Finding::warning("autovacuum", value, "set it to on: each acquire and release leaves a dead row")
-        }
+    ("autovacuum", |value, _| {
+        let advice = "set it to on: each acquire and release leaves a dead row";
+        unless(is_on(value), Finding::warning("autovacuum", value, advice))
     }),
     ("statement_timeout", |value, _| match leading(value) {
         0 => Finding::fine("statement_timeout", "none"),
-        1..1_000 => Finding::warning(
-            "statement_timeout",
-            format!("{value} ms"),
-            "give the user of the locks 1 s or more: a renewal that waits for the disk would be cancelled",
-        ),
-        _ => Finding::fine("statement_timeout", format!("{value} ms")),
+        milliseconds => {
+            let advice = "give the user of the locks 1 s or more: a renewal that waits for the disk would be cancelled";
+            let found = format!("{value} ms");
+            unless(milliseconds >= 1_000, Finding::warning("statement_timeout", found, advice))
+        }
     }),
 ];
+
+fn standbys(facts: &Facts) -> &str {
+    facts.get("synchronous_standby_names").map_or("", String::as_str)
+}

@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{READ_ONLY, of_driver};
+use crate::failure::{READ_ONLY, fault};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -14,29 +14,16 @@ pub(super) const OUTDATED: &str = "0A000";
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
-    let mut again = false;
-    let broken;
-    let failure = match &error {
-        Error::Database(database) => {
-            let fatal = database
-                .try_downcast_ref::<PgDatabaseError>()
-                .is_some_and(|error| !matches!(error.severity(), sqlx::postgres::PgSeverity::Error));
-            let code = database.code().unwrap_or_default();
-            again = matches!(&*code, "40001" | "40P01" | "55P03");
-            // 25006: perhaps another server is the primary now.
-            broken = fatal || code.starts_with("08") || code == "25006";
-            of_code(&code, table)
-        }
-        Error::Configuration(why) if why.to_string() == READ_ONLY => {
-            return Fault { failure: Failure::unavailable(READ_ONLY), again: false, broken: true };
-        }
-        other => {
-            let (failure, is_broken) = of_driver(other, "sslmode");
-            broken = is_broken;
-            failure
-        }
-    };
-    Fault { failure: failure.with_source(error), again, broken }
+    fault(error, "sslmode", |error| {
+        let fatal = error
+            .try_downcast_ref::<PgDatabaseError>()
+            .is_some_and(|error| !matches!(error.severity(), sqlx::postgres::PgSeverity::Error));
+        let code = error.code().unwrap_or_default();
+        let again = matches!(&*code, "40001" | "40P01" | "55P03");
+        // 25006: perhaps another server is the primary now.
+        let broken = fatal || code.starts_with("08") || code == "25006";
+        Fault { failure: of_code(&code, table), again, broken }
+    })
 }
 
 fn of_code(code: &str, table: &TableName) -> Failure {
@@ -45,7 +32,8 @@ fn of_code(code: &str, table: &TableName) -> Failure {
             "there is no table {table} in the schemas of the search path; call migrate() once, or add migrate=true to the URL"
         )),
         "42501" => Failure::denied(format!(
-            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and CREATE on the schema to migrate; to end another role's \
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits; \
+             CREATE on the schema to migrate; to end another role's \
              session by force, make the user a member of pg_signal_backend)"
         )),
         "42703" | "42804" | "42883" => Failure::invalid_config(format!(

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::Occupancy;
 use dlock_core::backend::notify::{Channels, Listener};
 use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
@@ -18,12 +19,17 @@ use super::values::{self, Value};
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
 use crate::failure::READ_ONLY;
+use crate::rows::turn_channel;
+use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
-use crate::stored;
+use crate::stored::{self, TURN};
 use crate::table::TableName;
 use crate::text::{micros, number, sql, unhex};
+
+/// When to ask again for a row that is kept for those in line after its lease.
+const KEPT_BEYOND: Duration = Duration::from_millis(50);
 
 /// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]
@@ -70,16 +76,31 @@ impl PostgresServer {
     }
 
     /// The channel on which releases of `key` are published.
-    fn channel(&self, key: &Key) -> String {
+    pub(super) fn channel(&self, key: &Key) -> String {
         let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
     }
 }
 
 /// The holder by fence, remaining time and description from this column on.
-fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
+pub(super) fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     Ok(stored::holder(row.try_get(from + 2)?, row.try_get(from)?, left))
+}
+
+/// What an attempt came to: the holder from this column on, of which a grant has only the fence.
+fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
+    if row.try_get::<Option<i64>, _>(from + 1)?.is_some() {
+        // Nobody has what is kept for those in line.
+        if row.try_get::<Option<&[u8]>, _>(from + 3)? == Some(TURN.as_slice()) {
+            return Ok(Taken::Busy(None));
+        }
+        let mut holder = holder(row, from)?;
+        // Its lease may have ended, and it is kept for those in line: they ask soon.
+        holder.expires_in = holder.expires_in.map(|left| if left.is_zero() { KEPT_BEYOND } else { left });
+        return Ok(Taken::Busy(Some(Box::new(holder))));
+    }
+    Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()))))
 }
 
 /// What a release found, from this column on.
@@ -103,7 +124,7 @@ fn placed<T>(
     Ok(all)
 }
 
-fn bytes(key: &Key) -> &[u8] {
+pub(super) fn bytes(key: &Key) -> &[u8] {
     key.as_str().as_bytes()
 }
 
@@ -241,11 +262,7 @@ impl Server for PostgresServer {
             Value::Number(i64::from(ask.fences)),
         ];
         let rows = self.all(on, &self.statements.take, &values).await?;
-        let Some(row) = rows.first() else { return Ok(Taken::Busy(None)) };
-        if row.try_get::<Option<i64>, _>(1)?.is_none() {
-            return Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(0)?.unsigned_abs()))));
-        }
-        Ok(Taken::Busy(Some(Box::new(holder(row, 0)?))))
+        rows.first().map_or(Ok(Taken::Busy(None)), |row| taken(row, 0))
     }
 
     async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<Option<Released>> {
@@ -286,12 +303,7 @@ impl Server for PostgresServer {
             Value::Numbers(asks.iter().map(|ask| i64::from(ask.fences)).collect()),
         ];
         let rows = self.all(on, &self.statements.take_all, &values).await?;
-        placed(&rows, asks.len(), |row| {
-            if row.try_get::<Option<i64>, _>(2)?.is_none() {
-                return Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()))));
-            }
-            Ok(Taken::Busy(Some(Box::new(holder(row, 1)?))))
-        })
+        placed(&rows, asks.len(), |row| taken(row, 1))
     }
 
     async fn release_all(
@@ -324,6 +336,56 @@ impl Server for PostgresServer {
         }
         let places = rows.iter().map(|row| row.try_get::<i64, _>(0)).collect::<SqlResult<Vec<_>>>()?;
         Ok(Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
+    }
+
+    async fn take_share(&self, on: &mut PgConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
+        self.take_several(on, ask).await
+    }
+
+    async fn release_share(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        fair: bool,
+    ) -> SqlResult<bool> {
+        if fair { self.leave_line(on, key, token).await } else { self.release_several(on, key, token).await }
+    }
+
+    async fn look_in_line(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        place: i64,
+    ) -> SqlResult<Option<LineSeen>> {
+        self.see_line(on, key, token, place).await
+    }
+
+    async fn renew_shares(
+        &self,
+        on: &mut PgConnection,
+        leases: &[Lease],
+    ) -> SqlResult<Option<HashSet<usize>>> {
+        self.renew_several(on, leases).await
+    }
+
+    async fn downgrade(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        lease: Duration,
+    ) -> SqlResult<bool> {
+        self.let_others_read(on, key, token, lease).await
+    }
+
+    async fn occupancy(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Occupancy> {
+        self.all_who_hold(on, key).await
+    }
+
+    async fn resize(&self, on: &mut PgConnection, key: &Key, permits: u32) -> SqlResult<Resized> {
+        self.resize_semaphore(on, key, permits).await
     }
 
     async fn read(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Option<Holder>> {
@@ -455,6 +517,10 @@ impl Server for PostgresServer {
 
     fn listen(&self, key: &Key) -> Result<Option<Listener>, Failure> {
         self.releases.as_ref().map(|releases| releases.listen(&self.channel(key))).transpose()
+    }
+
+    fn listen_turn(&self, token: &Token) -> Result<Option<Listener>, Failure> {
+        self.releases.as_ref().map(|releases| releases.listen(&turn_channel(token))).transpose()
     }
 
     fn join(&self, key: &Key) -> Option<Listener> {

@@ -1,7 +1,6 @@
 //! Locks of PostgreSQL's sessions and transactions.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
@@ -9,10 +8,11 @@ use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
 
 use super::server::PostgresServer;
 use super::statements::ADVISORY;
-use crate::rows::Connections;
+use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, Name, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted, settle_names, take_row,
+    ByName, ByRow, Name, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted,
+    settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::{hex, sql};
@@ -139,6 +139,12 @@ fn taken(row: &PgRow) -> SqlResult<Taken> {
     })
 }
 
+/// Refuses an answer that is not that to the question about this number: a reply that came twice, after which all
+/// replies of the connection are those to the question before.
+fn answers(row: &PgRow, column: usize, number: i64) -> SqlResult<()> {
+    if row.try_get::<i64, _>(column)? == number { Ok(()) } else { Err(misplaced()) }
+}
+
 /// Somebody has it; who, if the row with the fence says so.
 pub(super) fn holder(row: &PgRow) -> SqlResult<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
@@ -153,15 +159,16 @@ fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
     Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(row)?))
 }
 
-/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session.
+/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
+/// which the answer is that to this question.
 pub(super) fn take_name(table: &str) -> SqlStr {
     sql(format!(
         "WITH asked AS MATERIALIZED (
             SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
         ), counted AS ({})
-        SELECT fence, NULL::text, {SESSION} FROM counted
+        SELECT fence, NULL::text, {SESSION}, $1 FROM counted
         UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION} FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
+        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
         counting(table, "asked WHERE got")
     ))
 }
@@ -170,13 +177,13 @@ pub(super) fn take_name(table: &str) -> SqlStr {
 pub(super) fn take_names(table: &str) -> SqlStr {
     sql(format!(
         "WITH asked AS MATERIALIZED (
-            SELECT place, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+            SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
             FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
                 AS listed (number, name, whose, place)
         ), counted AS ({}, key)
-        SELECT fence, NULL::text, {SESSION}, place FROM counted JOIN asked ON key = name
+        SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
         UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
+        SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
         ORDER BY place",
         counting(table, "asked WHERE got")
     ))
@@ -191,6 +198,7 @@ impl PostgresServer {
             .fetch_all(on)
             .await?;
         let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
+        answers(row, 3, number(&wanted.name))?;
         Ok((row.try_get(2)?, vec![taken(row)?]))
     }
 
@@ -203,6 +211,9 @@ impl PostgresServer {
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
         }
+        for (row, wanted) in rows.iter().zip(wanted) {
+            answers(row, 3, number(&wanted.name))?;
+        }
         let taken = rows.iter().map(taken).collect::<SqlResult<_>>()?;
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
     }
@@ -210,21 +221,21 @@ impl PostgresServer {
     /// Takes them, and counts nothing.
     async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let rows = if let [one] = wanted {
-            let take = sqlx::query("SELECT pg_backend_pid()::bigint, pg_try_advisory_lock($1)");
+            let take = sqlx::query("SELECT pg_backend_pid()::bigint, pg_try_advisory_lock($1), $1");
             take.bind(number(&one.name)).fetch_all(on).await?
         } else {
             let take =
-                "SELECT pg_backend_pid()::bigint, got FROM (SELECT place, pg_try_advisory_lock(number) AS got
+                "SELECT pg_backend_pid()::bigint, got, number FROM (SELECT place, number, pg_try_advisory_lock(number) AS got
                 FROM unnest($1::bigint[]) WITH ORDINALITY AS listed (number, place)) AS asked ORDER BY place";
             let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
             sqlx::query(take).bind(numbers).fetch_all(on).await?
         };
-        let taken = |row: &PgRow| match row.try_get(1)? {
-            true => Ok(Taken::Granted(None)),
-            false => Ok(Taken::Busy(None)),
+        let taken = |(row, wanted): (&PgRow, &Wanted)| {
+            answers(row, 2, number(&wanted.name))?;
+            Ok(if row.try_get(1)? { Taken::Granted(None) } else { Taken::Busy(None) })
         };
         let session = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
-        Ok((session, rows.iter().map(taken).collect::<SqlResult<_>>()?))
+        Ok((session, rows.iter().zip(wanted).map(taken).collect::<SqlResult<_>>()?))
     }
 
     async fn free_name(on: &mut PgConnection, name: &Name) -> SqlResult<(i64, bool)> {
@@ -242,12 +253,12 @@ impl Strategy for ByName<PostgresServer> {
     const TAKES_AT_ONCE: bool = true;
 
     async fn take(
-        server: &PostgresServer,
-        _: &Arc<Connections<PostgresServer>>,
+        others: &Others<PostgresServer>,
         on: &mut PgConnection,
         _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
+        let server = others.server();
         let asked = match wanted {
             _ if !server.counts() => PostgresServer::take_only(on, wanted).await,
             [one] => server.take_one(on, one).await,
@@ -277,11 +288,7 @@ impl Strategy for ByName<PostgresServer> {
             .await
     }
 
-    async fn owner(
-        server: &PostgresServer,
-        on: &mut PgConnection,
-        name: &Name,
-    ) -> SqlResult<Option<(OwningSession, Holder)>> {
+    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {
         let statement = format!(
             r#"SELECT held.fence, held.holder, session FROM ({ADVISORY}) AS locked
             LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
@@ -326,13 +333,12 @@ impl Strategy for ByRow<PostgresServer> {
     const TAKES_AT_ONCE: bool = true;
 
     async fn take(
-        server: &PostgresServer,
-        others: &Arc<Connections<PostgresServer>>,
+        others: &Others<PostgresServer>,
         on: &mut PgConnection,
         _: i64,
         wanted: &[Wanted],
     ) -> TakeResult {
-        take_row(server, others, on, wanted).await
+        take_row(others, on, wanted).await
     }
 
     async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
@@ -345,11 +351,7 @@ impl Strategy for ByRow<PostgresServer> {
         waited(on, format!("SELECT 1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
     }
 
-    async fn owner(
-        server: &PostgresServer,
-        on: &mut PgConnection,
-        name: &Name,
-    ) -> SqlResult<Option<(OwningSession, Holder)>> {
+    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {
         let statement = format!(
             r#"SELECT held.fence, held.holder, pid::bigint FROM {table} AS locked JOIN {TRANSACTION}
             LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,

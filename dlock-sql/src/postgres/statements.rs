@@ -6,14 +6,17 @@
 use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
-use crate::rows::{AT_ONCE, MARK};
+use super::values::Value;
+use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK, TURNS};
 use crate::session::Name;
+use crate::stored::{IN_LINE, TURN};
 use crate::table::TableName;
-use crate::text::{hex, sql};
+use crate::text::{hex, micros, sql};
 
 #[derive(Debug)]
 pub(super) struct PostgresStatements {
-    /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us and holder of somebody else.
+    /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us, holder and token of somebody
+    /// else.
     pub(super) take: SqlStr,
     /// key, token, channel: whether the lease was still running, and somebody waits.
     pub(super) release: SqlStr,
@@ -52,6 +55,58 @@ const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 /// Also where an administrator wrote `infinity`.
 const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
                     * 1000000)::bigint";
+/// What a waiter in line adds to the line about the holder of a row has so many characters.
+pub(super) const MARK_LENGTH: usize = IN_LINE.len() + 34;
+
+/// Whether somebody stands in line for the key of this row; in any case for a row of [`TURN`].
+pub(super) fn is_wanted(row: &str) -> String {
+    format!("left(right({row}holder, {MARK_LENGTH}), {}) = ' {IN_LINE}='", IN_LINE.len() + 2)
+}
+
+/// The line about the holder of this row without what a waiter in line has added.
+pub(super) fn unmarked(row: &str) -> String {
+    format!("CASE WHEN {} THEN left({row}holder, -{MARK_LENGTH}) ELSE {row}holder END", is_wanted(row))
+}
+
+/// The end of the line about the holder of a row for which this token is the first in line.
+pub(super) fn mark_of(token: &str) -> String {
+    format!("' {IN_LINE}=' || encode({token}, 'hex')")
+}
+
+/// The channel of the one whose token is at the end of the line about the holder.
+pub(super) fn channel_of_first(row: &str) -> String {
+    format!("'{TURNS}' || right({row}holder, 32)")
+}
+
+/// The time for which a row is kept for those in line.
+pub(super) fn kept_for_line() -> String {
+    format!("{} * interval '1 microsecond'", micros(KEPT_FOR_LINE))
+}
+
+/// The token [`TURN`].
+pub(super) fn turn() -> String {
+    Value::Bytes(&TURN).literal()
+}
+
+/// Whether a row is not to be had at `now`: somebody has it, or it is kept for those in line.
+pub(super) fn is_barred(row: &str, now: &str) -> String {
+    format!(
+        "({row}token IS NOT NULL AND ({row}expires > {now} OR {} AND {row}token <> {} AND {row}expires > {now} - {}))",
+        is_wanted(row),
+        turn(),
+        kept_for_line()
+    )
+}
+
+/// What a row is given when it is released by the one who has it. A row for which somebody stands in line is awaited.
+fn freed() -> String {
+    let (wanted, turn, kept) = (is_wanted(""), turn(), kept_for_line());
+    format!(
+        "token = CASE WHEN awaited AND {wanted} THEN {turn} END,
+         expires = CASE WHEN awaited THEN least(expires, clock_timestamp() + {kept}) ELSE expires END"
+    )
+}
+
 /// The advisory locks of this database that have one number.
 pub(super) const ADVISORY: &str =
     "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
@@ -63,7 +118,15 @@ impl PostgresStatements {
     pub(super) fn of(table: &TableName) -> Self {
         let place = super::session::place(table);
         let table = table.quoted('"');
-        let tell = "CASE WHEN awaited THEN pg_notify";
+        let (freed, turn, first) = (freed(), turn(), channel_of_first(""));
+        let (barred_now, wanted) = ("clock_timestamp()", is_wanted(""));
+        let tell = |nobody: &str, channel: &str| {
+            format!(
+                "CASE WHEN awaited THEN pg_notify(CASE WHEN {nobody} THEN {channel} ELSE {first} END, '') END"
+            )
+        };
+        let is_held = format!("{IS_HELD} AND token <> {turn}");
+        let (is_barred, held_is_barred) = (is_barred("", barred_now), is_barred("held.", barred_now));
         Self {
             // Looks first, so that an attempt on a lock that somebody has writes nothing. One that finds its own lock
             // and reserves several fences was overtaken by a later one: the line about the holder is the later one's.
@@ -82,28 +145,30 @@ impl PostgresStatements {
                             THEN held.holder ELSE excluded.holder END,
                         token = excluded.token, expires = excluded.expires,
                         awaited = held.awaited AND held.token IS NOT NULL
-                    WHERE held.token IS NULL OR held.token = excluded.token OR held.expires <= clock_timestamp()
+                    WHERE held.token = excluded.token OR NOT {held_is_barred}
                     RETURNING fence
                 )
-                SELECT fence, NULL::bigint, NULL::text FROM taken
+                SELECT fence, NULL::bigint, NULL::text, NULL::bytea FROM taken
                 UNION ALL
-                SELECT fence, {LEFT}, holder FROM seen WHERE token IS NOT NULL AND NOT EXISTS (SELECT FROM taken)"#
+                SELECT fence, {LEFT}, holder, token FROM seen WHERE token IS NOT NULL AND NOT EXISTS (SELECT FROM taken)"#
             )),
             release: sql(format!(
                 r#"WITH freed AS (
-                    UPDATE {table} SET token = NULL WHERE key = $1::bytea AND token = $2::bytea
-                    RETURNING expires > clock_timestamp() AS running, awaited
+                    UPDATE {table} SET {freed} WHERE key = $1::bytea AND token = $2::bytea
+                    RETURNING expires > clock_timestamp() AS running, awaited, token, holder
                 )
-                SELECT running, awaited, {tell}($3::text, '') END FROM freed"#
+                SELECT running, awaited, {} FROM freed"#,
+                tell("token IS NULL", "$3::text")
             )),
             leave: sql(format!(
                 r#"WITH kept AS (
                     UPDATE {table} SET holder = CASE WHEN token = $2 THEN '{LEFT_BEHIND}' || holder ELSE holder END,
                         token = $4::bytea, expires = clock_timestamp() + $5::bigint * interval '1 microsecond'
                     WHERE key = $1::bytea AND (token = $2::bytea OR token = $4) AND expires > clock_timestamp()
-                    RETURNING awaited
+                    RETURNING awaited, holder
                 )
-                SELECT true, awaited, {tell}($3::text, '') END FROM kept"#
+                SELECT true, awaited, {} FROM kept"#,
+                tell(&format!("NOT {wanted}"), "$3::text")
             )),
             // No row that somebody else has locked is waited for: all others would wait with it.
             take_all: sql(format!(
@@ -112,7 +177,7 @@ impl PostgresStatements {
                         WITH ORDINALITY AS asked (key, token, lease, holder, fences, place)
                 ), free AS MATERIALIZED (
                     SELECT asked.* FROM asked JOIN {table} AS held USING (key)
-                    WHERE held.token IS NULL OR held.token = asked.token OR held.expires <= clock_timestamp()
+                    WHERE held.token = asked.token OR NOT {held_is_barred}
                     FOR UPDATE OF held SKIP LOCKED
                 ), updated AS (
                     UPDATE {table} AS held SET
@@ -123,7 +188,7 @@ impl PostgresStatements {
                         token = free.token, expires = clock_timestamp() + free.lease * interval '1 microsecond',
                         awaited = held.awaited AND held.token IS NOT NULL
                     FROM free WHERE held.key = free.key
-                        AND (held.token IS NULL OR held.token = free.token OR held.expires <= clock_timestamp())
+                        AND (held.token = free.token OR NOT {held_is_barred})
                     RETURNING free.place, held.fence
                 ), inserted AS (
                     INSERT INTO {table} (key, token, fence, expires, holder)
@@ -133,11 +198,11 @@ impl PostgresStatements {
                     ORDER BY key ON CONFLICT DO NOTHING
                     RETURNING key, fence
                 )
-                SELECT place, fence, NULL::bigint, NULL::text FROM updated
+                SELECT place, fence, NULL::bigint, NULL::text, NULL::bytea FROM updated
                 UNION ALL
-                SELECT place, fence, NULL, NULL FROM inserted JOIN asked USING (key)
+                SELECT place, fence, NULL, NULL, NULL FROM inserted JOIN asked USING (key)
                 UNION ALL
-                SELECT place, fence, {LEFT}, held.holder FROM asked JOIN {table} AS held USING (key)
+                SELECT place, fence, {LEFT}, held.holder, held.token FROM asked JOIN {table} AS held USING (key)
                 WHERE held.token <> asked.token AND expires > clock_timestamp()"#
             )),
             release_all: sql(format!(
@@ -146,10 +211,11 @@ impl PostgresStatements {
                         AS asked (key, token, channel, place)
                     JOIN {table} AS held USING (key) WHERE held.token = asked.token FOR UPDATE OF held SKIP LOCKED
                 ), freed AS (
-                    UPDATE {table} AS held SET token = NULL FROM ours WHERE held.key = ours.key AND held.token = ours.token
-                    RETURNING place, expires > clock_timestamp() AS running, awaited, channel
+                    UPDATE {table} AS held SET {freed} FROM ours WHERE held.key = ours.key AND held.token = ours.token
+                    RETURNING place, expires > clock_timestamp() AS running, awaited, channel, held.token, holder
                 )
-                SELECT place, running, awaited, {tell}(channel, '') END FROM freed"#
+                SELECT place, running, awaited, {} FROM freed"#,
+                tell("token IS NULL", "channel")
             )),
             renew: sql(format!(
                 r#"WITH listed AS (
@@ -162,18 +228,19 @@ impl PostgresStatements {
                 RETURNING listed.place"#
             )),
             read: sql(format!(
-                r#"SELECT fence, {LEFT}, holder FROM {table} WHERE key = $1::bytea AND {IS_HELD}"#
+                r#"SELECT fence, {LEFT}, holder FROM {table} WHERE key = $1::bytea AND {is_held}"#
             )),
             list: sql(format!(
-                r#"SELECT encode(key, 'hex'), fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {IS_HELD}
+                r#"SELECT encode(key, 'hex'), fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {is_held}
                 ORDER BY key LIMIT {AT_ONCE}"#
             )),
             force: sql(format!(
                 r#"WITH freed AS (
-                    UPDATE {table} SET token = NULL, fence = fence + 1 WHERE key = $1::bytea AND {IS_HELD}
-                    RETURNING awaited
+                    UPDATE {table} SET fence = fence + 1, {freed} WHERE key = $1::bytea AND {is_held}
+                    RETURNING awaited, token, holder
                 )
-                SELECT true, {tell}($2::text, '') END FROM freed"#
+                SELECT true, {} FROM freed"#,
+                tell("token IS NULL", "$2::text")
             )),
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
             // with the fence of a session or a locked row says who has it: it stays for as long as somebody does.
@@ -207,10 +274,10 @@ impl PostgresStatements {
             )),
             await_release: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
-                    SELECT awaited FROM {table} WHERE key = $1::bytea AND {IS_HELD}
+                    SELECT awaited FROM {table} WHERE key = $1::bytea AND {is_barred}
                 ), noted AS (
                     UPDATE {table} SET awaited = true
-                    WHERE key = $1 AND {IS_HELD} AND EXISTS (SELECT FROM seen WHERE NOT awaited)
+                    WHERE key = $1 AND {is_barred} AND EXISTS (SELECT FROM seen WHERE NOT awaited)
                     RETURNING 1
                 )
                 SELECT EXISTS (SELECT FROM noted) OR EXISTS (SELECT FROM seen WHERE awaited)"#

@@ -33,7 +33,7 @@ impl<'a> Value<'a> {
 
     /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but
     /// digits.
-    fn literal(&self) -> String {
+    pub(super) fn literal(&self) -> String {
         let bytes = |bytes: &[u8]| format!("decode('{}', 'hex')", hex(bytes));
         let text = |text: &str| format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()));
         let list = |all: Vec<String>, kind| format!("ARRAY[{}]::{kind}[]", all.join(", "));

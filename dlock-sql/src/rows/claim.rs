@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence};
 use tokio::time::Instant;
 
 use super::Rows;
 use super::connections::{Holding, Kind, Limits};
+use super::line::Place;
 use super::progress::Progress;
-use super::steps::{AwaitRelease, Leave, Release, Take};
+use super::steps::{AwaitRelease, Downgrade, Leave, Release, Take};
 use crate::server::{Ask, Released, Server, Taken};
 use crate::stored;
 
@@ -23,23 +24,31 @@ const OUTCOME: Duration = Duration::from_millis(200);
 
 /// A claim on a lease row of a database server.
 pub struct RowClaim<S: Server> {
-    rows: Arc<Rows<S>>,
-    request: ClaimRequest,
+    pub(super) rows: Arc<Rows<S>>,
+    pub(super) request: ClaimRequest,
     clock: RequestClock,
     /// How many fences the next attempt reserves.
-    reserves: u32,
+    pub(super) reserves: u32,
     /// Attempts that were made and, as far as is known, not answered yet.
-    unanswered: Vec<Arc<Progress>>,
+    pub(super) unanswered: Vec<Arc<Progress>>,
     /// The outcome of an earlier attempt is not known: it may have taken the lock.
-    unknown: bool,
-    held: Option<Holding>,
+    pub(super) unknown: bool,
+    pub(super) held: Option<Holding>,
     /// From when the lease counts.
-    since: Instant,
+    pub(super) since: Instant,
     /// Somebody had the lock at the last attempt.
-    contended: bool,
-    listener: Option<Listener>,
+    pub(super) contended: bool,
+    /// Several may hold the lock, or were seen to.
+    pub(super) shared: bool,
+    /// It was to become a reader's, and the outcome is not known.
+    downgrades: bool,
+    /// It keeps newcomers out.
+    pub(super) keeps_out: bool,
+    /// Its place among those who wait in order.
+    pub(super) place: Place,
+    pub(super) listener: Option<Listener>,
     /// The grant that somebody else had at the last attempt, and the one whose release is known to be told.
-    seen: Option<Fence>,
+    pub(super) seen: Option<Fence>,
     noted: Option<Fence>,
 }
 
@@ -47,6 +56,10 @@ impl<S: Server> RowClaim<S> {
     pub(super) fn new(rows: Arc<Rows<S>>, request: ClaimRequest) -> Self {
         Self {
             rows,
+            shared: request.mode != Mode::Exclusive,
+            keeps_out: false,
+            downgrades: false,
+            place: Place::default(),
             request,
             clock: RequestClock::new(Clock::system()),
             reserves: 1,
@@ -61,12 +74,12 @@ impl<S: Server> RowClaim<S> {
         }
     }
 
-    fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> Limits {
         Limits::of(self.request.request_timeout, self.request.lease)
     }
 
     /// One attempt more that is not answered.
-    fn sent(&mut self) -> Arc<Progress> {
+    pub(super) fn sent(&mut self) -> Arc<Progress> {
         self.unanswered.retain(|earlier| !earlier.try_cancel());
         let progress = Arc::new(Progress::of_attempt(&self.clock));
         self.unanswered.push(Arc::clone(&progress));
@@ -76,6 +89,10 @@ impl<S: Server> RowClaim<S> {
     async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
         let ClaimRequest { key, token, request_timeout: limit, .. } = &self.request;
         let connections = &self.rows.connections;
+        let is_in_line = self.request.fair && self.held.is_none();
+        if (self.shared || is_in_line) && taken_for.is_none() {
+            return self.release_share().await;
+        }
         let released = if let Some(taken_for) = taken_for {
             connections.within(Kind::Release, Leave(key.clone(), *token, taken_for), *limit).await?
         } else {
@@ -108,7 +125,7 @@ impl<S: Server> RowClaim<S> {
         let withdrawn = self.release(taken_for).await?;
         let mut open = open.into_iter();
         self.unanswered.retain(|_| open.next().unwrap_or(false));
-        self.held = None;
+        (self.held, self.keeps_out, self.place) = (None, false, Place::default());
         Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
     }
 }
@@ -126,8 +143,15 @@ impl<S: Server> Claim for RowClaim<S> {
             // What has happened until now does not count.
             Some(listener) => listener.forget(),
             // Listening begins before the question, so that no release is missed.
-            none if self.contended => *none = server.join(&self.request.key),
+            none if self.contended && !self.request.fair => *none = server.join(&self.request.key),
             _ => {}
+        }
+        if self.shared {
+            return self.attempt_share().await;
+        }
+        // One who comes first has no need of a line: a lock for which somebody stands in one is not free.
+        if self.request.fair && (self.contended || self.unknown || !self.unanswered.is_empty()) {
+            return self.attempt_in_line().await;
         }
         self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
@@ -151,12 +175,24 @@ impl<S: Server> Claim for RowClaim<S> {
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
+                // Who looks first would take its own lock for somebody else's.
+                self.contended = false;
                 let grant = Grant::new(Term::Lease(self.request.lease));
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }
             Taken::Busy(holder) => {
                 self.contended = true;
+                match holder.as_ref().map(|holder| holder.mode) {
+                    Some(mode @ Mode::Permits { .. }) => return Err(self.conflict(mode)),
+                    // From now on it has a place.
+                    _ if self.request.fair && self.request.waits => return self.attempt_share().await,
+                    Some(Mode::Shared) if self.request.has_preference() => {
+                        self.shared = true;
+                        return self.attempt_share().await;
+                    }
+                    _ => {}
+                }
                 self.seen = holder.as_ref().and_then(|holder| holder.fence);
                 let mut busy = Busy::default();
                 busy.retry_after = holder.as_ref().and_then(|holder| holder.expires_in);
@@ -167,6 +203,16 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
+        if self.request.fair {
+            if self.listener.is_none() {
+                self.listener = self.rows.connections.server().listen_turn(&self.request.token)?;
+            }
+            // The first news is that it is heard now: what was said before is found out by asking once more.
+            return match &mut self.listener {
+                Some(listener) => listener.changed().await,
+                None => std::future::pending().await,
+            };
+        }
         if self.listener.is_none() {
             self.listener = self.rows.connections.server().listen(&self.request.key)?;
         }
@@ -192,7 +238,22 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
+        if self.downgrades {
+            // In which form it is held is not known, and this extends it in either.
+            return self.downgrade().await;
+        }
         self.rows.renewals.extend(&self.request, &mut self.since).await
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        // A release has to look for either form from now on.
+        (self.request.mode, self.shared, self.downgrades) = (Mode::Shared, true, true);
+        let since = Instant::now();
+        let ClaimRequest { key, token, lease, request_timeout: limit, .. } = &self.request;
+        let step = Downgrade(key.clone(), *token, *lease);
+        let is_ours = self.rows.connections.within(Kind::Renewal, step, *limit).await?;
+        (self.downgrades, self.since) = (false, since);
+        Ok(if is_ours { Renewed::Extended } else { Renewed::Gone })
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
@@ -208,7 +269,10 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     fn is_clean(&self) -> bool {
-        self.held.is_none() && self.unanswered.iter().all(|attempt| attempt.try_cancel())
+        self.held.is_none()
+            && !self.keeps_out
+            && self.place.number.is_none()
+            && self.unanswered.iter().all(|attempt| attempt.try_cancel())
     }
 }
 

@@ -150,6 +150,11 @@ impl<S: Server> Connections<S> {
         &self.connector
     }
 
+    /// How many connections attempts may use at a time.
+    pub(crate) const fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// How many connections there may be at the most: attempts' here and elsewhere, and one each in reserve, for
     /// renewals and for waiting.
     pub(crate) fn most(&self) -> usize {

@@ -3,8 +3,11 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use dlock_core::backend::Occupancy;
 use dlock_core::{Fence, Holder, Key, Token};
 
+use super::line::LineSeen;
+use super::shares::{Resized, ShareAsk, ShareTaken};
 use crate::server::{Ask, Conn, Lease, Pruned, Released, Server, SqlResult, Taken};
 use crate::session::{Name, Wanted};
 
@@ -48,6 +51,13 @@ steps! {
     TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true, false;
     ReleaseAll(held: Vec<(Key, Token)>) -> Vec<Option<Released>> = release_all(held), false, false;
     Renew(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew(leases), false, false;
+    TakeShare(ask: ShareAsk) -> ShareTaken = take_share(ask), false, false;
+    ReleaseShare(key: Key, token: Token, fair: bool) -> bool = release_share(key, token, *fair), false, false;
+    Downgrade(key: Key, token: Token, lease: Duration) -> bool = downgrade(key, token, *lease), false, false;
+    RenewShares(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew_shares(leases), false, false;
+    LookInLine(key: Key, token: Token, place: i64) -> Option<LineSeen> = look_in_line(key, token, *place), false, true;
+    Occupy(key: Key) -> Occupancy = occupancy(key), false, true;
+    Resize(key: Key, permits: u32) -> Resized = resize(key, *permits), false, false;
     Read(key: Key) -> Option<Holder> = read(key), false, true;
     List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false, true;
     Force(key: Key) -> bool = force(key), false, false;

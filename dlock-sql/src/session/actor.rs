@@ -10,11 +10,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
-use super::strategy::{Strategy, TakeError, alive};
+use super::strategy::{Others, Strategy, TakeError, alive};
 use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
-use crate::connector::Connector;
 use crate::failure::{copy, unchanged};
-use crate::rows::{Connections, gone, sleep_on_own_thread};
+use crate::rows::{gone, sleep_on_own_thread};
 use crate::server::{Conn, Fault, Server, Taken};
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
@@ -108,24 +107,9 @@ enum Outcome {
     Left { all_were_held: bool },
 }
 
-/// What all connections of a backend have in common.
-pub(super) struct Context<M: Strategy> {
-    pub(super) server: Arc<M::Server>,
-    /// For what must not be part of the transaction that keeps a lock.
-    pub(super) others: Arc<Connections<M::Server>>,
-    pub(super) connector: Arc<Connector<M::Server>>,
-}
-
-impl<M: Strategy> Clone for Context<M> {
-    fn clone(&self) -> Self {
-        let Self { server, others, connector } = self;
-        Self { server: Arc::clone(server), others: Arc::clone(others), connector: Arc::clone(connector) }
-    }
-}
-
 /// One connection, and the locks on it.
 pub(super) struct ConnectionActor<M: Strategy> {
-    context: Context<M>,
+    others: Others<M::Server>,
     place: String,
     session: Option<Session<M::Server>>,
     held: HashMap<Id, Held>,
@@ -140,11 +124,11 @@ pub(super) struct ConnectionActor<M: Strategy> {
 }
 
 impl<M: Strategy> ConnectionActor<M> {
-    pub(super) fn new(context: Context<M>) -> Self {
+    pub(super) fn new(others: Others<M::Server>) -> Self {
         let (session, held, now) = (None, HashMap::new(), Instant::now());
         let (shortest, doubted) = (Duration::MAX, false);
-        let place = context.server.place();
-        Self { context, place, session, held, shortest, proven: now, used: now, doubted, failed: None }
+        let place = others.server().place();
+        Self { others, place, session, held, shortest, proven: now, used: now, doubted, failed: None }
     }
 
     pub(super) const fn is_open(&self) -> bool {
@@ -230,7 +214,7 @@ impl<M: Strategy> ConnectionActor<M> {
         {
             return Err(copy(failure));
         }
-        let Context { server, connector, .. } = self.context.clone();
+        let (server, connector) = (Arc::clone(self.others.server()), Arc::clone(self.others.connector()));
         let limit = connector.limit;
         let opening = async move {
             let mut connection = connector.open().await?;
@@ -428,7 +412,7 @@ impl<M: Strategy> ConnectionActor<M> {
     /// connection.
     async fn perform(&mut self, statement: &Statement) -> Result<Outcome, Fault> {
         let patience = self.patience(statement);
-        let Self { context, session, held, shortest, proven, doubted, .. } = self;
+        let Self { others, session, held, shortest, proven, doubted, .. } = self;
         let Some(session) = session else {
             let failure = Failure::unavailable("the connection was closed");
             return Err(Fault { failure, again: false, broken: true });
@@ -436,7 +420,7 @@ impl<M: Strategy> ConnectionActor<M> {
         let (sent, sent_at) = (Clock::system().now(), Instant::now());
         let end = sent_at + patience;
         let answer = {
-            let answering = answer(context, session, statement);
+            let answering = answer::<M>(others, session, statement);
             tokio::pin!(answering);
             let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
             loop {
@@ -472,9 +456,9 @@ impl<M: Strategy> ConnectionActor<M> {
                 return Err(Fault { failure: another_session(), again: false, broken: false });
             }
             Some(Err(TakeError::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
-            Some(Err(TakeError::Refused(error))) => self.context.server.fault(error),
+            Some(Err(TakeError::Refused(error))) => self.others.server().fault(error),
             Some(Err(TakeError::Unknown(error))) => {
-                Fault { broken: true, ..self.context.server.fault(error) }
+                Fault { broken: true, ..self.others.server().fault(error) }
             }
             None => {
                 let failure = Failure::unknown(format!("no answer within {patience:?}"));
@@ -519,18 +503,18 @@ impl<M: Strategy> ConnectionActor<M> {
 }
 
 async fn answer<M: Strategy>(
-    context: &Context<M>,
+    others: &Others<M::Server>,
     session: &mut Session<M::Server>,
     statement: &Statement,
 ) -> Result<(i64, Outcome), TakeError> {
     let Session { connection: on, id } = session;
     match statement {
         Statement::Ping => {
-            let session = alive(&*context.server, on).await.map_err(TakeError::Unknown)?;
+            let session = alive(&**others.server(), on).await.map_err(TakeError::Unknown)?;
             Ok((session, Outcome::Alive))
         }
         Statement::Take(wanted) => {
-            let (session, taken) = M::take(&context.server, &context.others, on, *id, wanted).await?;
+            let (session, taken) = M::take(others, on, *id, wanted).await?;
             Ok((session, Outcome::Taken(taken)))
         }
         Statement::Release(names) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::{Failure, Holder, Key};
 
-use super::{Name, OwningSession, Sessions, Strategy};
+use super::{Owner, OwningSession, Sessions, Strategy};
 use crate::failure::unchanged;
 use crate::rows::{End, QUESTION, Step};
 use crate::server::{Conn, Server, SqlResult};
@@ -27,7 +27,7 @@ impl<M: Strategy> Sessions<M> {
         self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
     }
 
-    async fn owner(&self, key: &Key) -> Result<Option<(OwningSession, Holder)>, Failure> {
+    async fn owner(&self, key: &Key) -> Result<Owner, Failure> {
         self.others.ask(Inspect::<M>(key.clone(), PhantomData), QUESTION).await
     }
 
@@ -65,11 +65,11 @@ fn half_done(session: i64) -> Failure {
 struct Inspect<M>(Key, PhantomData<fn() -> M>);
 
 impl<M: Strategy> Step<M::Server> for Inspect<M> {
-    type Reply = Option<(OwningSession, Holder)>;
+    type Reply = Owner;
     const ASKS: bool = true;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Self::Reply> {
-        M::owner(server, on, &Name::of(&server.place(), &self.0)).await
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Owner> {
+        M::owner(server, on, &server.name(&self.0)).await
     }
 }
 

@@ -11,12 +11,11 @@ use dlock_core::{Failure, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::Strategy;
-use super::actor::{Command, ConnectionActor, Context, Reply, another_session};
+use super::actor::{Command, ConnectionActor, Reply, another_session};
 use super::driving::Driver;
+use super::strategy::{Others, Strategy};
 use crate::failure::{closed, not_reached, unchanged};
 use crate::rows::{Ping, QUESTION, until};
-use crate::settings::Settings;
 
 /// A connection, and where commands for it are handed in that somebody else is to carry out.
 struct Shared<M: Strategy> {
@@ -66,23 +65,21 @@ impl<M: Strategy> ConnectionHandle<M> {
 
 /// All connections that keep locks.
 pub(super) struct ConnectionHandles<M: Strategy> {
-    context: Context<M>,
+    others: Others<M::Server>,
     /// Those that keep nothing now.
     free: Mutex<Vec<Shared<M>>>,
     permits: Arc<Semaphore>,
-    limit: u32,
     /// Whether the table, and what is between here and the server, were looked at.
     introduced: OnceCell<()>,
     closed: AtomicBool,
 }
 
 impl<M: Strategy> ConnectionHandles<M> {
-    pub(super) fn new(context: Context<M>, settings: &Settings) -> Self {
+    pub(super) fn new(others: Others<M::Server>) -> Self {
         Self {
-            context,
+            permits: Arc::new(Semaphore::new(others.limit())),
+            others,
             free: Mutex::default(),
-            permits: Arc::new(Semaphore::new(settings.connections())),
-            limit: settings.max_connections,
             introduced: OnceCell::new(),
             closed: AtomicBool::new(false),
         }
@@ -110,10 +107,10 @@ impl<M: Strategy> ConnectionHandles<M> {
     }
 
     async fn introduce(&self) -> Result<(), Failure> {
-        let others = &self.context.others;
+        let others = &self.others;
         // Two connections that are open have two sessions. Nothing is prepared until that is known.
         others.ask(Ping(), QUESTION).await?;
-        let handle = self.handle(self.context.connector.limit).await?;
+        let handle = self.handle(others.connector().limit).await?;
         let kept = handle.call(Command::Open).await?;
         self.put_back(handle);
         if kept == others.ask(Ping(), QUESTION).await? {
@@ -134,7 +131,7 @@ impl<M: Strategy> ConnectionHandles<M> {
             Some(shared) => shared,
             None => {
                 let (commands, inbox) = mpsc::unbounded_channel();
-                let driver = Driver::new(ConnectionActor::new(self.context.clone()));
+                let driver = Driver::new(ConnectionActor::new(Arc::clone(&self.others)));
                 keeper::runtime()?.spawn(Arc::clone(&driver).run(inbox));
                 let shared = Shared { driver, commands };
                 if M::SHARED {
@@ -152,7 +149,7 @@ impl<M: Strategy> ConnectionHandles<M> {
             Ok(Err(_)) => Err(closed()),
             Err(_) => Err(Failure::unavailable(format!(
                 "each of the {} connections that this process may use for locks keeps one; allow more of them",
-                self.limit
+                self.others.limit()
             ))),
         }
     }

@@ -73,7 +73,7 @@ where
         let fail = |failure| fail(failure).of(&key);
         self.handles.ready(QUESTION).await.map_err(fail)?;
         let server = self.others.server();
-        let name = Name::of(&server.place(), &key);
+        let name = server.name(&key);
         let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION }];
         let end = match patience {
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
@@ -83,7 +83,7 @@ where
         let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {
-            let taken = ByName::<S>::take(server, &self.others, connection, session, &wanted).await;
+            let taken = ByName::<S>::take(&self.others, connection, session, &wanted).await;
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
             if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
                 return Ok(ConnectionLock { connection, name, key, fence, session });

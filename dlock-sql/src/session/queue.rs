@@ -13,9 +13,10 @@ use dlock_core::backend::Backoff;
 use dlock_core::{Failure, Key, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::{Name, POLLING, Strategy};
+use super::strategy::{Others, Strategy};
+use super::{Name, POLLING};
 use crate::connector::end;
-use crate::rows::{Cancel, Connections, End, QUESTION};
+use crate::rows::{Cancel, End, QUESTION};
 use crate::server::{Conn, Server, SqlResult};
 
 /// How many connections of a backend wait at the most.
@@ -36,14 +37,13 @@ const PATIENCE: Duration = Duration::from_millis(5);
 
 /// The connections that wait.
 pub(super) struct Queue<M: Strategy> {
-    server: Arc<M::Server>,
-    others: Arc<Connections<M::Server>>,
+    others: Others<M::Server>,
     permits: Arc<Semaphore>,
 }
 
 impl<M: Strategy> Queue<M> {
-    pub(super) fn new(server: Arc<M::Server>, others: Arc<Connections<M::Server>>) -> Arc<Self> {
-        Arc::new(Self { server, others, permits: Arc::new(Semaphore::new(MOST)) })
+    pub(super) fn new(others: Others<M::Server>) -> Arc<Self> {
+        Arc::new(Self { others, permits: Arc::new(Semaphore::new(MOST)) })
     }
 
     pub(super) fn close(&self) {
@@ -56,7 +56,7 @@ impl<M: Strategy> Queue<M> {
         let (tell, seen) = watch::channel(0);
         let (again, asked) = mpsc::unbounded_channel();
         let (stands, left) = oneshot::channel();
-        let name = Name::of(&self.server.place(), key);
+        let name = self.others.server().name(key);
         let visit = Visit { queue: Arc::clone(self), name, tell, asked, _stands: stands };
         keeper::runtime()?.spawn(visit.carry_out(permit));
         Ok(Some(QueuePlace { seen, again, asked_again: 0, left }))
@@ -188,13 +188,13 @@ impl<M: Strategy> Visit<M> {
     /// Waits until the claim has gone. After an error the connection is of no use any more.
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> SqlResult<()> {
         let Self { queue, name, tell, asked, .. } = self;
-        let session = queue.server.ping(on).await?;
+        let session = queue.others.server().ping(on).await?;
         let mut queued = false;
         loop {
             let waited = {
                 let waiting = async {
                     if queued {
-                        M::wait(&queue.server, on, name).await
+                        M::wait(queue.others.server(), on, name).await
                     } else {
                         M::Server::queue(on, name, !M::SHARED).await
                     }
@@ -237,7 +237,7 @@ impl<M: Strategy> Visit<M> {
                     if !matches!(error, sqlx::Error::Database(_)) {
                         return Err(error);
                     }
-                    let fault = queue.server.fault(error);
+                    let fault = queue.others.server().fault(error);
                     if !fault.again {
                         return Err(sqlx::Error::WorkerCrashed);
                     }

@@ -24,6 +24,12 @@ pub enum TakeError {
 /// What came of asking: the session that answered, and what became of each lock.
 pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 
+/// The session that has a lock, and what is known of who that is, if anybody has it.
+pub(crate) type Owner = Option<(OwningSession, Holder)>;
+
+/// The connections that keep no locks: for questions, and for what must stay when the one that keeps a lock breaks.
+pub(crate) type Others<S> = Arc<Connections<S>>;
+
 /// How a connection keeps locks.
 pub trait Strategy: Send + Sync + Sized + 'static {
     /// Where.
@@ -35,12 +41,11 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     /// Whether the server answers all at once when a lock is taken. Several answers come to dlock's own thread sooner.
     const TAKES_AT_ONCE: bool;
 
-    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared. `others`
-    /// is for what must stay when the connection breaks. `session` is the one of this connection.
+    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared.
+    /// `session` is the one of this connection.
     #[doc(hidden)]
     fn take(
-        server: &Self::Server,
-        others: &Arc<Connections<Self::Server>>,
+        others: &Others<Self::Server>,
         on: &mut Conn<Self::Server>,
         session: i64,
         wanted: &[Wanted],
@@ -64,7 +69,7 @@ pub trait Strategy: Send + Sync + Sized + 'static {
         server: &Self::Server,
         on: &mut Conn<Self::Server>,
         name: &Name,
-    ) -> impl Future<Output = SqlResult<Option<(OwningSession, Holder)>>> + Send;
+    ) -> impl Future<Output = SqlResult<Owner>> + Send;
     /// What is held in the table.
     #[doc(hidden)]
     fn held(
@@ -95,17 +100,12 @@ pub enum Found {
 const ONE: &str = "a connection locks one row at a time";
 
 /// Takes a locked row. Its fence is counted on another connection, where it stays when this transaction is rolled back.
-pub(crate) async fn take_row<S: Server>(
-    server: &S,
-    others: &Arc<Connections<S>>,
-    on: &mut Conn<S>,
-    wanted: &[Wanted],
-) -> TakeResult
+pub(crate) async fn take_row<S: Server>(others: &Others<S>, on: &mut Conn<S>, wanted: &[Wanted]) -> TakeResult
 where
     ByRow<S>: Strategy<Server = S>,
 {
     let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
-    let limit = wanted.limit;
+    let (server, limit) = (others.server(), wanted.limit);
     let failed = |error| match error {
         sqlx::Error::Database(_) => TakeError::Refused(error),
         error => TakeError::Unknown(error),

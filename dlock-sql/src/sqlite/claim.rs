@@ -16,6 +16,7 @@ use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, FileState};
 use super::failure::classify;
+use super::line::{self, Place};
 use super::{shares, time};
 use crate::failure::unchanged;
 use crate::stored;
@@ -35,6 +36,10 @@ pub struct SqliteClaim {
     pub(super) reserves: u32,
     /// Several had it at an earlier attempt.
     shared_lock: bool,
+    /// It was to become a reader's, and the outcome is not known.
+    downgrades: bool,
+    /// Its place among those who wait in order.
+    pub(super) place: Place,
     /// It may keep newcomers out while it waits.
     pub(super) keeps_out: bool,
     /// Somebody had the lock at the last attempt: look before the next one writes.
@@ -63,6 +68,8 @@ impl SqliteClaim {
             since: Instant::now(),
             reserves: 1,
             shared_lock: false,
+            downgrades: false,
+            place: Place::default(),
             keeps_out: false,
             contended: false,
             seen: None,
@@ -101,6 +108,7 @@ impl SqliteClaim {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let request = &self.request;
         let holder = stored::line(request, fences);
+        let [low, high] = line::bounds(&request.key);
         let before = self.unsettled.replace(lane);
         let answer = turn
             .run(until, |now| {
@@ -113,6 +121,8 @@ impl SqliteClaim {
                     .bind(holder.clone())
                     .bind(now)
                     .bind(fences)
+                    .bind(low.clone())
+                    .bind(high.clone())
             })
             .await;
         drop(turn);
@@ -138,7 +148,7 @@ impl SqliteClaim {
             database.ended(&self.request.token);
         }
         self.unsettled = None;
-        (self.held, self.keeps_out) = (false, false);
+        (self.held, self.keeps_out, self.place) = (false, false, Place::default());
     }
 }
 
@@ -152,7 +162,12 @@ impl Claim for SqliteClaim {
         self.since = Instant::now();
         let (database, writer) = self.database().await?;
         database.may_grant(self.request.lease)?;
-        if self.shared_lock || self.request.mode != Mode::Exclusive {
+        if self.request.fair
+            && let Some(busy) = self.look_in_line(&database, until).await?
+        {
+            return Ok(busy);
+        }
+        if self.shared_lock || self.request.mode != Mode::Exclusive || self.request.fair {
             return self.attempt_share(&database, writer, until).await;
         }
         let mut refused = false;
@@ -179,7 +194,8 @@ impl Claim for SqliteClaim {
             }
             let fences = if self.unsettled.is_none() { self.reserves } else { 1 };
             if let Some(last) = self.take(&database, writer, until, fences).await? {
-                self.held = true;
+                // Who looks first would take its own lock for somebody else's.
+                (self.held, self.contended) = (true, false);
                 let grant = Grant::new(Term::Lease(self.request.lease));
                 return Ok(Attempt::Granted(stored::with_fences(grant, last, fences)));
             }
@@ -206,8 +222,25 @@ impl Claim for SqliteClaim {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
+        if self.downgrades {
+            // In which form it is held is not known, and this extends it in either.
+            return self.downgrade().await;
+        }
         let Some(database) = &self.database else { return Ok(Renewed::Gone) };
         database.renewals.extend(&self.request, &mut self.since).await
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        let Some(database) = self.database.clone() else { return Ok(Renewed::Gone) };
+        if database.file_state()? != FileState::Same {
+            return Ok(Renewed::Gone);
+        }
+        // A release has to look for either form from now on.
+        (self.request.mode, self.downgrades) = (Mode::Shared, true);
+        let since = Instant::now();
+        let downgraded = self.let_others_read(&database, self.until()).await?;
+        (self.downgrades, self.since) = (false, since);
+        Ok(downgraded)
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
@@ -221,8 +254,8 @@ impl Claim for SqliteClaim {
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
         let (mut turn, _) = database.connections.writer(writer, until).await?;
         let request = &self.request;
-        if request.mode != Mode::Exclusive || self.shared_lock && !self.held {
-            let released = shares::release(&database, &mut turn, request, until).await;
+        if request.mode != Mode::Exclusive || (self.shared_lock || request.fair) && !self.held {
+            let released = shares::release(&database, &mut turn, request, self.place.number, until).await;
             drop(turn);
             let released = released.map_err(|error| classify(error, database.connections.path()))?;
             self.forget();
@@ -278,7 +311,7 @@ impl Claim for SqliteClaim {
     }
 
     fn is_clean(&self) -> bool {
-        self.unsettled.is_none() && !self.held && !self.keeps_out
+        self.unsettled.is_none() && !self.held && !self.keeps_out && self.place.number.is_none()
     }
 }
 

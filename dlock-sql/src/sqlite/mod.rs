@@ -6,6 +6,7 @@ mod database;
 mod diagnosis;
 mod failure;
 mod file;
+mod line;
 mod options;
 mod presence;
 mod renewals;
@@ -71,7 +72,9 @@ const NAME: &str = "sqlite";
 ///   or for one lease of the new holder. This does not hold when the whole directory is replaced, or on other systems
 ///   than Linux.
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
-///   after the release; they ask every 1 to 50 ms, less often the longer they wait.
+///   after the release; they ask every 1 to 50 ms, less often the longer they wait. A lock that is asked to be fair
+///   goes to the one of all processes that came first; one that is not heard of loses its place after 2 s, and 2 ms
+///   more for each who was before it, 10 s at most.
 ///
 /// Clones share everything, so that a clone can be kept for [`prune`](Self::prune) and the like.
 #[derive(Clone)]
@@ -188,7 +191,9 @@ impl Backend for Sqlite {
             .with_polling(Duration::from_millis(1), Duration::from_millis(50))
             .with_administration()
             .with_sharing()
+            .with_downgrading()
             .with_permits()
+            .with_fairness_on_request()
             .with_leaving()
     }
 

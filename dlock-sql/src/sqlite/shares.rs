@@ -20,17 +20,15 @@ use sqlx::{Row, SqlStr};
 use super::connections::Until;
 use super::database::Database;
 use super::failure::classify;
+use super::line::first_of;
 use super::time;
 use crate::failure::unchanged;
-use crate::stored;
+use crate::stored::{self, SHARED};
 use crate::table::TableName;
 use crate::text::sql;
 
 pub(super) use claim::release;
-use state::State;
-
-/// The token of a lock that several hold.
-pub(super) const SHARED: [u8; 16] = *b"\xfdheld by several";
+pub(super) use state::{State, later, put};
 
 /// What begins the keys of the rows beside a key, which no text begins with.
 const BESIDE: u8 = 0xfd;
@@ -68,13 +66,14 @@ pub(super) fn kept(mode: Mode, lease: Duration) -> Duration {
 pub(super) struct ShareStatements {
     /// Changes nothing, and lets nobody else write.
     lock: SqlStr,
-    /// key, key of what is in common, key of ours, what is higher than all keys, boot, now: the state.
+    /// key, key of what is in common, key of ours, what is higher than all keys, boot, now, bounds of the line, who
+    /// asks: the state.
     state: SqlStr,
     /// key, token, fence, boot, expiry, holder: writes a row.
     put: SqlStr,
     /// key: deletes a row, and gives its boot and expiry.
     delete: SqlStr,
-    /// key of what is in common, what is higher than all keys: deletes the rows between.
+    /// key of what is in common, what is higher than all keys: deletes that row and those between.
     clear: SqlStr,
     /// key of what is in common, what is higher than all keys, boot, now: the rows between, the first to end first.
     all: SqlStr,
@@ -101,12 +100,13 @@ impl ShareStatements {
             state: sql(format!(
                 r#"SELECT mark.fence, main.token, main.fence, main.boot, main.expires, main.holder,
                     common.fence, common.boot, common.holder, own.fence, own.boot, own.expires, own.holder,
-                    others.taken, others.first, others.last
+                    others.taken, others.first, others.last, {}
                 FROM "{table}" AS mark LEFT JOIN "{table}" AS main ON main.key = ?1
                 LEFT JOIN "{table}" AS common ON common.key = ?2 LEFT JOIN "{table}" AS own ON own.key = ?3
                 LEFT JOIN (SELECT sum(CAST(holder AS INTEGER)) AS taken, min(expires) AS first, max(expires) AS last
                     FROM "{table}" WHERE key > ?2 AND key < ?4 AND boot = ?5 AND expires > ?6) AS others
-                WHERE mark.key = x''"#
+                WHERE mark.key = x''"#,
+                first_of(table, ["?7", "?8", "?5", "?6", "?9"])
             )),
             put: sql(format!(
                 r#"INSERT INTO "{table}" (key, token, fence, boot, expires, holder) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -114,7 +114,7 @@ impl ShareStatements {
                     expires = excluded.expires, holder = excluded.holder"#
             )),
             delete: sql(format!(r#"DELETE FROM "{table}" WHERE key = ?1"#)),
-            clear: sql(format!(r#"DELETE FROM "{table}" WHERE key > ?1 AND key < ?2"#)),
+            clear: sql(format!(r#"DELETE FROM "{table}" WHERE key >= ?1 AND key < ?2"#)),
             all: sql(format!(
                 r#"SELECT fence, expires, holder FROM "{table}"
                 WHERE key > ?1 AND key < ?2 AND boot = ?3 AND expires > ?4 ORDER BY expires"#

@@ -3,7 +3,8 @@
 //! A row is one key. It is free when its token is null, when its lease has ended, or when it is of an earlier boot; it
 //! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the
 //! table's mark: its version, the highest fence of all rows that were deleted, and the identity of the file. Where
-//! several hold a key there are rows beside it: see [`shares`](super::shares).
+//! several hold a key there are rows beside it, and where some wait in order: see [`shares`](super::shares) and
+//! [`line`](super::line).
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
@@ -11,6 +12,7 @@ use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::claim::batch;
+use super::line::{self, LineStatements};
 use super::shares::ShareStatements;
 use crate::stored::AWAITED;
 use crate::table::TableName;
@@ -31,7 +33,8 @@ pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
 
 #[derive(Debug)]
 pub(super) struct SqliteStatements {
-    /// key, token, least fence, boot, expiry, holder, now, fences: the last fence, or no row when somebody else has it.
+    /// key, token, least fence, boot, expiry, holder, now, fences, bounds of the line: the last fence, or no row when
+    /// somebody else has it, or waits for it in order.
     pub(super) take: SqlStr,
     /// key: the row.
     pub(super) read: SqlStr,
@@ -55,6 +58,8 @@ pub(super) struct SqliteStatements {
     pub(super) mark: SqlStr,
     /// identity, boot, now: notes that the file is another than before.
     pub(super) identify: SqlStr,
+    /// Those for who waits in order.
+    pub(super) line: LineStatements,
     /// Those for what several hold at a time.
     pub(super) shares: ShareStatements,
     /// Those for several rows at once.
@@ -80,8 +85,9 @@ impl SqliteStatements {
                     fence = CASE WHEN held.token = ?2 AND held.boot = ?4 AND held.expires > ?7 THEN held.fence
                             ELSE max(held.fence + ?8, excluded.fence) END,
                     token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
-                WHERE held.token IS NULL OR held.token = ?2 OR held.boot <> ?4 OR held.expires <= ?7
-                RETURNING fence"#
+                WHERE held.token = ?2 OR (held.token IS NULL OR held.boot <> ?4 OR held.expires <= ?7) AND NOT {}
+                RETURNING fence"#,
+                line::exists(table, ["?9", "?10", "?4", "?7"])
             )),
             read: sql(format!(r#"SELECT token, fence, boot, expires, holder FROM "{table}" WHERE key = ?1"#)),
             list: sql(format!(
@@ -124,6 +130,7 @@ impl SqliteStatements {
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
                 AND (token IS NOT ?1 OR boot <> ?2)"#
             )),
+            line: LineStatements::of(table),
             shares: ShareStatements::of(table),
             batch: batch::BatchStatements::of(table),
         }

@@ -3,6 +3,7 @@
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_sql::{MysqlOptions, PostgresOptions};
+use sea_orm::ConnectionTrait;
 
 use crate::support::{mysql, on_each, postgres};
 
@@ -236,4 +237,69 @@ async fn the_command_line_client_of_mariadb_takes_and_respects_the_same_locks() 
     let refused = db.server.try_query("SET autocommit = 0; CALL dlock_take('a', X'01', 30000, '')");
     assert!(refused.unwrap_err().to_string().contains("autocommit is off"));
     they_take_and_respect_the_same_locks(locks, CommandLine(db.server)).await;
+}
+
+/// sea-orm, on a connection of its own.
+struct SeaOrm(sea_orm::DatabaseConnection);
+
+impl SeaOrm {
+    /// What a call answers, as it answers it: a number, or true as 1.
+    async fn call(&self, call: &str, key: &str, token: u8, rest: &str) -> Option<i64> {
+        let (backend, token) = (self.0.get_database_backend(), vec![token; 16]);
+        let text = match backend {
+            sea_orm::DbBackend::Postgres => format!("SELECT dlock_{call}($1, $2{rest}) AS answer"),
+            _ => format!("CALL dlock_{call}(?, ?{rest})"),
+        };
+        let statement = sea_orm::Statement::from_sql_and_values(backend, text, [key.into(), token.into()]);
+        let row = self.0.query_one_raw(statement).await.unwrap().unwrap();
+        // A fence of MariaDB has no sign.
+        let fence = row.try_get_by_index::<Option<u64>>(0).map(|fence| fence.map(u64::cast_signed));
+        let number = fence.or_else(|_| row.try_get_by_index::<Option<i64>>(0));
+        number.unwrap_or_else(|_| row.try_get_by_index::<Option<bool>>(0).unwrap().map(i64::from))
+    }
+
+    fn lease(&self) -> &'static str {
+        if self.0.get_database_backend() == sea_orm::DbBackend::Postgres {
+            ", '30 seconds'"
+        } else {
+            ", 30000"
+        }
+    }
+}
+
+impl OtherClient for SeaOrm {
+    async fn take(&mut self, key: &str, token: u8) -> Option<u64> {
+        let rest = format!("{}, 'another client'", self.lease());
+        self.call("take", key, token, &rest).await.map(i64::unsigned_abs)
+    }
+
+    async fn renew(&mut self, key: &str, token: u8) -> bool {
+        self.call("renew", key, token, self.lease()).await == Some(1)
+    }
+
+    async fn release(&mut self, key: &str, token: u8) -> bool {
+        self.call("release", key, token, "").await == Some(1)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sea_orm_takes_and_respects_the_same_locks_on_postgresql() {
+    let db = postgres().await;
+    let options = PostgresOptions::from_url(&db.server.url()).unwrap();
+    options.migrate().await.unwrap();
+    db.run(&options.functions()).await;
+    let other = SeaOrm(sea_orm::Database::connect(db.server.url()).await.unwrap());
+    they_take_and_respect_the_same_locks(Locks::new(options.connect().await.unwrap()), other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sea_orm_takes_and_respects_the_same_locks_on_mariadb() {
+    let db = mysql().await;
+    let options = MysqlOptions::from_url(&db.server.url()).unwrap();
+    options.migrate().await.unwrap();
+    for statement in options.procedures() {
+        db.run(&statement).await;
+    }
+    let other = SeaOrm(sea_orm::Database::connect(db.server.url()).await.unwrap());
+    they_take_and_respect_the_same_locks(Locks::new(options.connect().await.unwrap()), other).await;
 }

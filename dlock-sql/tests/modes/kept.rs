@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Locks, Result, Wait};
-use dlock_rig::proxy::{Direction, Flow, Proxy};
+use dlock_rig::proxy::{Direction, Flow, Mysql, Pgwire, Proxy};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{
@@ -34,6 +34,8 @@ pub(crate) trait Kind: Send + Sync + 'static {
     fn url(server: &Self::Server) -> String;
     fn address(server: &Self::Server) -> std::net::SocketAddr;
     fn url_through(server: &Self::Server, address: std::net::SocketAddr) -> String;
+    /// A proxy that tells requests and replies apart.
+    fn proxy(server: &Self::Server) -> Proxy;
     fn pause(server: &Self::Server);
     fn resume(server: &Self::Server);
     fn disconnect_all(server: &Self::Server) -> usize;
@@ -41,6 +43,8 @@ pub(crate) trait Kind: Send + Sync + 'static {
     fn held(server: &Self::Server) -> usize;
     /// How many sessions wait on the server.
     fn waiting(server: &Self::Server) -> usize;
+    /// What a statement answers; nothing if it fails.
+    fn query(server: &Self::Server, statement: &str) -> String;
     /// Ends them.
     fn kill_waiting(server: &Self::Server);
     fn connect(url: &str) -> impl Future<Output = Result<Self::Backend>> + Send;
@@ -52,7 +56,7 @@ pub(crate) struct MysqlSession;
 pub(crate) struct MysqlRow;
 
 macro_rules! kind {
-    ($kind:ident, $backend:ident, $options:ident, $server:ident, $role:literal, $shared:literal, $migrate:literal, $waiting:ident, $held:literal) => {
+    ($kind:ident, $backend:ident, $options:ident, $server:ident, $protocol:ident, $role:literal, $shared:literal, $migrate:literal, $waiting:ident, $held:literal) => {
         impl Kind for $kind {
             type Backend = $backend;
             type Server = $server;
@@ -74,6 +78,9 @@ macro_rules! kind {
             fn url_through(server: &$server, address: std::net::SocketAddr) -> String {
                 format!("{}{}", server.url_through(address), $migrate)
             }
+            fn proxy(server: &$server) -> Proxy {
+                Proxy::speaking($protocol::default(), server.address()).unwrap()
+            }
             fn pause(server: &$server) {
                 server.pause();
             }
@@ -88,6 +95,9 @@ macro_rules! kind {
             }
             fn waiting(server: &$server) -> usize {
                 $waiting(server).len()
+            }
+            fn query(server: &$server, statement: &str) -> String {
+                server.try_query(statement).unwrap_or_default()
             }
             fn kill_waiting(server: &$server) {
                 for kill in $waiting(server) {
@@ -109,6 +119,7 @@ kind!(
     PostgresSessions,
     PostgresOptions,
     PostgresServer,
+    Pgwire,
     "postgres-session",
     true,
     "&migrate=true",
@@ -120,6 +131,7 @@ kind!(
     PostgresRowLocks,
     PostgresOptions,
     PostgresServer,
+    Pgwire,
     "postgres-row",
     false,
     "&migrate=true",
@@ -131,6 +143,7 @@ kind!(
     MysqlSessions,
     MysqlOptions,
     MysqlServer,
+    Mysql,
     "mysql-session",
     true,
     "?migrate=true",
@@ -145,6 +158,7 @@ kind!(
     MysqlRowLocks,
     MysqlOptions,
     MysqlServer,
+    Mysql,
     "mysql-row",
     false,
     "?migrate=true",
@@ -202,7 +216,7 @@ pub(crate) async fn take(locks: &Locks, key: &str) -> Guard {
 }
 
 #[track_caller]
-fn error_of<T>(result: Result<T>, kind: ErrorKind) -> Error {
+pub(crate) fn error_of<T>(result: Result<T>, kind: ErrorKind) -> Error {
     let Err(error) = result else { panic!("no error, but {kind:?} was to come") };
     assert_eq!(error.kind(), kind, "{error}");
     error

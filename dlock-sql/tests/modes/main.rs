@@ -1,13 +1,17 @@
 //! Fenced writes, optimistic writes and the modes beyond lease rows, on real databases.
 
+mod clocks;
 mod documented;
 mod fenced;
 mod first_row;
+mod hostile;
 mod kept;
 mod kept_by;
 mod messages;
+mod mishaps;
 mod optimistic;
 mod pruning;
 mod queues;
+mod refused;
 mod support;
 mod transactions;

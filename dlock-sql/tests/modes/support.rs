@@ -6,6 +6,7 @@ use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use dlock_core::Locks;
+use dlock_rig::servers::SteppedClock;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use sqlx::mysql::MySqlPoolOptions;
@@ -99,7 +100,18 @@ pub(crate) struct Child {
 
 impl Child {
     pub(crate) fn play(role: &str, url: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start(Command::new(std::env::current_exe().unwrap()), role, url)
+    }
+
+    /// The same, in a process with a wall clock of its own.
+    pub(crate) fn play_by(clock: &SteppedClock, role: &str, url: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.envs(clock.environment());
+        Self::start(command, role, url)
+    }
+
+    fn start(mut command: Command, role: &str, url: &str) -> Self {
+        let mut child = command
             .args(["--exact", "support::a_child_process_plays_its_role", "--nocapture", "--test-threads=1"])
             .env("DLOCK_TEST_ROLE", role)
             .env("DLOCK_TEST_URL", url)
@@ -146,7 +158,7 @@ fn a_child_process_plays_its_role() {
             "mysql-row" => Locks::new(dlock_sql::MysqlRowLocks::connect(&url).await.unwrap()),
             other => panic!("no role {other}"),
         };
-        let _guard = locks.lock("a").acquire().await.unwrap();
+        let _guard = locks.lock("a").with_lease(Duration::from_secs(6)).acquire().await.unwrap();
         eprintln!("held");
         std::future::pending::<()>().await;
     });

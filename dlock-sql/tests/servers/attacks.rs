@@ -147,6 +147,24 @@ on_both! {
         let next = take(&locks, "a").await;
         assert!(next.fence() > fence);
         next.release().await.unwrap();
+        // Readers, permits and those in line as well, on connections that have granted some before.
+        let all: [fn(&Locks) -> dlock_core::Lock; 2] =
+            [|locks| locks.lock("b").read(), |locks| locks.lock("b").with_fairness(true)];
+        let theirs = db.locks().await;
+        for lock in all {
+            lock(&locks).acquire().await.unwrap().release().await.unwrap();
+            db.query("TRUNCATE TABLE dlock");
+            let guard = lock(&locks).acquire().await.unwrap();
+            assert!(theirs.lock("b").try_acquire().await.unwrap().is_none(), "two hold it");
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        }
+        let permits = |locks: &Locks| locks.semaphore("c", 1);
+        permits(&locks).acquire().await.unwrap().release().await.unwrap();
+        db.query("TRUNCATE TABLE dlock");
+        let guard = permits(&locks).acquire().await.unwrap();
+        assert!(permits(&theirs).try_acquire().await.unwrap().is_none(), "more than there are");
+        guard.release().await.unwrap();
         db.query("DROP TABLE dlock");
         is_error(once(&locks, "a").acquire().await, ErrorKind::InvalidConfig, &["there is no table"]);
         let again = db.backend().await;

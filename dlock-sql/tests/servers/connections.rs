@@ -1,5 +1,6 @@
 //! The state of connections: what servers, databases, pools and applications set on them.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -193,9 +194,9 @@ on_both! {
                 tokio::spawn(async move {
                     for _ in 0..10 {
                         let guard = locks.lock("a").with_wait(Duration::from_secs(20)).acquire().await.unwrap();
-                        assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0);
                         tokio::task::yield_now().await;
-                        inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        inside.fetch_sub(1, SeqCst);
                         guard.release().await.unwrap();
                     }
                 })
@@ -225,10 +226,77 @@ async fn modes_that_take_an_empty_text_for_null_do_no_harm() {
     assert_eq!(locks.holders().await.unwrap().len(), 1);
     take(&locks, "b").await.release().await.unwrap();
     guard.release().await.unwrap();
+    for round in 0..3 {
+        let (reader, other) = (locks.lock("r").read(), locks.lock("r").read());
+        let guards = [reader.acquire().await.unwrap(), other.acquire().await.unwrap()];
+        // On the connections that made these steps, and on no other.
+        let alone = [take(&locks, "a").await, take(&locks, "c").await];
+        assert_eq!(
+            server.held(),
+            5,
+            "committed, in round {round}: the key and its two readers, and two alone"
+        );
+        for guard in guards.into_iter().chain(alone) {
+            guard.release().await.unwrap();
+        }
+        let fair = locks.lock("f").with_fairness(true);
+        let guard = fair.acquire().await.unwrap();
+        let line: Vec<_> = (0..2)
+            .map(|_| {
+                let fair = fair.clone();
+                tokio::spawn(async move { fair.acquire().await.unwrap().release().await })
+            })
+            .collect();
+        until("the line", || server.query("SELECT count(*) FROM dlock WHERE LEFT(`key`, 1) = X'FC'") == "2")
+            .await;
+        guard.release().await.unwrap();
+        for waiter in line {
+            waiter.await.unwrap().unwrap();
+        }
+    }
     server.age("b");
     backend.prune(Duration::ZERO).await.unwrap();
     let rows = Locks::new(MysqlRowLocks::connect(&server.url()).await.unwrap());
     for _ in 0..2 {
         take(&rows, "a").await.release().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_function_that_panics_is_unavailable_and_ends_nothing_of_dlock() {
+    let server = <PostgresServer as Db>::start();
+    server.backend().await;
+    let (panics, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let ask = {
+        let (panics, asked) = (Arc::clone(&panics), Arc::clone(&asked));
+        move || {
+            asked.fetch_add(1, SeqCst);
+            assert!(!panics.load(SeqCst), "no token");
+            std::future::ready(Ok::<_, std::io::Error>(String::new()))
+        }
+    };
+    let options = PostgresOptions::from_url(&server.url()).unwrap().with_password_from(ask);
+    let locks = Locks::builder(options.clone().connect().await.unwrap()).with_lease(Duration::from_secs(3));
+    let (locks, theirs) = (locks.build().unwrap(), server.locks().await);
+    let (guard, awaited) = (take(&locks, "a").await, take(&theirs, "b").await);
+    panics.store(true, SeqCst);
+    is_error(options.connect().await.map(drop), ErrorKind::Unavailable, &["panicked"]);
+    // Who waits opens a connection to listen.
+    let before = asked.load(SeqCst);
+    let waiter = tokio::spawn({
+        let lock = locks.lock("b").with_wait(Duration::from_secs(20));
+        async move { lock.acquire().await }
+    });
+    until("it is to listen", || asked.load(SeqCst) > before).await;
+    server.disconnect_all();
+    once(&locks, "c").acquire().await.unwrap_err();
+    panics.store(false, SeqCst);
+    let renewals = locks.stats().renewals;
+    until("a renewal", || locks.stats().renewals > renewals).await;
+    guard.release().await.unwrap();
+    let listens =
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()";
+    until("somebody listens", || server.query(listens) != "0").await;
+    awaited.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
 }

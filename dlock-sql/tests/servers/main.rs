@@ -10,12 +10,14 @@ mod faults;
 mod full;
 mod handoff;
 mod keys;
+mod line;
 mod lost_replies;
 mod opening;
 mod poolers;
 mod pools;
 mod rows;
 mod settings;
+mod shares;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -199,3 +199,30 @@ async fn processes_of_which_some_are_killed_share_a_lock_and_a_semaphore_and_non
         }
     }
 }
+
+#[tokio::test]
+async fn a_key_that_was_a_semaphore_until_somebody_freed_it_has_readers_and_downgrades_like_any_other() {
+    let site = Site::new();
+    let (ours, theirs) = (locks(&site).await, locks(&site).await);
+    let permit = ours.semaphore("k", 4).acquire().await.unwrap();
+    assert!(theirs.force_release("k").await.unwrap());
+    let readers = [ours.lock("k").read(), theirs.lock("k").read()];
+    for round in 0..2 {
+        let mut writer = None;
+        if round > 0 {
+            // One that was taken in one statement, which leaves the rows beside it as they are.
+            let _old = ours.semaphore("k", 4).acquire().await.unwrap();
+            assert!(theirs.force_release("k").await.unwrap());
+            let mut guard = ours.lock("k").acquire().await.unwrap();
+            guard.downgrade().await.unwrap();
+            writer = Some(guard);
+        }
+        let one = readers[0].try_acquire().await.unwrap().expect("it may be read");
+        let other = readers[1].try_acquire().await.unwrap().expect("by others too");
+        assert_eq!(theirs.occupancy("k").await.unwrap().permits, None);
+        for guard in [one, other].into_iter().chain(writer) {
+            guard.release().await.unwrap();
+        }
+    }
+    assert_eq!(permit.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+}

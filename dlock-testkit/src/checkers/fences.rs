@@ -55,8 +55,7 @@ pub fn fence_order(events: &[Event]) -> FenceOrder {
             if lower == fence {
                 accuse(lower, "two grants have the same fence");
             } else {
-                let over = before.valid_until.min(before.release_invoked.unwrap_or(u64::MAX));
-                if hold.acquired < over {
+                if hold.acquired < before.promised_until() {
                     accuse(lower, Inversion::TOO_EARLY);
                 }
             }
@@ -79,7 +78,7 @@ pub fn fence_order(events: &[Event]) -> FenceOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Op, Outcome};
+    use crate::history::{HeldAs, Op, Outcome};
 
     fn event(op: Op, hold: u64, fence: u64, at: (u64, u64), valid_until: u64) -> Event {
         Event {
@@ -92,6 +91,7 @@ mod tests {
             outcome: Outcome::Ok,
             fence: Some(fence),
             valid_until: Some(valid_until),
+            held_as: HeldAs::Alone,
         }
     }
 

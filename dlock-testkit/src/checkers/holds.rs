@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::history::{Event, Op, Outcome};
+use crate::history::{Event, HeldAs, Op, Outcome};
 
 /// What one process did with one grant.
 #[derive(Clone, Debug)]
@@ -11,6 +11,7 @@ pub(super) struct HoldRecord<'a> {
     pub(super) hold: u64,
     pub(super) key: &'a str,
     pub(super) fence: Option<u64>,
+    pub(super) held_as: HeldAs,
     /// When the acquire began and ended.
     pub(super) invoked: u64,
     pub(super) acquired: u64,
@@ -20,6 +21,18 @@ pub(super) struct HoldRecord<'a> {
     pub(super) valid_until: u64,
     /// When a release began.
     pub(super) release_invoked: Option<u64>,
+}
+
+impl HoldRecord<'_> {
+    /// When the belief in it was over.
+    pub(super) fn end(&self) -> u64 {
+        self.believed_until.min(self.release_invoked.unwrap_or(u64::MAX))
+    }
+
+    /// Until when nobody else was to have what it has.
+    pub(super) fn promised_until(&self) -> u64 {
+        self.valid_until.min(self.release_invoked.unwrap_or(u64::MAX))
+    }
 }
 
 /// All grants, in the order of the events. Nested acquires are part of their outer hold.
@@ -36,6 +49,7 @@ pub(super) fn holds(events: &[Event]) -> Vec<HoldRecord<'_>> {
                     hold: event.hold,
                     key: &event.key,
                     fence: event.fence,
+                    held_as: event.held_as,
                     invoked: event.invoked,
                     acquired: event.returned,
                     believed_until: event.returned,

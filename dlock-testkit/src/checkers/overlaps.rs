@@ -37,7 +37,7 @@ pub fn overlap(events: &[Event]) -> Overlaps {
     let mut longest: Option<&HoldRecord<'_>> = None;
     for hold in order {
         if let Some(before) = longest.filter(|before| before.key == hold.key) {
-            let both = end(before).min(end(hold)).saturating_sub(hold.acquired);
+            let both = before.end().min(hold.end()).saturating_sub(hold.acquired);
             if both > 0 {
                 verdict.overlaps.push(Overlap {
                     key: hold.key.to_owned(),
@@ -45,7 +45,7 @@ pub fn overlap(events: &[Event]) -> Overlaps {
                     for_ns: both,
                 });
             }
-            if end(before) >= end(hold) {
+            if before.end() >= hold.end() {
                 continue;
             }
         }
@@ -54,14 +54,10 @@ pub fn overlap(events: &[Event]) -> Overlaps {
     verdict
 }
 
-fn end(hold: &HoldRecord<'_>) -> u64 {
-    hold.believed_until.min(hold.release_invoked.unwrap_or(u64::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Op, Outcome};
+    use crate::history::{HeldAs, Op, Outcome};
 
     fn event(op: Op, process: u32, invoked: u64, outcome: Outcome) -> Event {
         Event {
@@ -74,6 +70,7 @@ mod tests {
             outcome,
             fence: None,
             valid_until: None,
+            held_as: HeldAs::Alone,
         }
     }
 

@@ -4,6 +4,7 @@ pub(super) mod administering;
 mod basic;
 mod batches;
 mod cancelling;
+pub(super) mod downgrading;
 mod dropping;
 mod electing;
 pub(super) mod fairness;
@@ -50,6 +51,7 @@ pub(super) const ALL: &[&[Case]] = &[
     administering::CASES,
     shutting_down::CASES,
     sharing::CASES,
+    downgrading::CASES,
     permits::CASES,
     electing::CASES,
     fairness::CASES,

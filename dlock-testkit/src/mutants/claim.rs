@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Grant, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, BatchAttempt, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
@@ -143,6 +143,22 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
                 Attempt::Busy(_) => Ok(Renewed::Gone),
             },
             answer => Ok(answer),
+        }
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        match self.mutant.mutation {
+            Mutation::ForgetsToDowngrade => self.claim()?.renew().await,
+            Mutation::DowngradesByReleasing => {
+                let _ = self.claim()?.withdraw().await?;
+                self.request.mode = Mode::Shared;
+                self.claim = Some(self.mutant.backend.claim(self.request.clone()));
+                match self.claim()?.attempt().await? {
+                    Attempt::Granted(_) => Ok(Renewed::Extended),
+                    Attempt::Busy(_) => Ok(Renewed::Gone),
+                }
+            }
+            _ => self.claim()?.downgrade().await,
         }
     }
 

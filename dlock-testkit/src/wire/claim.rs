@@ -117,6 +117,10 @@ impl<B: Backend> Claim for WiredClaim<B> {
         self.send(WireRequest::Renew, |mut claim| Box::pin(async move { claim.renew().await })).await
     }
 
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        self.send(WireRequest::Downgrade, |mut claim| Box::pin(async move { claim.downgrade().await })).await
+    }
+
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.shared.wire.without(|state| &state.keeping).await;
         self.send(WireRequest::Withdraw, |mut claim| Box::pin(async move { claim.withdraw().await })).await

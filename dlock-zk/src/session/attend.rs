@@ -132,7 +132,7 @@ impl Session {
                 Ok(stat) if stat.is_some_and(|stat| stat.czxid == lock.czxid) => {
                     self.prove(sent, losses, Some(number));
                 }
-                Ok(_) => self.lose_deleted(number),
+                Ok(_) => self.lose_deleted(number, &lock.path),
                 Err(_) => return,
             }
         }
@@ -177,11 +177,16 @@ impl Session {
         let late: Vec<_> = {
             let kept = self.kept();
             let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proof) >= limit);
-            late.map(|(number, lock)| (*number, Arc::clone(&lock.path))).collect()
+            late.map(|(number, lock)| (*number, Arc::clone(&lock.path), lock.moves.clone())).collect()
         };
-        for (number, path) in late {
+        for (number, path, moves) in late {
             self.lose(number, "no server confirmed it in time");
-            match self.client.delete(&path, None).await {
+            let deleted = match (self.client.delete(&path, None).await, moves) {
+                // Not before the node whose place it may have taken.
+                (Ok(()) | Err(Error::NoNode), Some(moved)) => self.client.delete(&moved, None).await,
+                (deleted, _) => deleted,
+            };
+            match deleted {
                 Ok(()) | Err(Error::NoNode) => drop(self.kept().locks.remove(&number)),
                 // The next beat tries again.
                 Err(error) => self.heed(&error),
@@ -202,7 +207,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
             Ok((Some(stat), watcher)) if stat.czxid == lock.czxid => watcher,
             Ok(_) => {
                 if let Some(session) = session.upgrade() {
-                    session.lose_deleted(number);
+                    session.lose_deleted(number, &lock.path);
                 }
                 return;
             }
@@ -219,7 +224,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
         let event = event(watcher).await;
         let Some(session) = session.upgrade() else { return };
         match event {
-            EventType::NodeDeleted => return session.lose_deleted(number),
+            EventType::NodeDeleted => return session.lose_deleted(number, &lock.path),
             EventType::NodeDataChanged => {
                 let asked = session.client.get_data(&lock.path).await.is_ok_and(|(data, _)| data == REVOKE);
                 if asked {

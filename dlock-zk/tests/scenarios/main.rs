@@ -6,6 +6,7 @@ mod administrators;
 mod cancelling;
 mod connections;
 mod crowds;
+mod downgrading;
 mod dropping;
 mod ensemble;
 mod leaving;

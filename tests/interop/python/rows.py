@@ -1,4 +1,4 @@
-"""Takes the lock rows of PostgreSQL by the functions that dlock publishes, and counts in a table that only the lock makes safe.
+"""Takes the lock rows of PostgreSQL or MariaDB by what dlock publishes for other clients, and counts in a table that only the lock makes safe.
 
 arguments: url key count
 
@@ -8,31 +8,81 @@ Prints the highest fence at the end.
 import secrets
 import sys
 import time
+import urllib.parse
 
-import psycopg
+LEASE_MS = 10_000
+
+
+class Postgres:
+    """By psycopg, and the functions."""
+
+    def __init__(self, url):
+        import psycopg
+
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def one(self, statement, *values):
+        return self.connection.execute(statement, values).fetchone()[0]
+
+    def run(self, statement, *values):
+        self.connection.execute(statement, values)
+
+    def take(self, key, mine):
+        return self.one("SELECT dlock_take(%s, %s, %s * interval '1 ms', 'host=python')", key, mine, LEASE_MS)
+
+    def renew(self, key, mine):
+        return self.one("SELECT dlock_renew(%s, %s, %s * interval '1 ms')", key, mine, LEASE_MS)
+
+    def release(self, key, mine):
+        return self.one("SELECT dlock_release(%s, %s)", key, mine)
+
+
+class Mysql:
+    """By PyMySQL, and the procedures."""
+
+    def __init__(self, url):
+        import pymysql
+
+        url = urllib.parse.urlsplit(url)
+        account = {"user": url.username, "password": url.password or ""}
+        place = {"host": url.hostname, "port": url.port, "database": url.path.strip("/")}
+        self.connection = pymysql.connect(autocommit=True, **account, **place)
+
+    def one(self, statement, *values):
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchone()[0]
+
+    def run(self, statement, *values):
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, values)
+
+    def take(self, key, mine):
+        return self.one("CALL dlock_take(%s, %s, %s, 'host=python')", key, mine, LEASE_MS)
+
+    def renew(self, key, mine):
+        return self.one("CALL dlock_renew(%s, %s, %s)", key, mine, LEASE_MS)
+
+    def release(self, key, mine):
+        return self.one("CALL dlock_release(%s, %s)", key, mine)
 
 
 def main():
     url, key, count = sys.argv[1:]
     last = 0
-    with psycopg.connect(url, autocommit=True) as database:
-
-        def one(statement, *values):
-            return database.execute(statement, values).fetchone()[0]
-
-        for _ in range(int(count)):
-            mine = secrets.token_bytes(16)
-            take = "SELECT dlock_take(%s, %s, interval '10 s', 'host=python')"
-            while (fence := one(take, key, mine)) is None:
-                time.sleep(0.002)
-            assert fence > last, f"fence {fence} after {last}"
-            last = fence
-            assert one(take, key, mine) == fence, "it is taken again under its token"
-            before = one("SELECT n FROM counter")
-            assert one("SELECT dlock_renew(%s, %s, interval '10 s')", key, mine)
-            database.execute("UPDATE counter SET n = %s, fence = %s WHERE fence < %s", (before + 1, fence, fence))
-            assert one("SELECT dlock_release(%s, %s)", key, mine)
-            assert not one("SELECT dlock_release(%s, %s)", key, mine), "it is released once"
+    database = (Postgres if url.startswith("postgres") else Mysql)(url)
+    for _ in range(int(count)):
+        mine = secrets.token_bytes(16)
+        while (fence := database.take(key, mine)) is None:
+            time.sleep(0.002)
+        assert fence > last, f"fence {fence} after {last}"
+        last = fence
+        assert database.take(key, mine) == fence, "it is taken again under its token"
+        before = database.one("SELECT n FROM counter")
+        assert database.renew(key, mine)
+        database.run("UPDATE counter SET n = %s, fence = %s WHERE fence < %s", before + 1, fence, fence)
+        assert database.release(key, mine)
+        assert not database.release(key, mine), "it is released once"
     print(last)
 
 

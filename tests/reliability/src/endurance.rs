@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use dlock_rig::worker::Way;
 use tokio::runtime::Runtime;
 
 use crate::faults::Fight;
@@ -112,7 +113,8 @@ fn take_turn(
         } else if kind != Kind::Memory {
             // Every third lap of Redis loses data, where overlaps are allowed; the other two allow none.
             let loses_data = kind == Kind::Redis && lap % 3 == 2;
-            let fight = Fight { fenced: true, rounds: ROUNDS, seed, sets_clocks: true, loses_data };
+            let fight =
+                Fight { fenced: true, rounds: ROUNDS, seed, sets_clocks: true, loses_data, way: Way::Alone };
             fight.fight(&store, report).await?;
         }
         resident.stop(&store).await

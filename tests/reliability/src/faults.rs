@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_rig::register::RegisterServer;
-use dlock_rig::worker::{Order, Report as Said, Work, Worker};
-use dlock_testkit::checkers::{Inversion, Overlap, Updates, fence_order, lost_updates, overlap};
+use dlock_rig::worker::{Order, Report as Said, Way, Work, Worker};
+use dlock_testkit::checkers::{
+    Inversion, Overlap, Sharing, Updates, fence_order, lost_updates, overlap, sharing,
+};
 use dlock_testkit::history::{self, Event, Op, Outcome};
 use dlock_testkit::register::Register;
 use tokio::task::JoinSet;
@@ -20,7 +22,7 @@ use crate::store::{Kind, Server, Store};
 use crate::{Failed, Volume};
 
 const LEASE: Duration = Duration::from_millis(500);
-const ARENAS: usize = 6;
+pub(crate) const ARENAS: usize = 6;
 const WORKERS: usize = 3;
 
 /// What happened in one arena: a key, a register, and processes that fight for them.
@@ -102,6 +104,8 @@ pub(crate) struct Fight {
     pub(crate) sets_clocks: bool,
     /// Whether the server loses all data now and then; only Redis does, whose fences are in order all the same.
     pub(crate) loses_data: bool,
+    /// How the lock is taken.
+    pub(crate) way: Way,
 }
 
 pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) -> Result<(), Failed> {
@@ -113,6 +117,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
         seed: volume.seed,
         sets_clocks: false,
         loses_data: false,
+        way: Way::Alone,
     };
     let fenced = fight(true, with).fight(store, report).await?;
     let unfenced = fight(false, without).fight(store, report).await?;
@@ -125,28 +130,9 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
 impl Fight {
     /// Lets processes fight for keys of `store` under faults, and judges what they recorded.
     pub(crate) async fn fight(self, store: &Store, report: &mut Report) -> Result<Updates, Failed> {
-        let Self { fenced, rounds, seed: base, .. } = self;
+        let fenced = self.fenced;
         let what = if fenced { "faults, register with fences" } else { "faults, register without fences" };
-        let bar = Arc::new(progress(what, store.name(), rounds * ARENAS));
-        let mut arenas = JoinSet::new();
-        for arena in 0..ARENAS {
-            let seed = base ^ (u64::try_from(arena)? << 8) ^ u64::from(fenced);
-            let register = if fenced { Register::fenced() } else { Register::unfenced() };
-            let arena = Arena::open(store, register, seed, self.sets_clocks).await?;
-            let bar = Arc::clone(&bar);
-            arenas.spawn(async move { arena.run(rounds, &bar).await });
-        }
-        let done = AtomicBool::new(false);
-        let server = hit_the_server(store, self, &done);
-        let collected = async {
-            let fought = collect(arenas).await;
-            done.store(true, Ordering::SeqCst);
-            fought
-        };
-        let (fought, server) = tokio::join!(collected, server);
-        let (mut all, server) = (fought?, server?);
-        all.blows.extend(server);
-        bar.finish_and_clear();
+        let all = self.fought(what, store).await?;
         for inversion in &all.inversions {
             eprintln!("{inversion:?}");
         }
@@ -154,7 +140,7 @@ impl Fight {
             eprintln!("{overlap:?}");
         }
         let name = store.name();
-        let All { updates, blows, mut inversions, mut overlaps, grants, releases } = all;
+        let All { updates, blows, mut inversions, mut overlaps, grants, releases, .. } = all;
         // Data that is lost takes every lock from its holder, who knows it at its next renewal.
         if self.loses_data {
             let losses = blows.get(&Blow::LostData).copied().unwrap_or_default();
@@ -205,17 +191,55 @@ impl Fight {
         }
         Ok(updates)
     }
+
+    /// Lets processes fight, and says what happened.
+    pub(crate) async fn fought(self, what: &str, store: &Store) -> Result<All, Failed> {
+        let Self { fenced, rounds, seed: base, .. } = self;
+        let bar = Arc::new(progress(what, store.name(), rounds * ARENAS));
+        let mut arenas = JoinSet::new();
+        for arena in 0..ARENAS {
+            let seed = base ^ (u64::try_from(arena)? << 8) ^ u64::from(fenced);
+            let arena = Arena::open(store, self, seed).await?;
+            let bar = Arc::clone(&bar);
+            arenas.spawn(async move { arena.run(rounds, &bar).await });
+        }
+        let done = AtomicBool::new(false);
+        let server = hit_the_server(store, self, &done);
+        let collected = async {
+            let fought = collect(arenas).await;
+            done.store(true, Ordering::SeqCst);
+            fought
+        };
+        let (fought, server) = tokio::join!(collected, server);
+        let (mut all, server) = (fought?, server?);
+        all.blows.extend(server);
+        bar.finish_and_clear();
+        Ok(all)
+    }
 }
 
 /// What happened in all arenas.
 #[derive(Default)]
-struct All {
-    updates: Updates,
+pub(crate) struct All {
+    pub(crate) updates: Updates,
     blows: Blows,
     inversions: Vec<Inversion>,
     overlaps: Vec<Overlap>,
-    grants: usize,
-    releases: usize,
+    pub(crate) sharing: Sharing,
+    pub(crate) grants: usize,
+    pub(crate) releases: usize,
+}
+
+impl All {
+    /// The faults, as text.
+    pub(crate) fn faults(&self) -> String {
+        describe(&self.blows)
+    }
+
+    /// How many sessions were ended by force.
+    pub(crate) fn sessions_ended(&self) -> usize {
+        self.blows.get(&Blow::Expiry).copied().unwrap_or_default()
+    }
 }
 
 async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Failed> {
@@ -231,6 +255,11 @@ async fn collect(mut arenas: JoinSet<Result<Fought, Failed>>) -> Result<All, Fai
             .count();
         all.inversions.extend(order.inversions);
         all.overlaps.extend(overlap(&fought.events).overlaps);
+        let shared = sharing(&fought.events);
+        all.sharing.holds += shared.holds;
+        all.sharing.most = all.sharing.most.max(shared.most);
+        all.sharing.beside.extend(shared.beside);
+        all.sharing.inversions.extend(shared.inversions);
         all.updates.tried += fought.updates.tried;
         all.updates.stale_tried += fought.updates.stale_tried;
         all.updates.stale_accepted += fought.updates.stale_accepted;
@@ -289,10 +318,12 @@ struct Arena {
     random: fastrand::Rng,
     workers: Vec<Worker>,
     processes: u32,
+    way: Way,
 }
 
 impl Arena {
-    async fn open(store: &Store, register: Register, seed: u64, sets_clocks: bool) -> Result<Self, Failed> {
+    async fn open(store: &Store, fight: Fight, seed: u64) -> Result<Self, Failed> {
+        let register = if fight.fenced { Register::fenced() } else { Register::unfenced() };
         let histories = store.file("histories");
         std::fs::create_dir(&histories)?;
         let (proxy, url) = match store.proxy(LEASE)? {
@@ -301,7 +332,7 @@ impl Arena {
         };
         let mut arena = Self {
             command: store.command()?,
-            clock: sets_clocks.then(|| WallClock::new(store.file("clock"))).transpose()?,
+            clock: fight.sets_clocks.then(|| WallClock::new(store.file("clock"))).transpose()?,
             url,
             proxy,
             requests: match store.kind() {
@@ -316,6 +347,7 @@ impl Arena {
             random: fastrand::Rng::with_seed(seed),
             workers: Vec::new(),
             processes: 0,
+            way: fight.way,
         };
         for _ in 0..WORKERS {
             let worker = arena.start().await?;
@@ -349,6 +381,9 @@ impl Arena {
             pause_ms: if self.proxy.is_some() { (0, 8) } else { (40, 160) },
             seed: self.random.u64(..),
             history: self.histories.join(format!("{process}.jsonl")),
+            way: self.way,
+            // What several hold is to be held by several.
+            tasks: if matches!(self.way, Way::Alone | Way::Fair) { 1 } else { 2 },
         };
         worker.ask(&Order::Work(task)).await?;
         Ok(worker)
@@ -357,6 +392,7 @@ impl Arena {
     /// Who is to be hit: mostly the holder, since the others have little to lose.
     async fn victim(&mut self) -> Result<usize, Failed> {
         if self.random.u8(0..10) < 8
+            && matches!(self.way, Way::Alone | Way::Fair)
             && let Ok(Some(holder)) = self.locks.inspect(&self.key).await
             && let Some(at) = self.workers.iter().position(|worker| Some(worker.pid()) == holder.pid)
         {

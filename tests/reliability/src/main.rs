@@ -21,6 +21,7 @@ mod frozen;
 mod hung;
 mod killed;
 mod leader;
+mod modes;
 mod resident;
 mod store;
 mod thawed;
@@ -87,6 +88,8 @@ enum Measurement {
     Once,
     /// Random faults, with a record that is checked.
     Faults,
+    /// Readers, permits and fair locks under random faults, and holders of permits that are killed.
+    Modes,
     /// Acquires that give up on a frozen server, which then thaws.
     Thawed,
     /// Locks that an administrator deletes.
@@ -182,6 +185,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             }
             if !kind.is_session() && wanted(Measurement::Faults) {
                 runtime.block_on(faults::measure(&store, volume, &mut report))?;
+            }
+            if !kind.is_session() && wanted(Measurement::Modes) {
+                runtime.block_on(modes::measure(&store, volume, &mut report))?;
             }
         }
         if !kind.is_session() && !matches!(kind, Kind::Memory | Kind::Sqlite) {

@@ -9,7 +9,7 @@ mod process;
 mod serve;
 mod work;
 
-pub use orders::{Order, Report, Work};
+pub use orders::{Order, Report, Way, Work};
 pub use process::Worker;
 pub use serve::serve;
 pub use work::work;

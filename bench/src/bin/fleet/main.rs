@@ -3,11 +3,15 @@
 //! ```text
 //! cargo xtask bench fleet                       # 10,000 clients and 1,000,000 locks, on each backend
 //! cargo xtask bench fleet redis --quick         # 200 clients and 20,000 locks, in less than a minute
-//! cargo xtask bench fleet redis --clients 1000 --locks 100000 --lease 30 --processes 4
+//! cargo xtask bench fleet redis --clients 1000 --locks 100000 --lease 30 --processes 4 --sharing 10
 //! ```
 //!
-//! The clients have an engine each, and are tasks of some processes. Those of Redis have a connection each, those of
-//! PostgreSQL share the connections of their process.
+//! The clients have an engine each, and are tasks of some processes. Those of Redis have connections of their own, one
+//! for what their tasks ask and one for renewals, unless some share them (`--sharing`); those of databases share the
+//! connections of their process. SQLite and MariaDB have a tenth of the locks, unless told otherwise.
+//!
+//! Of Redis, 10,000 clients with connections of their own are 20,000 connections to one server, and each process needs
+//! two descriptors for each of its clients: see `ulimit -n`.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +25,7 @@ use clap::{Parser, Subcommand};
 use dlock_bench::Bench;
 use dlock_bench::measure::{Options, runtime};
 use dlock_bench::report::Row;
+use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::{RedisCluster, RedisOptions, RedisServer};
 use tokio::time::{Instant, sleep_until};
@@ -45,6 +50,12 @@ struct Cli {
     /// The lease, in seconds
     #[arg(long)]
     lease: Option<u64>,
+    /// How many clients of a process share their connections to Redis
+    #[arg(long, default_value_t = 1)]
+    sharing: usize,
+    /// How many tasks wait for locks that another client has
+    #[arg(long)]
+    waiters: Option<usize>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -56,14 +67,25 @@ enum Role {
     Part(Part),
 }
 
+#[derive(Clone)]
 struct Fleet {
     clients: usize,
     locks: usize,
     processes: usize,
     lease: u64,
+    sharing: usize,
+    waiters: usize,
+    /// Whether the number of locks was not given.
+    default_locks: bool,
 }
 
-const BENCHES: &[Bench<Fleet>] = &[("redis", on_redis), ("cluster", on_cluster), ("postgres", on_postgres)];
+const BENCHES: &[Bench<Fleet>] = &[
+    ("redis", on_redis),
+    ("cluster", on_cluster),
+    ("postgres", on_postgres),
+    ("mariadb", on_mariadb),
+    ("sqlite", on_sqlite),
+];
 
 /// How often the processes are asked in a lease.
 const LOOKS: u32 = 30;
@@ -74,12 +96,16 @@ fn main() -> Result<()> {
         Some(Role::Part(part)) => runtime(true)?.block_on(part.play()),
         None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
             let (clients, locks, lease) =
-                if cli.options.quick { (200, 20_000, 6) } else { (10_000, 1_000_000, 30) };
+                if cli.options.quick { (200, 20_000, 6) } else { (10_000, 1_000_000, 120) };
+            let locks = cli.locks.unwrap_or(locks);
             Ok(Fleet {
                 clients: cli.clients.unwrap_or(clients),
-                locks: cli.locks.unwrap_or(locks),
+                locks,
                 processes: cli.processes.max(1),
                 lease: cli.lease.unwrap_or(lease),
+                sharing: cli.sharing.max(1),
+                waiters: cli.waiters.unwrap_or(locks / 100),
+                default_locks: cli.locks.is_none(),
             })
         }),
     }
@@ -95,7 +121,7 @@ fn on_cluster(fleet: &Fleet) -> Result<Vec<Row>> {
 
 /// A server that finds what it had after a restart.
 fn durable() -> RedisOptions {
-    RedisServer::options().append_only("everysec")
+    RedisServer::options().append_only("everysec").argument("maxclients", "30000")
 }
 
 fn on_postgres(fleet: &Fleet) -> Result<Vec<Row>> {
@@ -103,7 +129,25 @@ fn on_postgres(fleet: &Fleet) -> Result<Vec<Row>> {
     fleet.measure(&mut Store::Postgres(server))
 }
 
+fn on_mariadb(fleet: &Fleet) -> Result<Vec<Row>> {
+    fleet.smaller().measure(&mut Store::Mariadb(MysqlServer::start()?))
+}
+
+fn on_sqlite(fleet: &Fleet) -> Result<Vec<Row>> {
+    fleet.smaller().measure(&mut Store::Sqlite(tempfile::tempdir()?))
+}
+
 impl Fleet {
+    /// For what holds fewer locks.
+    fn smaller(&self) -> Self {
+        let (clients, locks) = if self.default_locks {
+            (self.clients / 10, self.locks / 10)
+        } else {
+            (self.clients, self.locks)
+        };
+        Self { clients, locks, waiters: self.waiters.min(locks / 100), ..self.clone() }
+    }
+
     fn measure(&self, store: &mut Store) -> Result<Vec<Row>> {
         runtime(true)?.block_on(async {
             let url = store.url();
@@ -112,12 +156,16 @@ impl Fleet {
             let mut parts = Vec::new();
             let (clients, each) = (self.clients / self.processes, self.locks / self.clients);
             for number in 0..self.processes {
-                parts.push(Part { url: url.clone(), number, clients, each, lease: self.lease }.start()?);
+                let waiters = self.waiters / self.processes;
+                let (lease, sharing, processes) = (self.lease, self.sharing, self.processes);
+                let url = url.clone();
+                parts.push(Part { url, number, processes, clients, each, lease, sharing, waiters }.start()?);
             }
             let before = all_say(&mut parts).await?;
             let server_before = store.memory();
             let locks = (clients * each * self.processes) as f64;
             let came = told(&mut parts, "come").await?;
+            eprintln!("  all came in {:.1} s", came.took);
             let name = store.name();
             let what = format!("{name}, {} clients hold {locks} locks: taken in", clients * self.processes);
             let mut rows = vec![
@@ -130,7 +178,10 @@ impl Fleet {
                 Row::new("    memory of the server per lock", (store.memory() - server_before) / locks, "B"),
             ];
             rows.extend(self.renewals(store, &mut parts, locks).await?);
-            rows.extend(self.restart(store, &mut parts, locks).await?);
+            rows.extend(self.waiting(store, &mut parts).await?);
+            if store.restarts() {
+                rows.extend(self.restart(store, &mut parts, locks).await?);
+            }
             let deployed = told(&mut parts, "deploy").await?;
             rows.push(
                 Row::new(
@@ -202,6 +253,47 @@ impl Fleet {
             0.0,
             "",
         ));
+        Ok(rows)
+    }
+
+    /// Tasks wait for locks that others have, each for one of its own, so that each is the first in its line.
+    async fn waiting(&self, store: &Store, parts: &mut [Running]) -> Result<Vec<Row>> {
+        let waiters = (self.waiters / self.processes * self.processes) as f64;
+        if waiters == 0.0 {
+            return Ok(Vec::new());
+        }
+        const LONG: Duration = Duration::from_secs(10);
+        let measured = async |parts: &mut [Running]| {
+            let (before, calls, used) = (told(parts, "look").await?, store.calls(), store.processor_time());
+            tokio::time::sleep(LONG).await;
+            let (after, calls_after) = (told(parts, "look").await?, store.calls());
+            let calls = calls.zip(calls_after).map_or(f64::NAN, |(before, after)| after - before);
+            let of_server = store.processor_time() - used;
+            anyhow::Ok((
+                after,
+                [calls, after.used - before.used, of_server].map(|all| all / LONG.as_secs_f64()),
+            ))
+        };
+        let (before, without) = measured(parts).await?;
+        let server = store.memory();
+        told(parts, "wait").await?;
+        // Until they have asked for the first time, and listen.
+        tokio::time::sleep(LONG / 2).await;
+        let (after, with) = measured(parts).await?;
+        let memory = (after.memory - before.memory) / waiters;
+        let what = format!("    {waiters} tasks wait, for a lock each: memory of the clients for each");
+        let rows = vec![
+            Row::new(what, memory, "B")
+                .beside(format!("{:.0} B of the server", (store.memory() - server) / waiters)),
+            Row::new("    calls a second for each", (with[0] - without[0]) / waiters, ""),
+            Row::new(
+                "    processor time a second for each: clients",
+                (with[1] - without[1]) / waiters * 1e6,
+                "us",
+            )
+            .beside(format!("server {:.1} us", (with[2] - without[2]) / waiters * 1e6)),
+        ];
+        told(parts, "leave").await?;
         Ok(rows)
     }
 

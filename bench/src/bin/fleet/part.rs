@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use dlock::sql::{Postgres, PostgresOptions};
+use dlock::redis::Redis;
+use dlock::sql::{Mysql, MysqlOptions, Postgres, PostgresOptions, Sqlite};
 use dlock::{Guard, Locks, Wait};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -21,12 +22,18 @@ pub(crate) struct Part {
     pub(crate) url: String,
     /// Which of the processes it is
     pub(crate) number: usize,
+    /// How many processes there are
+    pub(crate) processes: usize,
     /// How many clients it has
     pub(crate) clients: usize,
     /// How many locks each of them holds
     pub(crate) each: usize,
     /// The lease, in seconds
     pub(crate) lease: u64,
+    /// How many clients share connections to Redis
+    pub(crate) sharing: usize,
+    /// How many tasks wait, when it is asked for
+    pub(crate) waiters: usize,
 }
 
 /// The figures of one process.
@@ -102,15 +109,26 @@ struct Client {
     guards: Vec<Guard>,
 }
 
+/// Connections that clients of one process share.
+#[derive(Clone)]
+enum Shared {
+    Nothing,
+    Redis(Vec<Redis>),
+    Postgres(Postgres),
+    Mysql(Mysql),
+    Sqlite(Sqlite),
+}
+
 impl Part {
     /// Starts a process for it.
     pub(crate) fn start(&self) -> Result<Running> {
-        let Self { url, number, clients, each, lease } = self;
+        let Self { url, number, processes, clients, each, lease, sharing, waiters } = self;
         let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["part", url])
-            .args([number, clients, each].map(usize::to_string))
-            .arg(lease.to_string());
+        command.args(["part", url]).args([number, processes, clients, each].map(usize::to_string)).args([
+            lease.to_string(),
+            sharing.to_string(),
+            waiters.to_string(),
+        ]);
         command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().context("cannot start a process of this program")?;
         let (to, from) = (child.stdin.take(), child.stdout.take());
@@ -121,12 +139,9 @@ impl Part {
     /// Carries out what the leading process asks for.
     pub(crate) async fn play(&self) -> Result<()> {
         // Clients of one process share their connections to a database, which has few of them.
-        let shared = match self.url.starts_with("postgres") {
-            true => Some(PostgresOptions::from_url(&self.url)?.with_max_connections(4).connect().await?),
-            false => None,
-        };
+        let shared = self.shared().await?;
         say(&[], Duration::ZERO)?;
-        let mut clients: Vec<Client> = Vec::new();
+        let (mut clients, mut waiting) = (Vec::<Client>::new(), JoinSet::new());
         while let Some(word) = tokio::task::spawn_blocking(|| stdin().lines().next()).await?.transpose()? {
             let begun = Instant::now();
             match &*word {
@@ -137,7 +152,7 @@ impl Part {
                     let mut leaving = JoinSet::new();
                     for client in gone {
                         // What others use too is not closed.
-                        let closes = shared.is_none();
+                        let closes = matches!(shared, Shared::Nothing);
                         leaving.spawn(async move {
                             for guard in client.guards {
                                 guard.release().await?;
@@ -150,6 +165,16 @@ impl Part {
                     }
                     clients.extend(self.come(numbers, &shared).await?);
                 }
+                "wait" => {
+                    for n in 0..self.waiters {
+                        // Of another process, if there is one.
+                        let client = &clients[n % clients.len()];
+                        let (of, its) = ((self.number + 1) % self.processes, n / clients.len() % self.each);
+                        let lock = client.locks.lock(key(of, client.number, its)).with_wait(Wait::Forever);
+                        waiting.spawn(async move { lock.acquire().await });
+                    }
+                }
+                "leave" => waiting.shutdown().await,
                 _ => {}
             }
             say(&clients, begun.elapsed())?;
@@ -158,8 +183,30 @@ impl Part {
         std::process::exit(0)
     }
 
+    /// What clients of this process have in common.
+    async fn shared(&self) -> Result<Shared> {
+        let url = &*self.url;
+        Ok(match url.split_once(':').map_or("", |(scheme, _)| scheme) {
+            "postgres" | "postgresql" => {
+                Shared::Postgres(PostgresOptions::from_url(url)?.with_max_connections(4).connect().await?)
+            }
+            "mysql" | "mariadb" => {
+                Shared::Mysql(MysqlOptions::from_url(url)?.with_max_connections(4).connect().await?)
+            }
+            "sqlite" => Shared::Sqlite(Sqlite::connect(url).await?),
+            _ if self.sharing > 1 => {
+                let mut all = Vec::new();
+                for _ in 0..self.clients.div_ceil(self.sharing) {
+                    all.push(Redis::connect(url).await?);
+                }
+                Shared::Redis(all)
+            }
+            _ => Shared::Nothing,
+        })
+    }
+
     /// Has these clients take their locks.
-    async fn come(&self, numbers: Vec<usize>, shared: &Option<Postgres>) -> Result<Vec<Client>> {
+    async fn come(&self, numbers: Vec<usize>, shared: &Shared) -> Result<Vec<Client>> {
         let (mut coming, mut clients) = (JoinSet::new(), Vec::new());
         for number in numbers {
             if coming.len() >= COMING
@@ -176,15 +223,32 @@ impl Part {
         Ok(clients)
     }
 
-    async fn client(&self, number: usize, shared: Option<Postgres>) -> Result<Client> {
+    /// Connects, again and again: many do so at the same time.
+    async fn connect(&self) -> Result<Locks> {
+        let mut tries = 0;
+        loop {
+            match dlock::connect(&self.url).await {
+                Err(error) if error.is_retryable() && tries < 60 => tries += 1,
+                connected => return Ok(connected?),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn client(&self, number: usize, shared: Shared) -> Result<Client> {
         let locks = match shared {
-            Some(backend) => Locks::builder(backend).build()?,
-            None => dlock::connect(&self.url).await?,
+            Shared::Postgres(backend) => Locks::builder(backend).build()?,
+            Shared::Mysql(backend) => Locks::builder(backend).build()?,
+            Shared::Sqlite(backend) => Locks::builder(backend).build()?,
+            Shared::Redis(all) => Locks::builder(all[number % all.len()].clone()).build()?,
+            Shared::Nothing => self.connect().await?,
         };
         let (mut taking, mut guards) = (JoinSet::new(), Vec::with_capacity(self.each));
         for n in 0..self.each {
-            let key = format!("fleet:{}:{number}:{n}", self.number);
-            let lock = locks.lock(key).with_lease(Duration::from_secs(self.lease)).with_wait(Wait::Forever);
+            let lock = locks
+                .lock(key(self.number, number, n))
+                .with_lease(Duration::from_secs(self.lease))
+                .with_wait(Wait::Forever);
             taking.spawn(async move { lock.acquire().await });
         }
         while let Some(guard) = taking.join_next().await {
@@ -192,6 +256,11 @@ impl Part {
         }
         Ok(Client { number, locks, guards })
     }
+}
+
+/// A lock of a client of a process.
+fn key(process: usize, client: usize, number: usize) -> String {
+    format!("fleet:{process}:{client}:{number}")
 }
 
 fn say(clients: &[Client], took: Duration) -> Result<()> {

@@ -1,6 +1,9 @@
 //! The servers, and what a fleet costs them.
 
+use std::time::Duration;
+
 use anyhow::Result;
+use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
@@ -11,7 +14,12 @@ pub(crate) enum Store {
     Redis(RedisServer),
     Cluster(RedisCluster),
     Postgres(PostgresServer),
+    Mariadb(MysqlServer),
+    Sqlite(tempfile::TempDir),
 }
+
+/// A million locks take a while to be read again.
+const READY: Duration = Duration::from_secs(300);
 
 impl Store {
     pub(crate) const fn name(&self) -> &'static str {
@@ -19,6 +27,8 @@ impl Store {
             Self::Redis(_) => "Redis",
             Self::Cluster(_) => "Redis, three nodes",
             Self::Postgres(_) => "PostgreSQL",
+            Self::Mariadb(_) => "MariaDB",
+            Self::Sqlite(_) => "SQLite",
         }
     }
 
@@ -27,6 +37,8 @@ impl Store {
             Self::Redis(server) => server.url(),
             Self::Cluster(cluster) => cluster.url(),
             Self::Postgres(server) => format!("{}&migrate=true", server.url()),
+            Self::Mariadb(server) => format!("{}?migrate=true", server.url()),
+            Self::Sqlite(folder) => format!("sqlite://{}", folder.path().join("locks.db").display()),
         }
     }
 
@@ -34,7 +46,7 @@ impl Store {
         match self {
             Self::Redis(server) => vec![server],
             Self::Cluster(cluster) => cluster.nodes().iter().collect(),
-            Self::Postgres(_) => Vec::new(),
+            Self::Postgres(_) | Self::Mariadb(_) | Self::Sqlite(_) => Vec::new(),
         }
     }
 
@@ -47,6 +59,16 @@ impl Store {
         match self {
             Self::Postgres(server) => {
                 server.query("SELECT pg_total_relation_size('dlock')").parse().unwrap_or(f64::NAN)
+            }
+            Self::Mariadb(server) => {
+                let sizes = "SELECT file_size FROM information_schema.innodb_sys_tablespaces \
+                             WHERE name LIKE '%/dlock'";
+                server.query(sizes).trim().parse().unwrap_or(f64::NAN)
+            }
+            Self::Sqlite(folder) => {
+                let files = std::fs::read_dir(folder.path()).into_iter().flatten().flatten();
+                let sizes = files.filter_map(|file| Some(file.metadata().ok()?.len() as f64));
+                sizes.sum()
             }
             _ => self.figure("used_memory_dataset"),
         }
@@ -64,6 +86,9 @@ impl Store {
                 let own = Process::of(parent).map_or(0.0, |first| first.used + first.of_ended);
                 own + all.filter(|process| process.parent == parent).map(|process| process.used).sum::<f64>()
             }
+            Self::Mariadb(server) => Process::of(server.pid()).map_or(f64::NAN, |process| process.used),
+            // It runs in the clients.
+            Self::Sqlite(_) => 0.0,
             _ => self.figure("used_cpu_user") + self.figure("used_cpu_sys"),
         }
     }
@@ -74,17 +99,37 @@ impl Store {
             let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
             return server.query(commits).parse().ok();
         }
+        if let Self::Mariadb(server) = self {
+            let questions = server.query("SHOW GLOBAL STATUS LIKE 'Questions'");
+            return questions.split_whitespace().last()?.parse().ok();
+        }
         let nodes = self.nodes();
+        if nodes.is_empty() {
+            return None;
+        }
         let calls = nodes.iter().filter_map(|node| node.command_calls().get("evalsha").copied());
         Some(calls.sum::<u64>() as f64)
+    }
+
+    /// Whether there is a server that can be started again.
+    pub(crate) const fn restarts(&self) -> bool {
+        !matches!(self, Self::Sqlite(_))
     }
 
     /// Stops it, or one of its nodes, and starts it again with what it had.
     pub(crate) fn restart(&mut self) -> Result<()> {
         match self {
-            Self::Redis(server) => server.restart()?,
-            Self::Cluster(cluster) => cluster.node_mut(0).restart()?,
+            Self::Redis(server) => {
+                server.restart_at_once()?;
+                server.wait_until_ready(READY)?;
+            }
+            Self::Cluster(cluster) => {
+                cluster.node_mut(0).restart_at_once()?;
+                cluster.node_mut(0).wait_until_ready(READY)?;
+            }
             Self::Postgres(server) => server.restart()?,
+            Self::Mariadb(server) => server.restart()?,
+            Self::Sqlite(_) => {}
         }
         Ok(())
     }

@@ -7,7 +7,8 @@ use dlock_bench::measure::Pairs;
 use dlock_sql::sqlx::mysql::MySqlConnectOptions;
 use dlock_sql::sqlx::postgres::PgConnectOptions;
 use dlock_sql::sqlx::{self, ConnectOptions, MySqlConnection, PgConnection, Row};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::runtime::Builder;
+use tokio::sync::{Mutex, MutexGuard, oneshot};
 
 use crate::statements::Statements;
 
@@ -34,6 +35,22 @@ impl Pg {
             all.push(Mutex::new(options.connect().await?));
         }
         Ok(Self(all))
+    }
+}
+
+impl Pg {
+    /// The same, with another thread that watches their sockets and wakes who waits for an answer: what any client of
+    /// this driver costs whose connections do not end with the runtime of a caller.
+    pub(crate) async fn connect_elsewhere(url: &str, count: usize) -> Result<Self> {
+        let (url, (opened, connected)) = (url.to_owned(), oneshot::channel());
+        std::thread::Builder::new().name("watches".to_owned()).spawn(move || {
+            let Ok(runtime) = Builder::new_current_thread().enable_all().build() else { return };
+            runtime.block_on(async {
+                let _ = opened.send(Self::connect(&url, count).await);
+                std::future::pending::<()>().await;
+            });
+        })?;
+        connected.await?
     }
 }
 
@@ -116,7 +133,8 @@ impl Pairs for BareMysql {
         let (mut on, token) = (self.connections.of(key).await?, token());
         let token = token.as_slice();
         let take = sqlx::query(self.statements.take.clone()).bind(token).bind(FENCES).bind(FENCES);
-        let take = take.bind(token).bind(lease()).bind(HOLDER.as_bytes()).bind(key.as_bytes()).bind(token);
+        let take = take.bind(token).bind(FENCES).bind(HOLDER.as_bytes()).bind(token).bind(lease());
+        let take = take.bind(key.as_bytes()).bind(token);
         let taken = take.execute(&mut *on).await?;
         ensure!(taken.rows_affected() == 1 && taken.last_insert_id() > 0, "it was taken");
         let release = sqlx::query(self.statements.release.clone()).bind(key.as_bytes()).bind(token);

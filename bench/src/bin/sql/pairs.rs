@@ -26,6 +26,9 @@ const ONE: usize = 1;
 const PART: f64 = 0.95;
 const PART_OF_ROWS: f64 = 0.9;
 
+/// The same statements on connections whose sockets another thread watches.
+const ELSEWHERE: &str = "the same, watched by a thread of its own";
+
 /// One of dlock's modes, and the clients it has to stand beside, with what it has to achieve in relation to each.
 struct Contest<'a> {
     ours: &'a Client,
@@ -54,20 +57,38 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
             Client::new("the same statements, sqlx", bare),
         );
         let sessions = Client::new("dlock, session locks on PostgreSQL", sessions);
-        let bare_session =
-            PostgresSession { connections: Pg::connect(url, ONE).await?, statements: of_sessions };
+        let session = |connections| PostgresSession { connections, statements: of_sessions.clone() };
+        let bare_session = session(Pg::connect(url, ONE).await?);
         let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
+        let session_elsewhere = session(Pg::connect_elsewhere(url, ONE).await?);
+        let session_elsewhere = Client::new(ELSEWHERE, session_elsewhere);
         let advisory = PostgresAdvisory::new(Pg::connect(url, ONE).await?);
         let advisory = Client::new("PgAdvisoryLock on one connection", advisory);
+        let advisory_elsewhere = PostgresAdvisory::new(Pg::connect_elsewhere(url, ONE).await?);
+        let advisory_elsewhere = Client::new(ELSEWHERE, advisory_elsewhere);
+        let row_elsewhere = PostgresRow::new(Pg::connect_elsewhere(url, EACH).await?, &of_rows).await?;
+        let row_elsewhere = Client::new(ELSEWHERE, row_elsewhere);
         let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, &of_rows).await?;
         let bare_row = Client::new("the same statements, sqlx", bare_row);
         let rows = Client::new("dlock, locked rows on PostgreSQL", rows);
         let contests = [
             Contest { ours: &leases, others: vec![(&bare, PART)], tasks: TASKS },
             Contest { ours: &leases, others: vec![(&bare, 1.5)], tasks: MANY },
-            Contest { ours: &sessions, others: vec![(&bare_session, PART)], tasks: TASKS },
-            Contest { ours: &plain, others: vec![(&advisory, 1.0)], tasks: TASKS },
-            Contest { ours: &rows, others: vec![(&bare_row, PART_OF_ROWS)], tasks: TASKS },
+            Contest {
+                ours: &sessions,
+                others: vec![(&bare_session, PART), (&session_elsewhere, 0.0)],
+                tasks: TASKS,
+            },
+            Contest {
+                ours: &plain,
+                others: vec![(&advisory, 1.0), (&advisory_elsewhere, 0.0)],
+                tasks: TASKS,
+            },
+            Contest {
+                ours: &rows,
+                others: vec![(&bare_row, PART_OF_ROWS), (&row_elsewhere, 0.0)],
+                tasks: TASKS,
+            },
         ];
         measure(bench, &contests).await
     })

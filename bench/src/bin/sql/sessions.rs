@@ -153,6 +153,11 @@ pub(crate) struct MysqlRow {
 impl MysqlRow {
     pub(crate) async fn new(connections: My, recorded: &RowStatements) -> Result<Self> {
         make_rows(&connections).await?;
+        for task in 0..TASKS {
+            // As on dlock's connections.
+            let settle = "SET SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+            sqlx::raw_sql(settle).execute(&mut *connections.of(&format!("_{task}")).await?).await?;
+        }
         let lock = each(|key| of_key(recorded.lock.as_str(), key));
         let count = each(|key| of_key(recorded.count.as_str(), key));
         Ok(Self { connections, lock, count, free: recorded.free.clone() })

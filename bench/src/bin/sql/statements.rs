@@ -52,7 +52,7 @@ pub(crate) fn of_session(text: &str, name: &str, session: i64) -> String {
     let text = between(text, "GET_LOCK('", "'", name);
     let text = between(&text, "RELEASE_LOCK('", "'", name);
     let text = between(&text, "LPAD(HEX(", ")", &session.to_string());
-    between(&text, "CONNECTION_ID() = ", ",", &session.to_string())
+    between(&text, "CONNECTION_ID() = ", " ", &session.to_string())
 }
 
 fn sql(text: &str) -> Result<SqlStr> {
@@ -134,7 +134,7 @@ async fn last_pair(server: &MysqlServer, locks: &Locks, first: &str) -> Result<V
 
 /// The same of sessions.
 pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    match &last_pair(server, locks, "SET @dlock").await?[..] {
+    match &last_pair(server, locks, "UPDATE").await?[..] {
         [take, release] => Ok(Statements { take: take.clone(), release: release.clone() }),
         other => bail!("a pair of session locks has two messages, not {}", other.len()),
     }
@@ -142,7 +142,7 @@ pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Re
 
 /// The same of locked rows.
 pub(crate) async fn of_mysql_rows(server: &MysqlServer, locks: &Locks) -> Result<RowStatements> {
-    match &last_pair(server, locks, "START TRANSACTION").await?[..] {
+    match &last_pair(server, locks, "SELECT CAST(CONNECTION_ID() AS SIGNED), `key`").await?[..] {
         [lock, count, free] => Ok(RowStatements {
             prepare: sql("SELECT 1")?,
             lock: lock.clone(),

@@ -8,7 +8,7 @@ use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
 use super::{QuorumShared, too_few};
-use crate::backend::{Finding, Host};
+use crate::backend::{Finding, Host, Occupancy};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
 use crate::key::Key;
@@ -21,19 +21,41 @@ const CONNECTING: Duration = Duration::from_secs(5);
 const DIAGNOSIS: Duration = Duration::from_secs(3);
 
 impl QuorumShared {
-    /// Who holds it on a majority.
+    /// One of those who hold it on a majority.
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        if self.capabilities.shared {
+            return Ok(self.occupancy(key).await?.holders.into_iter().next());
+        }
         let mut round = Round::new(self.node_timeout, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().inspect(&key).await });
         }
-        let mut holders = Vec::<Holder>::new();
+        let mut holders = Vec::new();
         let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
-            holders.extend(count.add(place, answer).flatten());
+            holders.extend(count.add(place, answer).flatten().map(|holder| (place, holder)));
             if count.settles(&holders) {
-                return Ok(elected(&holders, count.needed));
+                return Ok(elected(&holders, count.needed).into_iter().next());
+            }
+        }
+        Err(count.too_few(&round))
+    }
+
+    /// All who hold it on a majority.
+    pub(super) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        let mut round = Round::new(self.node_timeout, &Host::default());
+        for (place, member) in self.members.iter().enumerate() {
+            let (member, key) = (Arc::clone(member), key.clone());
+            round.ask(place, async move { member.backend().occupancy(&key).await });
+        }
+        let mut holders = Vec::new();
+        let mut count = AnswerCount::new(self);
+        while let Some((place, answer)) = round.next().await {
+            let held = count.add(place, answer).into_iter().flat_map(|found| found.holders);
+            holders.extend(held.map(|holder| (place, holder)));
+            if count.settles(&holders) {
+                return Ok(Occupancy::new(None, elected(&holders, count.needed)));
             }
         }
         Err(count.too_few(&round))
@@ -46,17 +68,19 @@ impl QuorumShared {
             let member = Arc::clone(member);
             round.ask(place, async move { member.backend().holders().await });
         }
-        let mut listed = BTreeMap::<Key, Vec<Holder>>::new();
+        let mut listed = BTreeMap::<Key, Vec<(usize, Holder)>>::new();
         let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
             for (key, holder) in count.add(place, answer).into_iter().flatten() {
                 if !is_mark(&key) {
-                    listed.entry(key).or_default().push(holder);
+                    listed.entry(key).or_default().push((place, holder));
                 }
             }
             if count.settles(&[]) && listed.values().all(|holders| count.settles(holders)) {
-                let held = listed.into_iter();
-                return Ok(held.filter_map(|(key, all)| Some((key, elected(&all, count.needed)?))).collect());
+                let of_key = |(key, all): (Key, Vec<_>)| {
+                    elected(&all, count.needed).into_iter().map(move |holder| (key.clone(), holder))
+                };
+                return Ok(listed.into_iter().flat_map(of_key).collect());
             }
         }
         Err(count.too_few(&round))
@@ -188,9 +212,8 @@ impl<'a> AnswerCount<'a> {
     }
 
     /// Whether the others can no longer change who holds it.
-    fn settles(&self, holders: &[Holder]) -> bool {
-        let most = holders.iter().map(|holder| same(holders, holder).count()).max().unwrap_or(0);
-        most >= self.needed || most + self.unheard() < self.needed
+    fn settles(&self, holders: &[(usize, Holder)]) -> bool {
+        settles(holders, self.needed, self.unheard())
     }
 
     fn too_few<T: Send + 'static>(mut self, round: &Round<T>) -> Failure {
@@ -200,17 +223,71 @@ impl<'a> AnswerCount<'a> {
     }
 }
 
-/// Whom a majority names.
-fn elected(holders: &[Holder], needed: usize) -> Option<Holder> {
-    let holder = holders.iter().find(|holder| same(holders, holder).count() >= needed)?;
-    let mut ends: Vec<_> = same(holders, holder).filter_map(|holder| holder.expires_in).collect();
-    ends.sort_unstable();
-    let expires_in = ends.len().checked_sub(needed).map(|at| ends[at]);
-    Some(Holder { expires_in, fence: None, ..holder.clone() })
+/// Whom a majority names: of those whom nothing tells apart as many as each of a majority has.
+fn elected(holders: &[(usize, Holder)], needed: usize) -> Vec<Holder> {
+    let mut elected = Vec::new();
+    for (at, (_, holder)) in holders.iter().enumerate() {
+        if same(&holders[..at], holder).next().is_some() {
+            continue;
+        }
+        let number = on_each(holders, holder, needed);
+        let mut ends: Vec<_> = same(holders, holder).filter_map(|(_, holder)| holder.expires_in).collect();
+        ends.sort_unstable();
+        let expires_in = ends.len().checked_sub(needed).map(|at| ends[at]);
+        elected.extend((0..number).map(|_| Holder { expires_in, fence: None, ..holder.clone() }));
+    }
+    elected
+}
+
+/// Whether no answer of `unheard` nodes more can change whom a majority names.
+fn settles(holders: &[(usize, Holder)], needed: usize, unheard: usize) -> bool {
+    unheard < needed
+        && holders.iter().all(|(_, holder)| {
+            // At the least, and at the most: were there any number of it on each of those nodes.
+            on_each(holders, holder, needed) == on_each(holders, holder, needed - unheard)
+        })
+}
+
+/// How many of those that nothing tells from `holder` there are on each of so many nodes.
+fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize {
+    let mut of_nodes = BTreeMap::<usize, usize>::new();
+    for (node, _) in same(holders, holder) {
+        *of_nodes.entry(*node).or_default() += 1;
+    }
+    let mut numbers: Vec<_> = of_nodes.into_values().collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    numbers.get(nodes - 1).copied().unwrap_or(0)
 }
 
 /// Those of `holders` that are the same as `holder`. When it was taken differs from node to node.
-fn same<'a>(holders: &'a [Holder], holder: &'a Holder) -> impl Iterator<Item = &'a Holder> {
-    let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone());
-    holders.iter().filter(move |other| who(other) == who(holder))
+fn same<'a>(holders: &'a [(usize, Holder)], holder: &'a Holder) -> impl Iterator<Item = &'a (usize, Holder)> {
+    let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone(), of.mode);
+    holders.iter().filter(move |(_, other)| who(other) == who(holder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Mode;
+
+    fn on(node: usize, pid: u32, mode: Mode) -> (usize, Holder) {
+        let holder = Holder { pid: Some(pid), mode, ..Holder::default() };
+        (node, holder)
+    }
+
+    #[test]
+    fn nodes_that_are_away_matter_only_where_they_could_change_who_holds_it() {
+        let settled = |holders: &[(usize, Holder)], unheard| settles(holders, 2, unheard);
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            assert!(settled(&[], 1) && !settled(&[], 2), "{mode:?}");
+            assert!(settled(&[on(0, 1, mode), on(1, 1, mode)], 1), "a majority named it, {mode:?}");
+            assert!(!settled(&[on(0, 1, mode)], 1), "the third node decides, {mode:?}");
+            assert!(settled(&[on(0, 1, mode)], 0), "{mode:?}");
+            assert!(!settled(&[on(0, 1, mode), on(1, 1, mode)], 2), "{mode:?}");
+        }
+        let two_of_one = [on(0, 1, Mode::Shared), on(0, 1, Mode::Shared), on(1, 1, Mode::Shared)];
+        assert!(!settled(&two_of_one, 1), "of a second reader only one node knows");
+        let another = [on(0, 1, Mode::Shared), on(1, 1, Mode::Shared), on(1, 2, Mode::Shared)];
+        assert!(!settled(&another, 1));
+    }
 }

@@ -228,6 +228,7 @@ impl Member {
         let request = ClaimRequest {
             mode: Mode::Exclusive,
             fair: false,
+            prefers: false,
             key,
             token: Token::random()?,
             lease,

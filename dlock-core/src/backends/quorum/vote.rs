@@ -138,7 +138,11 @@ impl Vote {
                     let mut state = self.state();
                     state.unsettled = false;
                     let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
-                    state.granted = Some((grant.term, proof));
+                    let term = match (grant.term, grant.first_lease) {
+                        (Term::Lease(length), Some(first)) => Term::Lease(length.min(first)),
+                        (term, _) => term,
+                    };
+                    state.granted = Some((term, proof));
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
                 claim.granted(Signal::new(self));

@@ -154,3 +154,21 @@ pub(super) async fn pause_until(
     };
     within(engine, until, pause).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seventeenth_notification_for_nothing_keeps_a_distance_and_a_fresh_start_none() {
+        let (mut pace, now) = (NotificationPace::new(Duration::from_millis(10)), Instant::now());
+        for n in 1..=NotificationPace::FREE {
+            assert_eq!(pace.next(Duration::ZERO, now, 0.5), None, "notification {n}");
+        }
+        assert!(pace.next(Duration::ZERO, now, 0.5).is_some_and(|at| at > now));
+        // One that had to be waited for sets its own pace.
+        assert_eq!(pace.next(NotificationPace::AT_ONCE, now, 0.5), None);
+        pace.reset();
+        assert_eq!(pace.next(Duration::ZERO, now, 0.5), None);
+    }
+}

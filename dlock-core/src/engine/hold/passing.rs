@@ -19,7 +19,7 @@ impl Hold {
         let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.last_fence);
         let sent = Timestamp::from_nanos(before.confirmed_at.load(Ordering::Acquire));
         let now = spec.engine.clock.now();
-        let hold = Self::make(spec, claim, fences, before.term, (now, sent), before.tenure.next());
+        let hold = Self::make(spec, claim, fences, (before.term, None), (now, sent), before.tenure.next());
         if let Some(cause) = before.loss.get() {
             hold.lose(cause.clone());
         } else if before.is_at_risk() {
@@ -58,7 +58,7 @@ impl Hold {
 
     /// Whether a fence is left for one who follows.
     pub(crate) fn has_next_fence(&self) -> bool {
-        self.fence.is_some_and(|fence| fence.get() < self.last_fence)
+        self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.last_fence)
     }
 
     /// Whether a hold that was closed, and sound until `now`, may go to the next one here.
@@ -93,14 +93,21 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
+    const fn granted() -> Grant {
+        Grant::new(Term::Lease(LEASE)).with_fence(Fence::new(1)).with_reserved(2)
+    }
+
+    fn spec(clock: &ManualClock) -> Spec {
+        let locks = Locks::new(Memory::with_clock(clock.clock()));
+        let (key, options) = (Key::new("k").unwrap(), Options { lease: LEASE, ..Options::default() });
+        Spec { engine: Arc::clone(locks.engine()), key, site: Site::default(), options }
+    }
+
     /// A hold, and the one that follows it, with what happens in between.
     fn passed(between: impl FnOnce(&Hold)) -> (ManualClock, Arc<Hold>) {
         let clock = ManualClock::stopped();
-        let locks = Locks::new(Memory::with_clock(clock.clock()));
-        let (key, options) = (Key::new("k").unwrap(), Options { lease: LEASE, ..Options::default() });
-        let spec = Spec { engine: Arc::clone(locks.engine()), key, site: Site::default(), options };
-        let grant = Grant::new(Term::Lease(LEASE)).with_fence(Fence::new(1)).with_reserved(2);
-        let before = Hold::new(&spec, spec.claim().unwrap(), grant, clock.clock().now());
+        let spec = spec(&clock);
+        let before = Hold::new(&spec, spec.claim().unwrap(), granted(), clock.clock().now());
         assert!(before.has_next_fence() && before.may_be_passed_on(clock.clock().now()));
         assert_eq!(before.close(), Condition::Held);
         let claim = before.try_take_claim().flatten().unwrap();
@@ -132,6 +139,16 @@ mod tests {
         assert!(!hold.may_be_passed_on(now));
         hold.confirm(now);
         assert!(hold.may_be_passed_on(now));
+    }
+
+    /// The one that follows would count on the whole lease, which the server has not confirmed.
+    #[test]
+    fn a_hold_of_which_a_first_lease_runs_is_not_passed_on() {
+        let clock = ManualClock::stopped();
+        let (spec, now) = (spec(&clock), clock.clock().now());
+        let held = |grant| Hold::new(&spec, spec.claim().unwrap(), grant, now);
+        assert!(held(granted()).has_next_fence());
+        assert!(!held(granted().with_first_lease(LEASE / 10)).has_next_fence());
     }
 
     #[test]

@@ -84,6 +84,22 @@ impl BatchGuard {
         self.held.ended().await
     }
 
+    /// Turns each of the locks into one that is held for reading, all at once, each in a step of its own; see
+    /// [`Guard::downgrade`]. Those that are read already stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::downgrade`], the first in the order of the locks. One that cannot be downgraded keeps none of the
+    /// others from it.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Guard::downgrade`], for each of them: when dropped midway, all that had begun read.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        let all = self.guards.iter_mut().map(Guard::downgrade);
+        futures_util::future::join_all(all).await.into_iter().collect()
+    }
+
     /// Releases all locks, the last one first and without waiting in between, and waits until the backend has confirmed
     /// it. One that fails keeps none of the others.
     ///

@@ -14,7 +14,7 @@ use crate::failure::unchanged;
 use crate::sqlite::connections::{Until, Writer};
 use crate::sqlite::database::Database;
 use crate::sqlite::failure::classify;
-use crate::sqlite::time;
+use crate::sqlite::{line, time};
 use crate::stored;
 use crate::table::TableName;
 use crate::text::{push_hex, sql};
@@ -36,13 +36,17 @@ impl BatchStatements {
             WHERE theirs.key = unhex(other.value ->> 0) AND theirs.token <> unhex(other.value ->> 1)
             AND theirs.boot = ?3 AND theirs.expires > ?1"#
         );
+        // Where somebody waits in order, it is not for this statement to see whose turn it is.
+        let bounds = ["'fe'", "'ff'"].map(|end| format!("unhex('fc' || (waited.value ->> 0) || {end})"));
+        let line = line::exists(table, [&bounds[0], &bounds[1], "?3", "?1"]);
+        let line = format!("SELECT 1 FROM json_each(?2) AS waited WHERE {line}");
         Self {
             take: sql(format!(
                 r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
                 SELECT unhex(value ->> 0), unhex(value ->> 1),
                     max(?4, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')),
                     ?3, ?1 + (value ->> 2), CAST(unhex(value ->> 3) AS TEXT)
-                FROM json_each(?2) WHERE NOT EXISTS (SELECT 1 {busy})
+                FROM json_each(?2) WHERE NOT EXISTS (SELECT 1 {busy}) AND NOT EXISTS ({line})
                 ON CONFLICT (key) DO UPDATE SET
                     fence = CASE WHEN held.token = excluded.token AND held.boot = excluded.boot AND held.expires > ?1
                             THEN held.fence ELSE max(held.fence + 1, excluded.fence) END,
@@ -58,7 +62,7 @@ impl BatchStatements {
 
 /// Takes the rows of all these claims, or none.
 pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<BatchAttempt, Failure> {
-    if claims.iter().any(|claim| claim.request.mode != Mode::Exclusive) {
+    if claims.iter().any(|claim| claim.request.mode != Mode::Exclusive || claim.request.fair) {
         return Ok(BatchAttempt::Separately);
     }
     let Some(first) = claims.first_mut() else { return Ok(BatchAttempt::Granted(Vec::new())) };

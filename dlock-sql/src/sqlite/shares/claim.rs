@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Term, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Term, Withdrawal};
 use dlock_core::{ErrorKind, Failure, Fence};
 use sqlx::sqlite::SqliteConnection;
 
@@ -13,6 +13,7 @@ use crate::sqlite::claim::SqliteClaim;
 use crate::sqlite::connections::{Turn, Until, Writer};
 use crate::sqlite::database::Database;
 use crate::sqlite::failure::classify;
+use crate::sqlite::line::{self, Place};
 use crate::sqlite::time;
 use crate::stored;
 
@@ -20,7 +21,7 @@ use crate::stored;
 enum Taken {
     Granted(Grant),
     /// It keeps newcomers out from now on, where that is said.
-    Busy(Busy, bool),
+    Busy(Busy, bool, Place),
     Conflict(Mode),
 }
 
@@ -34,7 +35,9 @@ impl SqliteClaim {
     ) -> Result<Attempt, Failure> {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let before = self.unsettled.replace(lane);
-        let taken = take(database, &mut turn, &self.request, self.reserves, before.is_none(), until).await;
+        let place = self.place.number;
+        let taken = take(database, &mut turn, &self.request, (self.reserves, place), before.is_none(), until);
+        let taken = taken.await;
         drop(turn);
         let taken = taken.map_err(|error| classify(error, database.connections.path()));
         if !matches!(&taken, Err(failure) if failure.kind() == ErrorKind::Unknown) {
@@ -43,10 +46,13 @@ impl SqliteClaim {
         match taken? {
             Taken::Granted(grant) => {
                 (self.unsettled, self.held, self.keeps_out) = (None, true, false);
+                self.place = Place::default();
                 Ok(Attempt::Granted(grant))
             }
-            Taken::Busy(busy, keeps_out) => {
-                self.keeps_out = keeps_out;
+            Taken::Busy(busy, keeps_out, place) => {
+                // Until it is granted or withdrawn: the row that says so stays when the others have gone.
+                self.keeps_out |= keeps_out;
+                self.place = place;
                 // Nobody passes on what several hold, and so nobody has to know who waits for it.
                 self.seen = busy.holder.as_ref().and_then(|holder| holder.fence);
                 self.noted = self.seen;
@@ -64,7 +70,7 @@ async fn take(
     database: &Database,
     turn: &mut Turn<'_>,
     request: &ClaimRequest,
-    reserves: u32,
+    (reserves, place): (u32, Option<i64>),
     fresh: bool,
     until: Until,
 ) -> Result<Taken, sqlx::Error> {
@@ -86,9 +92,19 @@ async fn take(
                 false => state.exclusive(now),
             };
             busy.holder = holder.map(Box::new);
-            Taken::Busy(busy, prefers)
+            let mut stands = Place::default();
+            if request.fair && request.waits {
+                let known = (place, !fresh);
+                let of = (key, &request.token);
+                (stands, busy.requeued) = line::stand(database, &mut writing, of, known, &state).await?;
+                busy.retry_after = stands.retry_after(busy.retry_after);
+            }
+            Taken::Busy(busy, prefers, stands)
         }
         Verdict::Free if request.mode == Mode::Exclusive => {
+            if request.fair {
+                line::pass(database, &mut writing, (key, &request.token), &state).await?;
+            }
             let fences = if fresh { reserves } else { 1 };
             take_alone(database, &mut writing, request, &mut state, fences).await?
         }
@@ -134,6 +150,7 @@ async fn take_share(
     let (key, mode) = (&request.key, request.mode);
     let expires = later(state.now, request.lease);
     let until = later(state.now, kept(mode, request.lease)).max(state.last);
+    let mut anew = false;
     let (fence, line) = match state.own.take() {
         // The reply of an earlier attempt was lost.
         Some(adopted) => {
@@ -143,7 +160,8 @@ async fn take_share(
         }
         None => {
             if !state.is_shared() {
-                // What is left of earlier ones.
+                // What is left of earlier ones, also of a semaphore.
+                anew = true;
                 let clear = sqlx::query(database.statements.shares.clear.clone());
                 clear.bind(common(key)).bind(beyond(key)).execute(&mut *on).await?;
             }
@@ -156,7 +174,7 @@ async fn take_share(
     if let Some(of) = mode.permits() {
         state.set_permits(of);
     }
-    if preferred || mode.permits().is_some() {
+    if preferred || mode.permits().is_some() || anew && state.has_preferred() {
         state.write_common(database, on, key).await?;
     }
     let name = own(key, &request.token);
@@ -165,15 +183,73 @@ async fn take_share(
     Ok(Taken::Granted(Grant::new(Term::Lease(request.lease)).with_fence(fence)))
 }
 
+impl SqliteClaim {
+    /// Lets others read what this claim has alone, as one transaction.
+    pub(in crate::sqlite) async fn let_others_read(
+        &mut self,
+        database: &Arc<Database>,
+        until: Until,
+    ) -> Result<Renewed, Failure> {
+        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        let (mut turn, lane) = database.connections.writer(writer, until).await?;
+        // Whatever comes of it, a withdrawal goes after it on the same connection.
+        self.unsettled = Some(lane);
+        let downgraded = downgrade(database, &mut turn, &self.request, until).await;
+        drop(turn);
+        let downgraded = downgraded.map_err(|error| classify(error, database.connections.path()));
+        if !matches!(&downgraded, Err(failure) if failure.kind() == ErrorKind::Unknown) {
+            self.unsettled = None;
+        }
+        downgraded
+    }
+}
+
+async fn downgrade(
+    database: &Database,
+    turn: &mut Turn<'_>,
+    request: &ClaimRequest,
+    until: Until,
+) -> Result<Renewed, sqlx::Error> {
+    let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
+    let (key, token, now) = (&request.key, &request.token, time::now());
+    let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
+    let expires = later(now, request.lease);
+    let (fence, line) = (state.last_fence(), state.last_line().to_owned());
+    let (own_fence, own_line) = match state.own.take() {
+        // The reply of an earlier request was lost.
+        Some((fence, line)) => (i64::try_from(fence.get()).unwrap_or(i64::MAX), line),
+        None if state.is_alone(token) => {
+            // What is left of earlier readers and semaphores, which would count again.
+            let clear = sqlx::query(database.statements.shares.clear.clone());
+            clear.bind(common(key)).bind(beyond(key)).execute(&mut *writing).await?;
+            state.set_permits(0);
+            state.write_common(database, &mut writing, key).await?;
+            (fence, stored::share_line(Mode::Shared, &line))
+        }
+        // Nothing was written.
+        None => return Ok(Renewed::Gone),
+    };
+    let last = if state.is_shared() { state.last } else { now };
+    state.write_main(database, &mut writing, key, (fence, &line), Some(expires.max(last))).await?;
+    put(database, &mut writing, own(key, token), Some(token.as_bytes()), (own_fence, expires), own_line)
+        .await?;
+    writing.commit().await?;
+    Ok(Renewed::Extended)
+}
+
 /// Takes away what this claim has, and its preference; as one transaction.
 pub(in crate::sqlite) async fn release(
     database: &Database,
     turn: &mut Turn<'_>,
     request: &ClaimRequest,
+    place: Option<i64>,
     until: Until,
 ) -> Result<Withdrawal, sqlx::Error> {
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, token, now) = (&request.key, &request.token, time::now());
+    if request.fair {
+        line::leave(database, &mut writing, (key, token), place).await?;
+    }
     let before = State::read(database, &mut writing, key, Some(token), now).await?;
     let delete = sqlx::query(database.statements.shares.delete.clone()).bind(own(key, token));
     delete.execute(&mut *writing).await?;

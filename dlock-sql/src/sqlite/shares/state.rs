@@ -7,14 +7,15 @@ use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{SHARED, beyond, common, own};
+use super::{beyond, common, own};
 use crate::sqlite::database::Database;
+use crate::sqlite::line::{self, First};
 use crate::sqlite::time;
-use crate::stored;
+use crate::stored::{self, SHARED};
 
 /// What stands there at one moment.
-pub(super) struct State {
-    pub(super) now: i64,
+pub(in crate::sqlite) struct State {
+    pub(in crate::sqlite) now: i64,
     /// The highest fence of all rows that were deleted.
     mark: i64,
     main: Option<Main>,
@@ -25,6 +26,8 @@ pub(super) struct State {
     pub(super) own: Option<(Fence, String)>,
     /// How much of it is taken, by all of them.
     pub(super) taken: i64,
+    /// Who is first of those who wait in order.
+    first_in_line: Option<First>,
     /// When the first and the last of them end.
     pub(super) first: i64,
     pub(super) last: i64,
@@ -81,7 +84,7 @@ pub(super) enum Verdict {
     Conflict(Mode),
 }
 
-pub(super) fn later(at: i64, by: Duration) -> i64 {
+pub(in crate::sqlite) fn later(at: i64, by: Duration) -> i64 {
     at.saturating_add(time::nanos(by))
 }
 
@@ -101,6 +104,8 @@ impl State {
             .bind(beyond(key))
             .bind(database.boot.clone())
             .bind(now);
+        let [low, high] = line::bounds(key);
+        let state = state.bind(low).bind(high).bind(token.map(Token::to_hex));
         Self::parse(&state.fetch_one(on).await?, &database.boot, now)
     }
 
@@ -123,6 +128,7 @@ impl State {
             preferred: None,
             own: None,
             taken: 0,
+            first_in_line: row.try_get::<Option<&str>, _>(16)?.and_then(First::parse),
             first: now,
             last: now,
         };
@@ -142,6 +148,11 @@ impl State {
             (state.taken, state.first, state.last) = (taken, row.try_get(14)?, row.try_get(15)?);
         }
         Ok(state)
+    }
+
+    /// Who is first of those who wait in order.
+    pub(in crate::sqlite) const fn first(&self) -> Option<&First> {
+        self.first_in_line.as_ref()
     }
 
     /// Whether several hold it, or it is remembered as a semaphore.
@@ -215,7 +226,10 @@ impl State {
         let other = self.preferred.as_ref().filter(|preferred| preferred.token != request.token.to_hex());
         match other.map(Preferred::keeps_out_until).filter(|until| *until > self.now) {
             Some(until) if has_room => Verdict::Busy(until),
-            None if has_room => Verdict::Free,
+            None if has_room => match self.first().filter(|first| !first.is(&request.token)) {
+                Some(other) => Verdict::Busy(other.until),
+                None => Verdict::Free,
+            },
             _ => Verdict::Busy(self.first),
         }
     }
@@ -229,6 +243,11 @@ impl State {
             none => *none = Some(Preferred { token, since: self.now, alive_until }),
         }
         true
+    }
+
+    /// Whether somebody keeps newcomers out.
+    pub(super) const fn has_preferred(&self) -> bool {
+        self.preferred.is_some()
     }
 
     /// This one keeps nobody out any more. Whether it did.
@@ -273,7 +292,7 @@ impl State {
 }
 
 /// Writes a row, whatever stands there.
-pub(super) async fn put(
+pub(in crate::sqlite) async fn put(
     database: &Database,
     on: &mut SqliteConnection,
     key: Vec<u8>,

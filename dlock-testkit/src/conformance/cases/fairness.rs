@@ -236,8 +236,10 @@ async fn one_who_comes_back_stands_at_the_end_of_the_line(stage: Stage) {
 async fn a_waiter_whose_time_is_over_leaves_its_place(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let guard = take(&ours, &key).await;
-    let brief = fair(&theirs, &key).with_wait(Duration::from_millis(80));
-    let error = error_of(brief.acquire().await, &[ErrorKind::TimedOut]);
+    // It is connected.
+    cannot_take(&theirs, &key).await;
+    let brief = fair(&theirs, &key).with_wait(Duration::from_secs(1));
+    let error = error_of(brief.acquire().await, &[ErrorKind::TimedOut, ErrorKind::Unknown]);
     assert!(error.is_retryable());
     quiet(&theirs).await;
     let (_process, waiter) = wait_behind(&stage, &key).await;
@@ -323,6 +325,8 @@ async fn a_waiter_in_line_that_is_cut_off_loses_its_place(stage: Stage) {
     let (process, cut_off) = wait_behind(&stage, &key).await;
     let (_process, behind) = wait_behind(&stage, &key).await;
     process.wire.cut();
+    // A request that is under way could still find the lock free.
+    until("the last answer", || process.wire.unanswered_attempts() == 0).await;
     give_back(guard).await;
     let guard = turn_of(behind).await;
     assert!(!cut_off.is_finished());

@@ -71,8 +71,9 @@ async fn a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least(stage: S
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let least = stage.lease();
     let lock = ours.locks.lock(&key).with_hold_at_least(least);
-    let guard = lock.acquire().await.expect("it is free");
+    // It was granted after this.
     let granted = tokio::time::Instant::now();
+    let guard = lock.acquire().await.expect("it is free");
     let fence = guard.fence();
     guard.release().await.expect("it was held");
     ours.locks.shutdown(Duration::from_secs(5)).await.expect("nothing is held");

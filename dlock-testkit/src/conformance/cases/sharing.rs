@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock_core::backend::Mode;
-use dlock_core::{ErrorKind, Guard, Lock};
+use dlock_core::{ErrorKind, Guard, Lock, Wait, read as reads, write as writes};
 
 use super::cases;
 use crate::cancel::every_await_point;
@@ -36,6 +36,10 @@ cases! {
     all_readers_are_known_as_such: Shared, Easy;
     a_release_by_force_takes_the_lock_from_all_its_readers: SharedAndAdministration, Easy;
     locks_of_a_batch_are_read_or_written_as_each_was_asked_for: Shared, Easy;
+    keys_of_a_batch_are_read_or_written_and_the_stronger_counts_of_two: Shared, Easy;
+    a_batch_that_cannot_write_one_key_keeps_none_of_those_that_it_reads: Shared, Easy;
+    a_batch_enters_what_its_owner_writes_and_does_not_write_what_it_reads: Shared, Easy;
+    batches_that_read_and_write_the_same_keys_come_to_their_end: Shared, Busy;
     no_writer_is_beside_anybody: Shared, Busy;
 }
 
@@ -66,6 +70,10 @@ pub const SHARING: &[&str] = &[
     "all_readers_are_known_as_such",
     "a_release_by_force_takes_the_lock_from_all_its_readers",
     "locks_of_a_batch_are_read_or_written_as_each_was_asked_for",
+    "keys_of_a_batch_are_read_or_written_and_the_stronger_counts_of_two",
+    "a_batch_that_cannot_write_one_key_keeps_none_of_those_that_it_reads",
+    "a_batch_enters_what_its_owner_writes_and_does_not_write_what_it_reads",
+    "batches_that_read_and_write_the_same_keys_come_to_their_end",
     "no_writer_is_beside_anybody",
 ];
 
@@ -352,6 +360,8 @@ async fn a_reader_dropped_at_any_await_leaves_nothing(stage: Stage) {
 /// Neither a place in a queue nor its preference.
 async fn a_writer_dropped_while_it_waits_for_readers_leaves_nothing(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    // A connection is there before the wait, which is too short to open one on a busy machine.
+    give_back(read(&ours, &key).await).await;
     let before = read(&theirs, &key).await;
     let lock = ours.locks.lock(&key).with_wait(Duration::from_millis(60));
     let points = every_await_point(
@@ -449,6 +459,99 @@ async fn no_writer_is_beside_anybody(stage: Stage) {
                     readers.fetch_sub(1, Ordering::SeqCst);
                     give_back(guard).await;
                 }
+            }
+        }
+    });
+    tokio::time::timeout(SOON * 4, futures_util::future::join_all(tasks))
+        .await
+        .expect("all come to their end");
+}
+
+async fn keys_of_a_batch_are_read_or_written_and_the_stronger_counts_of_two(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let (a, b) = (&stage.key(), &stage.key());
+    let batch = ours.locks.lock_all([reads(a), reads(b), writes(a), reads(b)]);
+    assert_eq!(batch.keys().count(), 2);
+    let guard = batch.acquire().await.expect("both are free");
+    cannot_read(&theirs, a).await;
+    give_back(read(&theirs, b).await).await;
+    theirs.sees_held(b).await;
+    guard.release().await.expect("they are held");
+    give_back(theirs.take(a).await).await;
+    give_back(theirs.take(b).await).await;
+}
+
+async fn a_batch_that_cannot_write_one_key_keeps_none_of_those_that_it_reads(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = [stage.key(), stage.key(), stage.key()];
+    for busy in 0..3 {
+        let before = read(&theirs, &keys[busy]).await;
+        let one_writes =
+            keys.iter().enumerate().map(|(n, key)| if n == busy { writes(key) } else { reads(key) });
+        let batch = ours.locks.lock_all(one_writes);
+        assert!(batch.try_acquire().await.expect("it can be asked for").is_none());
+        error_of(
+            batch.with_wait(Wait::For(Duration::from_millis(60))).acquire().await,
+            &[ErrorKind::TimedOut, ErrorKind::Unknown],
+        );
+        until("the background work", || ours.locks.stats().background == 0).await;
+        give_back(before).await;
+        for key in &keys {
+            theirs.sees_free_soon(key).await;
+        }
+    }
+}
+
+async fn a_batch_enters_what_its_owner_writes_and_does_not_write_what_it_reads(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let (a, b) = (&stage.key(), &stage.key());
+    let outer = ours.locks.lock_all([writes(a)]);
+    let inner = ours.locks.lock_all([reads(a), writes(b)]);
+    let entered = outer.run(async {
+        let guard = inner.acquire().await.expect("a is ours, and b is free");
+        cannot_read(&theirs, a).await;
+        guard.release().await.expect("it is held");
+        cannot_read(&theirs, a).await;
+        give_back(theirs.take(b).await).await;
+    });
+    entered.await.expect("it is free");
+    let outer = ours.locks.lock_all([reads(a)]);
+    let inner = ours.locks.lock_all([writes(a), writes(b)]);
+    let refused = outer.run(async { inner.acquire().await }).await.expect("it is free");
+    error_of(refused, &[ErrorKind::Deadlock]);
+    give_back(theirs.take(a).await).await;
+    give_back(theirs.take(b).await).await;
+}
+
+async fn batches_that_read_and_write_the_same_keys_come_to_their_end(stage: Stage) {
+    let processes = [stage.process().await, stage.process().await];
+    let keys = [stage.key(), stage.key(), stage.key()];
+    let inside: [(AtomicU32, AtomicU32); 3] = Default::default();
+    let (keys, inside) = (&keys, &inside);
+    let tasks = (0..8).map(|task| {
+        let process = &processes[task % 2];
+        async move {
+            for round in 0..5 {
+                // Each in an order of its own, and each writes another one.
+                let order = [task % 3, (task + 1 + round % 2) % 3, (task + 2 - round % 2) % 3];
+                let written = (task + round) % 3;
+                let key = |n: usize| if n == written { writes(&keys[n]) } else { reads(&keys[n]) };
+                let batch = process.locks.lock_all(order.map(key)).with_wait(SOON * 3);
+                let guard = batch.acquire().await.expect("it has its turn");
+                for (n, (readers, writers)) in inside.iter().enumerate() {
+                    if n == written {
+                        assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0, "two writers");
+                        assert_eq!(readers.load(Ordering::SeqCst), 0, "a writer beside readers");
+                    } else {
+                        readers.fetch_add(1, Ordering::SeqCst);
+                        assert_eq!(writers.load(Ordering::SeqCst), 0, "a reader beside a writer");
+                    }
+                }
+                tokio::task::yield_now().await;
+                for (n, (readers, writers)) in inside.iter().enumerate() {
+                    if n == written { writers } else { readers }.fetch_sub(1, Ordering::SeqCst);
+                }
+                guard.release().await.expect("it is held");
             }
         }
     });

@@ -8,7 +8,7 @@
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator, kazoo and go-zookeeper
 //! cargo run --release -p dlock-interop -- rows      # with psycopg, by the functions for PostgreSQL
 //! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
-//! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for the queue of all four clients
+//! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for each of what is done for a while
 //! ```
 //!
 //! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker
@@ -19,6 +19,7 @@
 
 mod checks;
 mod elections;
+mod mixed;
 mod one_queue;
 mod rows;
 mod scene;
@@ -39,17 +40,18 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let full = arguments.iter().any(|argument| argument == "--full");
     let length = Duration::from_secs(if full { 60 } else { 15 });
+    let mixed = Duration::from_secs(if full { 60 } else { 3 });
     let arguments: Vec<&str> =
         arguments.iter().map(String::as_str).filter(|argument| *argument != "--full").collect();
     let outcome = match arguments[..] {
         [] => {
-            let redis = check_redis().await.and(check_cluster().await);
-            let zookeeper = check_zookeeper(length).await;
+            let redis = check_redis(mixed).await.and(check_cluster(mixed).await);
+            let zookeeper = check_zookeeper(length, mixed).await;
             redis.and(zookeeper).and(check_rows().await).and(check_collector().await)
         }
-        ["redis"] => check_redis().await,
-        ["cluster"] => check_cluster().await,
-        ["zookeeper"] => check_zookeeper(length).await,
+        ["redis"] => check_redis(mixed).await,
+        ["cluster"] => check_cluster(mixed).await,
+        ["zookeeper"] => check_zookeeper(length, mixed).await,
         ["rows"] => check_rows().await,
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
@@ -91,7 +93,7 @@ macro_rules! check {
     }};
 }
 
-async fn check_redis() -> Result<()> {
+async fn check_redis(mixed: Duration) -> Result<()> {
     let scene = Scene::redis().await?;
     check! {
         "without a lock the workers lose updates" => checks::control(&scene),
@@ -103,10 +105,17 @@ async fn check_redis() -> Result<()> {
         "a killed holder in Java is taken over in Rust" => checks::take_over(&scene, "java"),
         "a killed holder in Rust is taken over in Java" => checks::take_over(&scene, "rust"),
         "a lock that Redisson unlocks by force is lost in Rust" => checks::forced(&scene, 0.35),
+        "readers and writers of both sides exclude each other" => mixed::readers_and_writers(&scene, mixed),
+        "both sides share the permits of a semaphore" => mixed::permits(&scene, mixed),
+        "both sides exclude each other on a fair lock" => checks::exclusion(&scene, "fair", 50),
+        "both sides wait in one line for a fair lock" => mixed::in_line(&scene, 5),
+        "a killed reader makes room for a writer of the other side" => mixed::outlived(&scene, ("read", "write")),
+        "a killed writer makes room for a reader of the other side" => mixed::outlived(&scene, ("write", "read")),
+        "the permit of a killed process is back" => mixed::outlived(&scene, ("permits-1", "permits-1")),
     }
 }
 
-async fn check_cluster() -> Result<()> {
+async fn check_cluster(mixed: Duration) -> Result<()> {
     let scene = Scene::redis_cluster().await?;
     check! {
         "both sides exclude each other on a cluster" => checks::exclusion(&scene, "rlock", 100),
@@ -114,10 +123,14 @@ async fn check_cluster() -> Result<()> {
         "a release by either side wakes a waiter of the other on a cluster" => checks::wakes(&scene),
         "names with hash tags are the same lock on both sides" => checks::tagged(&scene),
         "a killed holder in Java is taken over in Rust on a cluster" => checks::take_over(&scene, "java"),
+        "readers and writers of both sides exclude each other on a cluster" =>
+            mixed::readers_and_writers(&scene, mixed),
+        "both sides share the permits of a semaphore of a cluster" => mixed::permits(&scene, mixed),
+        "both sides exclude each other on a fair lock of a cluster" => checks::exclusion(&scene, "fair", 50),
     }
 }
 
-async fn check_zookeeper(length: Duration) -> Result<()> {
+async fn check_zookeeper(length: Duration, mixed: Duration) -> Result<()> {
     let scene = Scene::zookeeper().await?;
     check! {
         "without a lock the workers lose updates" => checks::control(&scene),
@@ -131,6 +144,7 @@ async fn check_zookeeper(length: Duration) -> Result<()> {
         "Curator, kazoo and go-zookeeper wait for a key that stays taken after its release" => checks::left(&scene),
         "dlock, Curator, kazoo and go-zookeeper wait behind each other" => one_queue::behind_each_other(&scene),
         "dlock, Curator, kazoo and go-zookeeper share one queue" => one_queue::all_at_once(&scene, length),
+        "readers and writers of both sides exclude each other" => mixed::readers_and_writers(&scene, mixed),
         "dlock and Curator's leader latches see the same leader" => elections::seen(&scene),
         "dlock and Curator's leader latches exclude each other" => elections::exclusion(&scene, 50),
         "dlock and Curator's leader latches have one leader while some are killed" => elections::killed(&scene, length),
@@ -139,7 +153,8 @@ async fn check_zookeeper(length: Duration) -> Result<()> {
 
 async fn check_rows() -> Result<()> {
     check! {
-        "dlock and psycopg exclude each other on a lock row" => rows::counted_by_both_sides(100),
+        "dlock and psycopg exclude each other on a lock row" => rows::counted_by_psycopg_too(100),
+        "dlock and PyMySQL exclude each other on a lock row" => rows::counted_by_pymysql_too(100),
     }
 }
 

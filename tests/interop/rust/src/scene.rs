@@ -139,6 +139,18 @@ impl Scene {
         }
     }
 
+    /// Resolves when so many stand in line for a fair lock of Redis.
+    pub(crate) async fn stand_in_line(&self, name: &str, count: usize) -> Result<()> {
+        let Server::Redis(server) = &self.server else { anyhow::bail!("only on one server of Redis") };
+        let queue = format!("redisson_lock_queue:{{{name}}}");
+        let waiting = async {
+            while server.command::<usize>(&["LLEN", &queue]) < count {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.context("nobody comes into the line")
+    }
+
     /// Who holds a lock and who waits for it, as the server has them, in order.
     pub(crate) fn places(&self, name: &str) -> Result<Vec<String>> {
         let mut places = self.admin()?.try_children(&format!("/dlock/{name}"))?;

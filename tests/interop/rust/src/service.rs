@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use dlock_core::Locks;
 use dlock_redis::Redis;
-use dlock_zk::{Recipe, ZooKeeper};
+use dlock_zk::ZooKeeper;
 use redis::AsyncCommands as _;
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
@@ -37,6 +37,22 @@ pub async fn locks(url: &str, lease: Duration) -> Result<(Locks, Locks)> {
     Ok((redis(false).await?, redis(true).await?))
 }
 
+/// Locks that share their names with those of Redisson or Curator that have readers.
+///
+/// # Errors
+///
+/// When the server does not answer.
+pub async fn with_readers(url: &str, lease: Duration) -> Result<Locks> {
+    let wait = Duration::from_secs(120);
+    if is_zookeeper(url) {
+        let backend = ZooKeeper::builder(url).with_tick_time(Duration::from_millis(100));
+        let backend = backend.with_session_timeout(lease).with_recipe(dlock_zk::Recipe::ReadWriteLock);
+        return Ok(Locks::builder(backend.connect().await?).with_wait(wait).build()?);
+    }
+    let backend = Redis::builder(url).with_prefix("").with_recipe(dlock_redis::Recipe::ReadWriteLock);
+    Ok(Locks::builder(backend.connect().await?).with_lease(lease).with_wait(wait).build()?)
+}
+
 /// Elections that Curator's leader latches take part in; none but on ZooKeeper.
 ///
 /// # Errors
@@ -47,7 +63,8 @@ pub async fn elections(url: &str, lease: Duration) -> Result<Option<Locks>> {
         return Ok(None);
     }
     let backend = ZooKeeper::builder(url).with_tick_time(Duration::from_millis(100));
-    let backend = backend.with_session_timeout(lease).with_recipe(Recipe::LeaderLatch).connect().await?;
+    let backend =
+        backend.with_session_timeout(lease).with_recipe(dlock_zk::Recipe::LeaderLatch).connect().await?;
     Ok(Some(Locks::builder(backend).with_wait(Duration::from_secs(120)).build()?))
 }
 

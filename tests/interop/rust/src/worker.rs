@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use dlock_core::{ErrorKind, Guard, Locks, Wait};
-use dlock_testkit::history::{Event, Op, Outcome, Recorder};
+use dlock_core::{ErrorKind, Guard, Lock, Locks, Wait};
+use dlock_testkit::history::{Event, HeldAs, Op, Outcome, Recorder};
 use dlock_testkit::now_ns;
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
-use crate::service::{Counters, elections, locks};
+use crate::service::{Counters, elections, locks, with_readers};
 
 /// Does what standard input says, until it ends.
 ///
@@ -24,6 +24,7 @@ use crate::service::{Counters, elections, locks};
 /// release KIND NAME                                            invoked returned
 /// query NAME                                                   locked ttl-millis hold-count held-by-us
 /// sections KIND NAME COUNTER COUNT HOLD-MICROS PAUSE-MICROS    count
+/// holds KIND NAME HOLD-MICROS PAUSE-MICROS MILLIS              how often it was held
 /// ```
 ///
 /// # Errors
@@ -35,6 +36,7 @@ pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> 
         locks,
         fenced,
         elections: elections(url, lease).await?,
+        readers: with_readers(url, lease).await?,
         counters: Counters::open(url).await?,
         process,
         history: Recorder::append(history)?,
@@ -54,6 +56,7 @@ pub async fn serve(url: &str, lease: Duration, process: u32, history: &Path) -> 
     worker.guards.clear();
     worker.locks.shutdown(Duration::from_secs(5)).await?;
     worker.fenced.shutdown(Duration::from_secs(5)).await?;
+    worker.readers.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }
 
@@ -66,6 +69,8 @@ struct Worker {
     fenced: Locks,
     /// With the nodes of Curator's leader latches.
     elections: Option<Locks>,
+    /// With the forms of Redisson's and Curator's locks that have readers.
+    readers: Locks,
     counters: Counters,
     process: u32,
     history: Recorder,
@@ -78,9 +83,15 @@ impl Worker {
         match words {
             ["clock"] => Ok(now_ns().to_string()),
             ["acquire", kind, name] => self.acquire(kind, name).await,
-            ["try", _, name, wait] => {
-                let lock = self.locks.lock(name).with_wait(Duration::from_millis(wait.parse()?));
-                match lock.acquire().await {
+            ["try", kind, name, wait] => {
+                let wait = Duration::from_millis(wait.parse()?);
+                let acquired = match kind.strip_prefix("permits-") {
+                    Some(permits) => {
+                        self.locks.semaphore(name, permits.parse()?).with_wait(wait).acquire().await
+                    }
+                    None => self.lock(kind, name)?.with_wait(wait).acquire().await,
+                };
+                match acquired {
                     Ok(guard) => {
                         self.guards.insert((*name).to_owned(), guard);
                         Ok("true".to_owned())
@@ -113,6 +124,20 @@ impl Worker {
                 }
                 Ok((*count).to_owned())
             }
+            ["holds", kind, name, hold, pause, length] => {
+                let micros = |text: &str| anyhow::Ok(Duration::from_micros(text.parse()?));
+                let (hold, pause) = (micros(hold)?, micros(pause)?);
+                let end = Instant::now() + Duration::from_millis(length.parse()?);
+                let mut count = 0;
+                while Instant::now() < end {
+                    self.acquire(kind, name).await?;
+                    tokio::time::sleep(hold).await;
+                    self.release(kind, name).await?;
+                    tokio::time::sleep(pause).await;
+                    count += 1;
+                }
+                Ok(count.to_string())
+            }
             _ => bail!("no command: {}", words.join(" ")),
         }
     }
@@ -122,15 +147,17 @@ impl Worker {
         let event = match kind {
             "none" => self.event(name, Op::Acquire, now_ns()),
             _ => {
-                let locks = match kind {
-                    "fenced" => &self.fenced,
-                    // A term of office is a lock that is held alone.
-                    "latch" => self.elections.as_ref().context("only on ZooKeeper")?,
-                    _ => &self.locks,
+                let (process, hold) = (self.process, self.hold);
+                let (event, guard) = match kind.strip_prefix("permits-") {
+                    Some(permits) => {
+                        let semaphore = self.locks.semaphore(name, permits.parse()?);
+                        Event::acquire(process, hold, name, semaphore.acquire()).await
+                    }
+                    None => {
+                        let lock = self.lock(kind, name)?;
+                        Event::acquire(process, hold, name, lock.acquire()).await
+                    }
                 };
-                let lock = locks.lock(name);
-                let lock = if kind == "left" { lock.with_hold_at_least(LEFT) } else { lock };
-                let (event, guard) = Event::acquire(self.process, self.hold, name, lock.acquire()).await;
                 self.guards.insert(name.to_owned(), guard?);
                 event
             }
@@ -138,6 +165,19 @@ impl Worker {
         self.history.record(&event)?;
         let fence = event.fence.map_or_else(|| "null".to_owned(), |fence| fence.to_string());
         Ok(format!("{} {} {fence}", event.invoked, event.returned))
+    }
+
+    fn lock(&self, kind: &str, name: &str) -> Result<Lock> {
+        Ok(match kind {
+            "fenced" => self.fenced.lock(name),
+            "left" => self.locks.lock(name).with_hold_at_least(LEFT),
+            "read" => self.readers.lock(name).read(),
+            "write" => self.readers.lock(name),
+            "fair" => self.locks.lock(name).with_fairness(true),
+            // A term of office is a lock that is held alone.
+            "latch" => self.elections.as_ref().context("only on ZooKeeper")?.lock(name),
+            _ => self.locks.lock(name),
+        })
     }
 
     async fn release(&mut self, kind: &str, name: &str) -> Result<String> {
@@ -161,7 +201,18 @@ impl Worker {
     /// What was done without a lock.
     fn event(&self, name: &str, op: Op, invoked: u64) -> Event {
         let (process, hold, key, outcome) = (self.process, self.hold, name.to_owned(), Outcome::Ok);
-        Event { process, hold, key, op, invoked, returned: now_ns(), outcome, fence: None, valid_until: None }
+        Event {
+            process,
+            hold,
+            key,
+            op,
+            invoked,
+            returned: now_ns(),
+            outcome,
+            fence: None,
+            valid_until: None,
+            held_as: HeldAs::Alone,
+        }
     }
 
     async fn query(&self, name: &str) -> Result<String> {

@@ -120,6 +120,8 @@ impl MysqlOptions {
             format!("socket={}", path("mysql.sock")),
             format!("pid-file={}", path("mysql.pid")),
             format!("init-file={}", path("init.sql")),
+            // A server that starts removes the temporary tables there, whosesoever they are.
+            format!("tmpdir={}", directory.display()),
             format!("port={port}"),
         ];
         let tls = [("ssl-ca", tls::AUTHORITY), ("ssl-cert", tls::CERTIFICATE), ("ssl-key", tls::KEY)];
@@ -338,10 +340,11 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
     let made = TEMPLATE.get_or_init(|| {
         let directory = account.directory()?;
         let data = directory.path().join("data");
-        let place = format!("--datadir={}", data.display());
+        let (place, temporary) =
+            (format!("--datadir={}", data.display()), format!("--tmpdir={}", directory.path().display()));
         if mysqld().is_some() {
-            let arguments = ["--no-defaults", "--initialize-insecure", "--innodb-log-file-size=8M", &*place];
-            account.run(program("mysqld"), arguments)?;
+            let arguments = ["--no-defaults", "--initialize-insecure", "--innodb-log-file-size=8M"];
+            account.run(program("mysqld"), arguments.into_iter().chain([&*place, &*temporary]))?;
             return Ok(account::keep(directory)?.join("data"));
         }
         let install = Program { name: "mariadb-install-db", package: PACKAGE };
@@ -352,7 +355,7 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
             "--skip-name-resolve",
             "--innodb-log-file-size=8M",
         ];
-        account.run(install, arguments.into_iter().chain([&*place]))?;
+        account.run(install, arguments.into_iter().chain([&*place, &*temporary]))?;
         Ok(account::keep(directory)?.join("data"))
     });
     made.as_deref().map_err(Clone::clone)

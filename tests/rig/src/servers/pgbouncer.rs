@@ -11,7 +11,7 @@ use super::{Ports, Process, Program, ServerError};
 
 const PROGRAM: Program = Program { name: "pgbouncer", package: "pgbouncer" };
 
-/// A PgBouncer that pools transactions: each one of a client's gets any of two connections to the server.
+/// A PgBouncer. Where it pools transactions, each one of a client's gets any of two connections to the server.
 #[derive(Debug)]
 pub struct PgBouncer {
     process: Process,
@@ -21,19 +21,31 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one before `server`, and waits until it listens.
+    /// Starts one before `server` that pools transactions, and waits until it listens.
     ///
     /// # Errors
     ///
     /// When PgBouncer is missing or does not start.
     pub fn start(server: &PostgresServer) -> Result<Self, ServerError> {
+        Self::pooling(server, "pool_mode = transaction\ndefault_pool_size = 2\nserver_round_robin = 1")
+    }
+
+    /// The same, but it pools sessions: a client keeps its connection to the server until it ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn of_sessions(server: &PostgresServer) -> Result<Self, ServerError> {
+        Self::pooling(server, "pool_mode = session\ndefault_pool_size = 50")
+    }
+
+    fn pooling(server: &PostgresServer, mode: &str) -> Result<Self, ServerError> {
         // It refuses to run as root.
         let account = Account::unprivileged("postgres", PROGRAM.package)?;
         let (directory, port) = (account.directory()?, Ports::free());
         let settings = format!(
             "[databases]\npostgres = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
-             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
-             default_pool_size = 2\nserver_round_robin = 1\n",
+             listen_port = {port}\nunix_socket_dir =\nauth_type = any\n{mode}\n",
             server.address().port()
         );
         let file = directory.path().join("pgbouncer.ini");

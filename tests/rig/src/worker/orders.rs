@@ -23,6 +23,15 @@ pub enum Order {
         /// How long to wait, in milliseconds; with zero, ask once.
         wait_ms: u64,
     },
+    /// Take permits and keep them. Answered by [`Report::Acquired`].
+    Take {
+        /// The key.
+        key: String,
+        /// How many.
+        permits: u32,
+        /// How many there are.
+        of: u32,
+    },
     /// Is it held? Answered by [`Report::Checked`].
     Check,
     /// Release the lock. Answered by [`Report::Done`].
@@ -94,6 +103,24 @@ pub struct Work {
     pub seed: u64,
     /// Where the history goes.
     pub history: PathBuf,
+    /// How the lock is taken.
+    pub way: Way,
+    /// How many tasks work at the same time.
+    pub tasks: u64,
+}
+
+/// How sections take their lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Alone.
+    Alone,
+    /// Alone, in the order in which they came.
+    Fair,
+    /// Three of four read.
+    Shared,
+    /// One permit or more of so many.
+    Permits(u32),
 }
 
 /// What a worker tells.

@@ -93,6 +93,14 @@ impl WorkerState {
                 self.guard = Some(guard);
                 Report::Acquired { fence, at }
             }
+            Order::Take { key, permits, of } => {
+                let acquired = self.locks()?.semaphore(key, of).take(permits).acquire().await;
+                let at = now_ns();
+                let guard = acquired.map_err(|error| failed(&error))?;
+                let fence = guard.fence().map(dlock_core::Fence::get);
+                self.guard = Some(guard);
+                Report::Acquired { fence, at }
+            }
             Order::Check => Report::Checked { held: self.guard()?.check().is_ok() },
             Order::Release => {
                 let guard = self.guard.take().ok_or_else(|| out_of_order("no lock is held"))?;

@@ -10,18 +10,23 @@ import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.leader.LeaderLatch;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
+import org.apache.curator.framework.recipes.locks.Lease;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 import org.apache.zookeeper.KeeperException;
 
 final class CuratorService implements Service {
     /** Where dlock has its locks, unless told otherwise. */
     private static final String LOCKS = "/dlock/";
+    private static final String PERMITS = "permits-";
     private static final String COUNTERS = "/counters/";
 
     private final CuratorFramework client;
     /** A mutex knows only what was locked through itself. */
     private final Map<String, Mutex> mutexes = new ConcurrentHashMap<>();
     private final Map<String, Latched> latches = new ConcurrentHashMap<>();
+    private final Map<String, InterProcessReadWriteLock> readers = new ConcurrentHashMap<>();
 
     CuratorService(String url, int sessionMillis) throws InterruptedException {
         String servers = url.substring("zk://".length());
@@ -32,13 +37,23 @@ final class CuratorService implements Service {
 
     @Override
     public Lock lock(String kind, String name) {
+        if (kind.startsWith(PERMITS)) {
+            int permits = Integer.parseInt(kind.substring(PERMITS.length()));
+            return new Permit(new InterProcessSemaphoreV2(client, LOCKS + name, permits));
+        }
         Mutex mutex = mutexes.computeIfAbsent(name, some -> new Mutex(client, LOCKS + some));
         return switch (kind) {
             case "mutex" -> new Taken(mutex, null);
             case "fenced" -> new Taken(mutex, client);
+            case "read" -> new Shared(readers(name).readLock());
+            case "write" -> new Shared(readers(name).writeLock());
             case "latch" -> latches.computeIfAbsent(name, some -> new Latched(client, LOCKS + some));
             default -> throw new IllegalArgumentException("Curator has no such kind of lock: " + kind);
         };
+    }
+
+    private InterProcessReadWriteLock readers(String name) {
+        return readers.computeIfAbsent(name, some -> new InterProcessReadWriteLock(client, LOCKS + some));
     }
 
     @Override
@@ -144,6 +159,52 @@ final class CuratorService implements Service {
             if (!led) {
                 throw new IllegalStateException("it led no more");
             }
+        }
+    }
+
+    /** A lock that others may hold too. */
+    private record Shared(InterProcessMutex lock) implements Lock {
+        @Override
+        public Long acquire() throws Exception {
+            lock.acquire();
+            return null;
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws Exception {
+            return lock.acquire(millis, TimeUnit.MILLISECONDS);
+        }
+
+        @Override
+        public void release() throws Exception {
+            lock.release();
+        }
+    }
+
+    /** One of so many. */
+    private static final class Permit implements Lock {
+        private final InterProcessSemaphoreV2 semaphore;
+        private Lease lease;
+
+        Permit(InterProcessSemaphoreV2 semaphore) {
+            this.semaphore = semaphore;
+        }
+
+        @Override
+        public Long acquire() throws Exception {
+            lease = semaphore.acquire();
+            return null;
+        }
+
+        @Override
+        public boolean acquireWithin(long millis) throws Exception {
+            lease = semaphore.acquire(millis, TimeUnit.MILLISECONDS);
+            return lease != null;
+        }
+
+        @Override
+        public void release() {
+            semaphore.returnLease(lease);
         }
     }
 

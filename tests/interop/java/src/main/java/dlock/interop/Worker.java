@@ -79,6 +79,7 @@ public final class Worker {
             case "participants" -> String.join(",", service.participants(words[1]));
             case "leader" -> service.leader(words[1]);
             case "sections" -> sections(words);
+            case "holds" -> holds(words);
             case "bench" -> Bench.run(
                 service, words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]));
             case "crowd" -> Crowd.run(
@@ -124,6 +125,21 @@ public final class Worker {
             service.write(words[3], before + 1);
             release(lock, name);
             sleep(pause);
+        }
+        return Integer.toString(count);
+    }
+
+    /** Takes the lock again and again for so many milliseconds; how often. */
+    private String holds(String[] words) throws Exception {
+        String name = words[2];
+        Lock lock = lock(words[1], name);
+        long end = System.nanoTime() + Long.parseLong(words[5]) * 1_000_000;
+        int count = 0;
+        for (; System.nanoTime() < end; count++) {
+            acquire(lock, name);
+            sleep(Long.parseLong(words[3]));
+            release(lock, name);
+            sleep(Long.parseLong(words[4]));
         }
         return Integer.toString(count);
     }

@@ -1,0 +1,167 @@
+//! Turning a lock that is held alone into a reader's.
+//!
+//! In this process the hold counts as a reader's from the moment when that is asked for, since the request may take
+//! effect at once. On the server it may be held alone for longer: until the answer is known the request is repeated, by
+//! the caller first, and then by the keeper.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Backoff, Mode, Renewed};
+use crate::clock::Timestamp;
+use crate::engine::hold::{Condition, Hold};
+use crate::engine::timer::bounded;
+use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::handles::requirement::{Requirement, check};
+use crate::sync::atomic::Ordering;
+use crate::telemetry::Loss;
+
+/// Has the backend let others read, while the owner goes on to read.
+pub(crate) async fn downgrade(hold: &Arc<Hold>) -> Result<(), Error> {
+    let refuse = |failure| hold.error(Operation::Downgrade, failure);
+    hold.engine.refuse_in_child().map_err(refuse)?;
+    hold.check()?;
+    if !prepare(hold).map_err(refuse)? {
+        return Ok(());
+    }
+    // From here on the keeper goes on with it, whatever becomes of this future.
+    let asking = ask_until_known(Unconfirmed(Some(Arc::clone(hold))));
+    let registry = &hold.engine.registry;
+    // The request has the claim, without which nothing is renewed: so it must not wait for a caller to be polled.
+    let asked = registry.tasks.run(asking).await.unwrap_or_else(|| Err(registry.closed()));
+    asked.map_err(refuse)
+}
+
+/// Has the hold count as a reader's, if that can be; whether the backend is to be asked.
+fn prepare(hold: &Hold) -> Result<bool, Failure> {
+    let unsupported = |what: &'static str| Err(Failure::new(ErrorKind::Unsupported, what));
+    let capabilities = &hold.engine.capabilities;
+    match hold.mode() {
+        Mode::Exclusive => {}
+        // The outcome may not be known yet.
+        Mode::Shared => return Ok(hold.downgrades.load(Ordering::Acquire)),
+        Mode::Permits { .. } => return unsupported("permits of a semaphore are neither read nor written"),
+    }
+    check(&[Requirement::Downgrade], capabilities)?;
+    if hold.fair && !capabilities.fair {
+        return unsupported(
+            "readers have no place among the waiters of a fair lock; leave out `fair` for this key",
+        );
+    }
+    if hold.leave_until() > Timestamp::from_nanos(0) {
+        return unsupported("only a lock that is held alone can stay taken; leave out `hold_at_least`");
+    }
+    hold.downgrades.store(true, Ordering::Release);
+    if !hold.read_only() {
+        hold.downgrades.store(false, Ordering::Release);
+        let why = "the caller has further guards of it, or bodies or tasks that run under it, which rely on its being \
+                   held alone; downgrade the last of them";
+        return Err(Failure::new(ErrorKind::Conflict, why));
+    }
+    Ok(true)
+}
+
+/// A hold that counts as a reader's here, which the backend has not confirmed. Dropping it leaves that to the keeper.
+struct Unconfirmed(Option<Arc<Hold>>);
+
+impl Drop for Unconfirmed {
+    fn drop(&mut self) {
+        if let Some(hold) = self.0.take().filter(|hold| hold.downgrades.load(Ordering::Acquire)) {
+            ask_later(hold);
+        }
+    }
+}
+
+async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
+    let Some(hold) = unconfirmed.0.clone() else { return Ok(()) };
+    let mut asked = 0;
+    loop {
+        match ask(&hold).await {
+            Ok(()) => return Ok(()),
+            Err(failure) if failure.is_transient() && asked < hold.rechecks => asked += 1,
+            Err(failure) => {
+                if !failure.is_transient() {
+                    unconfirmed.0 = None;
+                }
+                return Err(failure);
+            }
+        }
+    }
+}
+
+/// Asks once.
+async fn ask(hold: &Hold) -> Result<(), Failure> {
+    let limit = hold.request_timeout;
+    let Some(lent) = bounded(|| tokio::time::sleep(limit), hold.claim()).await else {
+        return Err(Failure::unavailable(format!("no end of a renewal within {limit:?}")));
+    };
+    let (Some(mut lent), Condition::Held | Condition::Suspect) = (lent, hold.condition()) else {
+        return Err(ended(hold));
+    };
+    let Some(claim) = lent.claim() else { return Err(ended(hold)) };
+    let clock = &hold.engine.clock;
+    let sent = clock.now();
+    let limit = limit.min(hold.deadline().since(sent));
+    let answer = tokio::select! {
+        biased;
+        // A release must not wait for this; one that is on its way changes nothing once the token is gone.
+        () = hold.ended() => return Err(ended(hold)),
+        answer = bounded(|| tokio::time::sleep(limit), claim.downgrade()) => answer,
+    };
+    match answer {
+        Some(Ok(Renewed::Extended)) => {
+            hold.downgraded(sent);
+            hold.engine.registry.contacted(sent);
+            // Those who wait here to read may ask, like those elsewhere.
+            hold.engine.wait_queue.released(&hold.key);
+            hold.engine.telemetry.downgraded(hold.subject());
+            if hold.condition() == Condition::Lost { Err(ended(hold)) } else { Ok(()) }
+        }
+        Some(Ok(Renewed::Gone)) => {
+            hold.lose_by(Loss::Gone);
+            Err(ended(hold))
+        }
+        Some(Err(failure)) => Err(failure),
+        None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
+    }
+}
+
+/// It is held no longer.
+fn ended(hold: &Hold) -> Failure {
+    match hold.condition() {
+        Condition::Lost => Failure::new(ErrorKind::Lost, hold.cause()),
+        _ => Failure::new(ErrorKind::NotHeld, "it was released"),
+    }
+}
+
+/// Has the keeper ask, again and again, until the outcome is known or the hold has ended.
+fn ask_later(hold: Arc<Hold>) {
+    if hold.downgrades_later.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let activity = hold.engine.registry.activity.begin().into_background();
+    let engine = Arc::clone(&hold.engine);
+    engine.later(async move {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        while hold.downgrades.load(Ordering::Acquire) {
+            match ask(&hold).await {
+                Ok(()) => break,
+                Err(failure) if failure.is_transient() => {}
+                Err(failure) => {
+                    if !matches!(failure.kind(), ErrorKind::Lost | ErrorKind::NotHeld) {
+                        hold.engine.telemetry.downgrade_failed(hold.subject(), &failure);
+                    }
+                    break;
+                }
+            }
+            let pause = backoff.pause(hold.engine.entropy.fraction());
+            tokio::select! {
+                biased;
+                () = hold.ended() => break,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        hold.downgrades_later.store(false, Ordering::Release);
+        drop(activity);
+    });
+}

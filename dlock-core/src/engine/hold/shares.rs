@@ -1,0 +1,85 @@
+//! How many guards share a hold, and whether they may only read.
+
+use super::Hold;
+use crate::backend::{Mode, Term};
+use crate::clock::Timestamp;
+use crate::sync::atomic::Ordering;
+
+/// In the number of the shares: the hold was granted alone, and counts as a reader's from now on. It stands in that
+/// number so that nobody gets a share that relies on being alone while the owner gives that up.
+const READS: u64 = 1 << 63;
+
+/// How a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step of it.
+///
+/// As wide as what stands beside it in a guard: one that is narrower makes each move of a guard slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(in crate::engine) enum ShareKind {
+    Plain = 1,
+    /// Taken by hand in the first body under the hold; how many of these there are is bounded.
+    Nested = 1 << 32,
+}
+
+impl ShareKind {
+    pub(super) const fn one(self) -> u64 {
+        self as u64
+    }
+
+    /// How many of this kind there are in `shares`.
+    const fn count(self, shares: u64) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "one half of it is meant")]
+        match self {
+            Self::Plain => shares as u32,
+            Self::Nested => ((shares & !READS) >> 32) as u32,
+        }
+    }
+}
+
+impl Hold {
+    /// How it is held: as it was granted, or for reading since its owner gave up to be alone.
+    pub(crate) fn mode(&self) -> Mode {
+        let reads = self.granted_as.is_exclusive() && self.shares.load(Ordering::Acquire) & READS != 0;
+        if reads { Mode::Shared } else { self.granted_as }
+    }
+
+    /// Has a hold that is held alone count as a reader's from now on, and for good. Whether that can be: not while
+    /// another share may rely on being alone.
+    pub(in crate::engine) fn read_only(&self) -> bool {
+        let only = |shares: u64| {
+            let is_one = [ShareKind::Plain, ShareKind::Nested].iter().any(|kind| kind.one() == shares);
+            is_one.then_some(shares | READS)
+        };
+        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).is_ok()
+    }
+
+    /// The backend confirmed, by a request sent at `sent`, that others may read.
+    pub(in crate::engine) fn downgraded(&self, sent: Timestamp) {
+        if let Term::Lease(_) = self.term {
+            self.confirm(sent);
+        }
+        self.downgrades.store(false, Ordering::Release);
+    }
+
+    /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
+    pub(in crate::engine) fn share(&self, kind: ShareKind) -> Option<u32> {
+        let more = |shares: u64| if shares & !READS == 0 { None } else { shares.checked_add(kind.one()) };
+        let before = self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(kind.count(before + kind.one()))
+    }
+
+    /// Makes a plain share a nested one. Returns how many there are of these.
+    pub(in crate::engine) fn nest(&self) -> u32 {
+        let step = ShareKind::Nested.one() - ShareKind::Plain.one();
+        ShareKind::Nested.count(self.shares.fetch_add(step, Ordering::AcqRel) + step)
+    }
+
+    /// Whether there is one plain share and no other.
+    pub(in crate::engine) fn has_one_share(&self) -> bool {
+        self.shares.load(Ordering::Acquire) & !READS == ShareKind::Plain.one()
+    }
+
+    /// One guard less. Whether it was the last one, who has to release the lock.
+    pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> bool {
+        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) & !READS == kind.one()
+    }
+}

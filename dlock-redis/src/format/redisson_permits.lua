@@ -1,0 +1,233 @@
+-- One step on a semaphore, as Redisson's RPermitExpirableSemaphore has it.
+-- A semaphore is a number, that of the permits that nobody has, and a sorted set: for each permit that somebody has 16
+-- bytes, by when it ends. Redisson takes that time from the clocks of its clients, and so does what it gives back by it:
+-- ours end later there than their holders believe, by a tenth of the lease. In the hash beside: for each claim of ours
+-- how many permits, the fence, and who it is.
+-- KEYS: the semaphore; the hash beside; the sorted set; for an acquire the counter of fences.
+-- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the claim; the lease in ms; how many permits
+-- there are, or write for one who takes the key for a lock; how many are taken; 1 if it keeps newcomers out while it
+-- waits; -; who it is; then the permits of the claim.
+-- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
+--   acquire   the fence; {fence} of what the claim has already; {ms to wait, permit, value} when too many are taken;
+--             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
+--   renew     1, or 0 when there was nothing
+--   withdraw  the same
+--   look      {number of permits or 0, remaining ms or -1 of the first, its permit, its value, ...}
+--   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
+--   force     1, or 0 when nobody has any
+local AT_ONCE, STALE, MOST_PERMITS = 1000, 64, 1000000
+local timeouts, lease = KEYS[3], tonumber(ARGV[6])
+local ids = {}
+for n = 12, #ARGV do
+  ids[#ids + 1] = ARGV[n]
+end
+
+local kind = call('TYPE', name)
+kind = kind.ok or kind
+local free = kind == 'string' and string.match(call('GETRANGE', name, 0, 31), '^%-?%d+$')
+if not free and kind ~= 'none' then
+  if operation == 'renew' or operation == 'withdraw' then
+    return done(0)
+  elseif kind == 'hash' and operation ~= 'force' then
+    return done({ -1, 0 })
+  end
+  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+end
+free = tonumber(free or nil)
+
+local function hex(id)
+  return (string.gsub(id, '.', function(byte)
+    return string.format('%02x', string.byte(byte))
+  end))
+end
+
+-- What has run out comes back before anything is decided by it.
+if operation ~= 'look' then
+  local back = 0
+  repeat
+    local over = call('ZRANGEBYSCORE', timeouts, 0, text(now), 'LIMIT', 0, AT_ONCE)
+    if #over > 0 then
+      call('ZREM', timeouts, unpack(over))
+      for n = 1, #over do
+        call('HDEL', side, hex(over[n]))
+      end
+      back = back + #over
+    end
+  until #over < AT_ONCE
+  if back > 0 and free then
+    free = call('INCRBY', name, back)
+    if free > 0 then
+      notify(channel, text(free))
+    end
+  end
+end
+local taken = call('ZCARD', timeouts)
+local total = free and free + taken
+
+-- How many of the claim's permits are there: Redisson may have given some of them back.
+local function present()
+  local found = 0
+  for n = 1, #ids do
+    if call('ZSCORE', timeouts, ids[n]) then
+      found = found + 1
+    end
+  end
+  return found
+end
+
+-- Gives back those of the claim that are there, and returns how many they were.
+local function give_back()
+  local removed = 0
+  for from = 1, #ids, AT_ONCE do
+    removed = removed + call('ZREM', timeouts, unpack(ids, from, math.min(from + AT_ONCE - 1, #ids)))
+  end
+  if removed > 0 and free then
+    free = call('INCRBY', name, removed)
+  end
+  return removed
+end
+
+local function put()
+  for from = 1, #ids, AT_ONCE do
+    local members = {}
+    for n = from, math.min(from + AT_ONCE - 1, #ids) do
+      members[#members + 1] = text(now + lease + math.ceil(lease / 10))
+      members[#members + 1] = ids[n]
+    end
+    call('ZADD', timeouts, unpack(members))
+  end
+  keep(side, 2 * lease)
+end
+
+if operation == 'look' then
+  local held = { total or taken }
+  if taken <= FIELDS then
+    local all = call('ZRANGE', timeouts, 0, -1, 'WITHSCORES')
+    for n = 1, #all, 2 do
+      local left, id = tonumber(all[n + 1]) - now, hex(all[n])
+      if left > 0 then
+        held[#held + 1] = left < 1e14 and left or -1
+        held[#held + 1] = id
+        held[#held + 1] = call('HGET', side, id) or ''
+      end
+    end
+  end
+  return done(held)
+end
+
+if operation == 'resize' then
+  if not total then
+    return done(0)
+  end
+  free = call('INCRBY', name, text(tonumber(ARGV[7]) - total))
+  if free > 0 then
+    notify(channel, text(free))
+  end
+  return done(total)
+end
+
+if operation == 'force' then
+  if taken == 0 then
+    return done(0)
+  end
+  call('DEL', timeouts, side)
+  if total then
+    call('SET', name, text(total))
+  end
+  notify(channel, text(total or taken))
+  return done(1)
+end
+
+if operation == 'renew' then
+  if present() < #ids then
+    return done(0)
+  end
+  put()
+  return done(1)
+end
+
+local waits = call('HGET', side, 'w')
+local out, ours = kept_out(waits)
+
+if operation == 'withdraw' then
+  local removed = give_back()
+  call('HDEL', side, owner, ours and 'w' or owner)
+  if removed > 0 or ours then
+    notify(channel, text(math.max(free or removed, 1)))
+  end
+  return done(removed > 0 and 1 or 0)
+end
+
+local of, take = tonumber(ARGV[7]), #ids
+if total and total ~= 0 and (total < 1 or total > MOST_PERMITS) then
+  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+elseif not of and total == 0 then
+  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+elseif not of then
+  return done({ -1, total or taken })
+elseif total == 0 then
+  return redis.error_reply('WRONGTYPE the number of permits of the semaphore was set to 0')
+elseif total and total ~= of then
+  return done({ -1, total })
+end
+
+local earlier = present()
+if earlier > 0 and earlier < take then
+  -- Redisson took some of them back: what is left of the earlier attempt is none.
+  taken = taken - give_back()
+  call('HDEL', side, owner)
+elseif earlier > 0 then
+  -- The reply of an earlier attempt was lost.
+  local fence = tonumber(string.match(call('HGET', side, owner) or '', '^%d+ (%d+) '))
+  if not fence then
+    return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
+  end
+  put()
+  return done({ fence })
+end
+
+if (free or of - taken) < take or out > now then
+  if ARGV[9] == '1' then
+    prefer(waits)
+  end
+  local first = call('ZRANGE', timeouts, 0, 0, 'WITHSCORES')
+  local left = out > now and out - now or first[2] and tonumber(first[2]) - now or -1
+  local id = first[1] and hex(first[1]) or ''
+  return done({ left < 1e14 and left or -1, id, call('HGET', side, id) or '' })
+end
+
+-- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+local fence, refused = draw(KEYS[4])
+if refused then
+  return refused
+end
+if free then
+  call('DECRBY', name, take)
+else
+  call('SET', name, text(of - taken - take))
+end
+put()
+local left = call('PTTL', name)
+if left > 0 then
+  call('PEXPIRE', timeouts, left)
+end
+call('HSET', side, owner, take .. ' ' .. text(fence) .. ' ' .. ARGV[11])
+if ours then
+  call('HDEL', side, 'w')
+end
+keep(side, 2 * lease)
+-- What Redisson gave back has left its line.
+local lines = call('HLEN', side)
+if lines > taken + take + STALE and lines <= FIELDS then
+  -- A user that may not list them has been given the permits all the same.
+  local fields = try('HKEYS', side)
+  for _, field in ipairs(type(fields) == 'table' and not fields.err and fields or {}) do
+    local id = string.gsub(field, '%x%x', function(byte)
+      return string.char(tonumber(byte, 16))
+    end)
+    if #field == 32 and not call('ZSCORE', timeouts, id) then
+      call('HDEL', side, field)
+    end
+  end
+end
+return done(fence)

@@ -1,0 +1,432 @@
+//! What several hold at a time, in PostgreSQL.
+//!
+//! Each step is one message of several statements, which the server carries out as one transaction, and takes back as a
+//! whole where one of them fails: the first locks the row of the key, the last sees what stands there since then.
+//! Values are written into it, so that nothing is prepared.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dlock_core::backend::{Mode, Occupancy, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
+use dlock_core::{Fence, Holder, Key, Token};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+
+use super::line::Line;
+use super::server::{PostgresServer, bytes, holder};
+use super::statements::{channel_of_first, is_barred, is_wanted, kept_for_line, turn, unmarked};
+use super::values::Value::{self, Bytes, Number, Text};
+use crate::rows::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
+use crate::server::{Lease, Server, SqlResult};
+use crate::stored::{self, SEVERAL, SHARED};
+use crate::text::{hex, micros};
+
+/// In another one what is read would be of an earlier moment.
+const ISOLATED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// The values of a step as a row, with one moment of the server's clock.
+pub(super) fn asked(values: &[(&str, Value<'_>)]) -> String {
+    let values: Vec<_> =
+        values.iter().map(|(name, value)| format!("{} AS {name}", value.literal())).collect();
+    format!("asked AS MATERIALIZED (SELECT {}, clock_timestamp() AS now)", values.join(", "))
+}
+
+/// The row of the key, and those of all who have a share of it at this moment.
+pub(super) fn standing(table: &str) -> String {
+    let shared = format!("decode('{}', 'hex')", hex(&SHARED));
+    format!(
+        r"main AS MATERIALIZED (
+            SELECT held.token, held.fence, held.expires, held.holder, held.awaited,
+                held.token IS NOT NULL AND held.token <> {turn} AND held.expires > now AS is_held,
+                {barred} AS is_barred, coalesce(held.token = {turn}, false) AS is_turn,
+                coalesce(held.token = {shared} AND held.expires > now, false) AS several,
+                coalesce(substring(held.holder FROM ' {SEVERAL}=([0-9]{{1,7}})$')::bigint, 0) AS permits
+            FROM asked JOIN {table} AS held ON held.key = asked.main
+        ), shares AS MATERIALIZED (
+            SELECT held.key = asked.own AS is_own, held.fence, held.expires, held.holder,
+                coalesce(substring(held.holder FROM '^([0-9]{{1,7}}) ')::bigint, 1) AS taken
+            FROM asked JOIN main ON several JOIN {table} AS held
+                ON held.key > asked.preferred AND held.key < asked.beyond AND held.expires > now
+        )",
+        turn = turn(),
+        barred = is_barred("held.", "now"),
+    )
+}
+
+pub(super) fn us(from: &str) -> String {
+    format!("(extract(epoch FROM {from}) * 1000000)::bigint")
+}
+
+fn later(from: &str, by: Duration) -> String {
+    format!("{from} + {} * interval '1 microsecond'", micros(by))
+}
+
+impl PostgresServer {
+    /// Carries out a step, and reads its last row.
+    pub(super) async fn in_one_message(
+        &self,
+        on: &mut PgConnection,
+        statements: &[String],
+    ) -> SqlResult<Option<PgRow>> {
+        let message = [&[ISOLATED.to_owned()], statements].concat().join("; ");
+        let mut rows = sqlx::raw_sql(AssertSqlSafe(message)).fetch_all(on).await?;
+        Ok(rows.pop())
+    }
+
+    pub(super) async fn take_several(&self, on: &mut PgConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
+        let beside = Beside::of(&ask.key);
+        let own = beside.own(&ask.token);
+        let is_alone = ask.mode == Mode::Exclusive;
+        let number = |yes: bool| Number(i64::from(yes));
+        let asked = asked(&[
+            ("main", Bytes(bytes(&ask.key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(&own)),
+            ("beyond", Bytes(&beside.beyond)),
+            ("token", Bytes(ask.token.as_bytes())),
+            ("lease", Number(micros(ask.lease))),
+            ("kept", Number(micros(kept(ask.mode, ask.lease)))),
+            ("line", Text(&ask.line)),
+            ("share", Text(&ask.share)),
+            ("of", Number(ask.of())),
+            ("take", Number(i64::from(ask.mode.taken()))),
+            ("alone", number(is_alone)),
+            ("prefers", number(ask.prefers)),
+            ("fences", Number(i64::from(ask.fences))),
+        ]);
+        let table = self.quoted();
+        let Line { seen: line, is_taken, is_not_its_turn, mark, is_wanted, changes, place } =
+            Line::of_attempt(&table, ask);
+        let lock = format!(
+            "INSERT INTO {table} AS held (key, token, fence, expires, holder)
+            SELECT {}, NULL, coalesce(max(mark.fence), 0), 'epoch', '' FROM {table} AS mark WHERE mark.key = ''
+            ON CONFLICT (key) DO UPDATE SET token = held.token WHERE false",
+            Bytes(bytes(&ask.key)).literal()
+        );
+        let take = format!(
+            r"WITH {asked}, {standing}, total AS MATERIALIZED (
+                SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first, max(expires) AS last,
+                    max(fence) FILTER (WHERE is_own) AS own FROM shares
+            ), preferred AS MATERIALIZED (
+                SELECT held.token = asked.token AS is_own, held.fence AS since, least(held.expires,
+                    'epoch'::timestamptz + held.fence * interval '1 microsecond' + {preference} * interval '1 microsecond') AS until
+                FROM asked JOIN {table} AS held ON held.key = asked.preferred
+                WHERE held.token IS NOT NULL AND held.expires > now AND held.fence + 2 * {preference} > {now}
+            ){line}, judged AS MATERIALIZED (
+                SELECT CASE
+                    WHEN {is_taken} AND NOT several THEN CASE WHEN of > 0 THEN 'conflict'
+                        WHEN alone = 1 AND main.token = asked.token THEN 'adopted' ELSE 'busy' END
+                    WHEN several AND permits <> of AND (permits > 0 OR total.taken > 0) THEN 'conflict'
+                    WHEN total.own IS NOT NULL THEN 'adopted'
+                    WHEN CASE WHEN alone = 1 THEN total.taken > 0 ELSE of > 0 AND total.taken + take > of END THEN 'busy'
+                    {is_not_its_turn}
+                    WHEN {has_no_turn} AND EXISTS (SELECT FROM preferred WHERE NOT is_own AND until > now) THEN 'kept out'
+                    ELSE 'granted' END AS verdict
+                FROM asked, main, total
+            ), changed AS (
+                UPDATE {table} AS held SET
+                    token = CASE WHEN alone = 1 THEN asked.token ELSE {shared} END,
+                    fence = CASE WHEN verdict = 'adopted' THEN held.fence
+                        ELSE greatest(held.fence + fences, {now} + fences - 1) END,
+                    expires = CASE WHEN alone = 1 THEN now + lease * interval '1 microsecond'
+                        ELSE greatest(now + kept * interval '1 microsecond', total.last) END,
+                    holder = CASE WHEN verdict = 'adopted' THEN held.holder WHEN alone = 1 THEN line{mark}
+                        ELSE line || ' {SEVERAL}=' || of END,
+                    awaited = held.awaited AND held.token IS NOT NULL{is_wanted}
+                FROM asked, judged, total WHERE held.key = asked.main AND verdict IN ('granted', 'adopted')
+                RETURNING held.fence
+            ), share AS (
+                INSERT INTO {table} AS held (key, token, fence, expires, holder)
+                SELECT asked.own, asked.token, coalesce(total.own, changed.fence),
+                    now + lease * interval '1 microsecond', share
+                FROM asked, total, changed WHERE alone = 0
+                ON CONFLICT (key) DO UPDATE SET token = excluded.token, fence = excluded.fence,
+                    expires = excluded.expires, holder = excluded.holder
+            ), cleared AS (
+                DELETE FROM {table} AS held USING asked, main, judged
+                WHERE held.key > asked.preferred AND held.key < asked.beyond AND held.key <> asked.own
+                    AND verdict = 'granted' AND (NOT several OR held.expires <= now)
+            ), not_preferred AS (
+                DELETE FROM {table} AS held USING asked, judged
+                WHERE held.key = asked.preferred AND held.token = asked.token AND verdict IN ('granted', 'adopted')
+            ), prefers AS (
+                INSERT INTO {table} AS held (key, token, fence, expires, holder)
+                SELECT asked.preferred, asked.token, coalesce((SELECT since FROM preferred), {now}), {alive}, ''
+                FROM asked, main, judged WHERE verdict = 'busy' AND several AND prefers = 1
+                    AND NOT EXISTS (SELECT FROM preferred WHERE NOT is_own)
+                ON CONFLICT (key) DO UPDATE SET token = excluded.token, fence = excluded.fence,
+                    expires = excluded.expires
+                RETURNING 1
+            ){changes}, seen AS (
+                (SELECT 0, fence, expires, holder FROM main WHERE NOT several AND NOT is_turn)
+                UNION ALL (SELECT taken, fence, expires, holder FROM shares ORDER BY expires LIMIT 1)
+            )
+            SELECT verdict, coalesce(total.own, (SELECT fence FROM changed)), permits, several,
+                EXISTS (SELECT FROM prefers), {left},
+                seen.fence, {seen_left}, seen.holder, {place}
+            FROM asked, main, total, judged LEFT JOIN seen ON true",
+            standing = standing(&table),
+            // Whose turn it is, is said by the line alone.
+            has_no_turn = ask.stand.is_none(),
+            shared = format_args!("decode('{}', 'hex')", hex(&SHARED)),
+            preference = micros(PREFERENCE),
+            now = us("now"),
+            alive = later("now", PREFERENCE_ALIVE),
+            left = us(
+                "CASE WHEN verdict = 'kept out' THEN (SELECT until FROM preferred) WHEN several THEN total.first \
+                 ELSE greatest(now, least(main.expires, now + interval '1 year')) END - now"
+            ),
+            seen_left = us("greatest(now, least(seen.expires, now + interval '1 year')) - now"),
+        );
+        let row = self.in_one_message(on, &[lock, take]).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
+        let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
+        Ok(match verdict {
+            "granted" | "adopted" => {
+                ShareTaken::Granted(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()))
+            }
+            "conflict" if several => ShareTaken::Conflict(stored::several(permits)),
+            "conflict" => ShareTaken::Conflict(Mode::Exclusive),
+            _ => {
+                let found = match row.try_get::<Option<i64>, _>(6)? {
+                    None => None,
+                    Some(_) if several => Some(share(&row, 6, permits)?),
+                    Some(_) => Some(holder(&row, 6)?),
+                };
+                ShareTaken::Busy {
+                    holder: found.map(Box::new),
+                    free_in: free_in(row.try_get(5)?),
+                    prefers: row.try_get(4)?,
+                    place: row.try_get::<Option<i64>, _>(9)?.zip(row.try_get(10)?),
+                }
+            }
+        })
+    }
+
+    pub(super) async fn release_several(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+    ) -> SqlResult<bool> {
+        let beside = Beside::of(key);
+        let (own, channel) = (beside.own(token), self.channel(key));
+        let asked = asked(&[
+            ("main", Bytes(bytes(key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(&own)),
+            ("beyond", Bytes(&beside.beyond)),
+            ("token", Bytes(token.as_bytes())),
+        ]);
+        let table = self.quoted();
+        let release = format!(
+            r"WITH {asked}, {standing}, others AS MATERIALIZED (
+                SELECT max(expires) AS last FROM shares WHERE NOT is_own
+            ), gone AS (
+                DELETE FROM {table} AS held USING asked WHERE held.key = asked.own
+            ), not_preferred AS (
+                DELETE FROM {table} AS held USING asked
+                WHERE held.key = asked.preferred AND held.token = asked.token RETURNING 1
+            ), freed AS (
+                UPDATE {table} AS held SET
+                    token = CASE WHEN several AND (permits > 0 OR last IS NOT NULL) THEN held.token
+                        WHEN NOT several AND {wanted} THEN {turn} END,
+                    expires = CASE WHEN NOT several AND {wanted} THEN least(held.expires, now + {kept_for_line})
+                        WHEN NOT several THEN held.expires WHEN permits > 0 THEN greatest({remembered}, last)
+                        ELSE coalesce(last, now) END
+                FROM asked, main, others WHERE held.key = asked.main
+                    AND (held.token = asked.token OR EXISTS (SELECT FROM shares WHERE is_own))
+                RETURNING held.token IS NULL OR permits > 0 AS is_free, is_held,
+                    CASE WHEN held.token = {turn} THEN {first} END AS first
+            )
+            SELECT EXISTS (SELECT FROM freed WHERE is_held),
+                CASE WHEN EXISTS (SELECT FROM freed WHERE first IS NOT NULL) THEN pg_notify((SELECT first FROM freed), '')
+                WHEN main.awaited AND (EXISTS (SELECT FROM freed WHERE is_free) OR EXISTS (SELECT FROM not_preferred))
+                THEN pg_notify({channel}, '') END
+            FROM main",
+            standing = standing(&table),
+            remembered = later("now", PERMITS_REMEMBERED),
+            wanted = is_wanted("held."),
+            turn = turn(),
+            kept_for_line = kept_for_line(),
+            first = channel_of_first("held."),
+            channel = Text(&channel).literal(),
+        );
+        let row = self.in_one_message(on, &[self.lock(key), release]).await?;
+        row.map_or(Ok(false), |row| row.try_get(0))
+    }
+
+    pub(super) async fn renew_several(
+        &self,
+        on: &mut PgConnection,
+        leases: &[Lease],
+    ) -> SqlResult<Option<HashSet<usize>>> {
+        let (mut keys, mut owns, mut kepts) = (Vec::new(), Vec::new(), Vec::new());
+        for lease in leases {
+            keys.push(bytes(&lease.key));
+            owns.push(Beside::of(&lease.key).own(&lease.token));
+            kepts.push(micros(kept(lease.mode, lease.length)));
+        }
+        let lengths = leases.iter().map(|lease| micros(lease.length)).collect();
+        let tokens = leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect();
+        let (keys, shared) = (Value::ManyBytes(keys).literal(), Bytes(&SHARED).literal());
+        let table = self.quoted();
+        // In one order, so that those who renew different ones of the same do not wait for each other in a circle.
+        let lock = format!(
+            "SELECT 1 FROM {table} WHERE key = ANY ({keys}) AND token = {shared} ORDER BY key FOR UPDATE"
+        );
+        let renew = format!(
+            r"WITH asked AS MATERIALIZED (
+                SELECT *, clock_timestamp() AS now FROM unnest({keys}, {owns}, {tokens}, {lengths}, {kepts})
+                    WITH ORDINALITY AS asked (main, own, token, lease, kept, place)
+            ), renewed AS (
+                UPDATE {table} AS held SET expires = now + lease * interval '1 microsecond'
+                FROM asked JOIN {table} AS main ON main.key = asked.main AND main.token = {shared} AND main.expires > now
+                WHERE held.key = asked.own AND held.token = asked.token AND held.expires > now
+                RETURNING asked.place, asked.main, now + asked.kept * interval '1 microsecond' AS until
+            ), kept AS (
+                UPDATE {table} AS held SET expires = greatest(held.expires, longest.until)
+                FROM (SELECT main, max(until) AS until FROM renewed GROUP BY main) AS longest
+                WHERE held.key = longest.main
+            )
+            SELECT array_agg(place) FROM renewed",
+            owns = Value::ManyBytes(owns.iter().map(|own| &**own).collect()).literal(),
+            tokens = Value::ManyBytes(tokens).literal(),
+            lengths = Value::Numbers(lengths).literal(),
+            kepts = Value::Numbers(kepts).literal(),
+        );
+        let row = self.in_one_message(on, &[lock, renew]).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let places = row.try_get::<Option<Vec<i64>>, _>(0)?.unwrap_or_default();
+        if places.len() == leases.len() {
+            return Ok(None);
+        }
+        Ok(Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
+    }
+
+    pub(super) async fn let_others_read(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        lease: Duration,
+    ) -> SqlResult<bool> {
+        let beside = Beside::of(key);
+        let (own, channel, table) = (beside.own(token), self.channel(key), self.quoted());
+        let asked = asked(&[
+            ("main", Bytes(bytes(key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(&own)),
+            ("beyond", Bytes(&beside.beyond)),
+            ("token", Bytes(token.as_bytes())),
+        ]);
+        let share = format!(
+            r"WITH {asked}, {standing}, judged AS MATERIALIZED (
+                SELECT coalesce(is_held AND NOT several AND main.token = asked.token, false) AS alone,
+                    EXISTS (SELECT FROM shares WHERE is_own) AS shares_it, {until} AS until FROM asked, main
+            ), changed AS (
+                UPDATE {table} AS held SET token = {shared},
+                    expires = CASE WHEN alone THEN until ELSE greatest(held.expires, until) END,
+                    holder = CASE WHEN alone THEN {unmarked} || ' {SEVERAL}=0' ELSE held.holder END
+                FROM asked, judged WHERE held.key = asked.main AND (alone OR shares_it)
+                RETURNING held.fence
+            ), share AS (
+                INSERT INTO {table} AS held (key, token, fence, expires, holder)
+                SELECT asked.own, asked.token, changed.fence, until, '1 ' || {unmarked_main}
+                FROM asked, main, judged, changed
+                ON CONFLICT (key) DO UPDATE SET expires = excluded.expires,
+                    fence = CASE WHEN (SELECT alone FROM judged) THEN excluded.fence ELSE held.fence END,
+                    holder = CASE WHEN (SELECT alone FROM judged) THEN excluded.holder ELSE held.holder END
+            ), cleared AS (
+                DELETE FROM {table} AS held USING asked, judged
+                WHERE alone AND held.key >= asked.preferred AND held.key < asked.beyond AND held.key <> asked.own
+            )
+            SELECT alone OR shares_it, CASE WHEN alone AND awaited THEN pg_notify({channel}, '') END FROM main, judged",
+            standing = standing(&table),
+            until = later("now", lease),
+            shared = Bytes(&SHARED).literal(),
+            unmarked = unmarked("held."),
+            unmarked_main = unmarked("main."),
+            channel = Text(&channel).literal(),
+        );
+        let row = self.in_one_message(on, &[self.lock(key), share]).await?;
+        row.map_or(Ok(false), |row| row.try_get(0))
+    }
+
+    pub(super) async fn all_who_hold(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Occupancy> {
+        let beside = Beside::of(key);
+        let asked = asked(&[
+            ("main", Bytes(bytes(key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(b"")),
+            ("beyond", Bytes(&beside.beyond)),
+        ]);
+        // One statement, so that all is of one moment.
+        let all = format!(
+            r"WITH {asked}, {standing}
+            SELECT several, permits, coalesce(shares.fence, main.fence), {left}, coalesce(shares.holder, main.holder),
+                NOT several OR shares.fence IS NOT NULL
+            FROM asked, main LEFT JOIN shares ON true WHERE is_held ORDER BY shares.expires",
+            standing = standing(&self.quoted()),
+            left = us("least(coalesce(shares.expires, main.expires), now + interval '1 year') - now"),
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(all)).fetch_all(on).await?;
+        let (mut permits, mut holders) = (0, Vec::new());
+        for row in rows {
+            permits = u32::try_from(row.try_get::<i64, _>(1)?).unwrap_or_default();
+            if row.try_get(5)? {
+                holders.push(if row.try_get(0)? { share(&row, 2, permits)? } else { holder(&row, 2)? });
+            }
+        }
+        Ok(Occupancy::new(Some(permits).filter(|permits| *permits > 0), holders))
+    }
+
+    pub(super) async fn resize_semaphore(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        permits: u32,
+    ) -> SqlResult<Resized> {
+        let beside = Beside::of(key);
+        let asked = asked(&[
+            ("main", Bytes(bytes(key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(b"")),
+            ("beyond", Bytes(&beside.beyond)),
+        ]);
+        let (table, channel) = (self.quoted(), self.channel(key));
+        let resize = format!(
+            r"WITH {asked}, {standing}, changed AS (
+                UPDATE {table} AS held
+                SET holder = regexp_replace(held.holder, ' {SEVERAL}=[0-9]+$', ' {SEVERAL}={permits}')
+                FROM asked, main WHERE held.key = asked.main AND several AND permits > 0
+            )
+            SELECT CASE WHEN several THEN permits ELSE 0 END, is_held AND NOT several OR EXISTS (SELECT FROM shares),
+                CASE WHEN several AND permits > 0 AND awaited THEN pg_notify({channel}, '') END
+            FROM main",
+            standing = standing(&table),
+            channel = Text(&channel).literal(),
+        );
+        let Some(row) = self.in_one_message(on, &[self.lock(key), resize]).await? else {
+            return Ok(Resized::Missing);
+        };
+        let before = u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default();
+        Ok(match before {
+            0 if row.try_get(1)? => Resized::IsLock,
+            0 => Resized::Missing,
+            before => Resized::Was(before),
+        })
+    }
+
+    /// Locks the row of a key, if there is one.
+    pub(super) fn lock(&self, key: &Key) -> String {
+        let key = Bytes(bytes(key)).literal();
+        format!("SELECT FROM {} WHERE key = {key} FOR UPDATE", self.quoted())
+    }
+}
+
+/// One of several, by fence, remaining time and description from this column on.
+fn share(row: &PgRow, from: usize, permits: u32) -> SqlResult<Holder> {
+    let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
+    let of = Some(permits).filter(|of| *of > 0);
+    Ok(stored::share(row.try_get(from + 2)?, row.try_get(from)?, left, of))
+}

@@ -1,0 +1,64 @@
+//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found such.
+
+use std::sync::Arc;
+
+use dlock_core::Failure;
+use dlock_core::backend::{Attempt, Busy, Grant, Mode, Term, Withdrawal};
+use tokio::time::Instant;
+
+use super::{ShareAsk, ShareTaken};
+use crate::rows::RowClaim;
+use crate::rows::connections::Kind;
+use crate::rows::line::Place;
+use crate::rows::steps::{ReleaseShare, TakeShare};
+use crate::server::Server;
+use crate::stored;
+
+impl<S: Server> RowClaim<S> {
+    /// One attempt, as one transaction of the server's.
+    pub(in crate::rows) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
+        self.since = Instant::now();
+        let fresh = !std::mem::replace(&mut self.unknown, true);
+        let fences = if fresh && self.request.mode == Mode::Exclusive { self.reserves } else { 1 };
+        let step = TakeShare(ShareAsk::new(&self.request, fences, self.stand()));
+        let connections = Arc::clone(&self.rows.connections);
+        let answer = connections.begin(Kind::Ordinary, step, self.limits(), self.sent()).await;
+        self.unanswered.retain(|earlier| !earlier.try_cancel());
+        self.unknown = answer.is_err();
+        match answer? {
+            ShareTaken::Granted(fence) => {
+                (self.held, self.listener, self.keeps_out) = (Some(connections.hold()), None, false);
+                self.place = Place::default();
+                self.shared = self.request.mode != Mode::Exclusive || !self.unanswered.is_empty();
+                let grant = Grant::new(Term::Lease(self.request.lease));
+                Ok(Attempt::Granted(stored::with_fences(grant, fence, fences)))
+            }
+            ShareTaken::Busy { holder, free_in, prefers, place } => {
+                self.contended = true;
+                // Until it is granted or withdrawn: the row that says so stays when the others have gone.
+                self.keeps_out |= prefers;
+                self.seen = holder.as_ref().and_then(|holder| holder.fence);
+                let mut busy = Busy::default();
+                busy.retry_after = Some(free_in);
+                busy.holder = holder;
+                self.stands(place, &mut busy);
+                Ok(Attempt::Busy(busy))
+            }
+            ShareTaken::Conflict(other) => Err(self.conflict(other)),
+        }
+    }
+
+    /// Others use the key in this way.
+    pub(in crate::rows) fn conflict(&self, other: Mode) -> Failure {
+        let what = || Failure::unavailable("the key is used in another way");
+        self.request.mode.conflict(&other).unwrap_or_else(what)
+    }
+
+    /// Takes away what this claim has, its preference, and its place in line.
+    pub(in crate::rows) async fn release_share(&self) -> Result<Withdrawal, Failure> {
+        let request = &self.request;
+        let step = ReleaseShare(request.key.clone(), request.token, request.fair);
+        let removed = self.rows.connections.within(Kind::Release, step, request.request_timeout).await?;
+        Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+    }
+}
