@@ -1,8 +1,9 @@
 //! Turning a lock that is held alone into a reader's.
 //!
 //! In this process the hold counts as a reader's from the moment when that is asked for, since the request may take
-//! effect at once. On the server it may be held alone for longer: until the answer is known the request is repeated, by
-//! the caller first, and then by the keeper.
+//! effect at once. On the server it may be held alone for longer: until the answer is known the request is repeated, a
+//! few times while the caller waits for it, and then in the background. All of it runs on the keeper, since a request
+//! has the claim, without which nothing is renewed: a caller that is not polled must not keep it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,6 @@ pub(crate) async fn downgrade(hold: &Arc<Hold>) -> Result<(), Error> {
     // From here on the keeper goes on with it, whatever becomes of this future.
     let asking = ask_until_known(Unconfirmed(Some(Arc::clone(hold))));
     let registry = &hold.engine.registry;
-    // The request has the claim, without which nothing is renewed: so it must not wait for a caller to be polled.
     let asked = registry.tasks.run(asking).await.unwrap_or_else(|| Err(registry.closed()));
     asked.map_err(refuse)
 }

@@ -1,7 +1,9 @@
 //! The memory backend: tokens, fences, faults.
 
+use std::pin::pin;
 use std::time::Duration;
 
+use crate::keeping::eventually;
 use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -43,6 +45,27 @@ async fn a_lost_reply_leads_to_one_grant_that_is_adopted() {
     let guard = locks.lock("b").acquire().await.unwrap();
     assert_eq!(guard.fence().unwrap().get(), first.get() + 1, "granted once");
     assert_eq!(memory.held(), 1);
+}
+
+/// As a `select!` does whose other branch is busy: the request has the claim, and renewals need it.
+#[tokio::test]
+async fn a_downgrade_that_nobody_polls_takes_effect_and_keeps_the_lock_renewed() {
+    let memory = Memory::new();
+    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
+    let mut guard = ours.lock("k").with_lease(Duration::from_millis(600)).acquire().await.unwrap();
+    let held = guard.held();
+    memory.faults().set_delay(Duration::from_millis(20));
+    let mut downgrading = pin!(guard.downgrade());
+    tokio::select! {
+        biased;
+        downgraded = &mut downgrading => panic!("without an answer: {downgraded:?}"),
+        () = std::future::ready(()) => {}
+    }
+    let reader = theirs.lock("k").read().with_wait(Duration::from_secs(20)).acquire().await.unwrap();
+    eventually("three renewals", || ours.stats().renewals >= 3).await;
+    held.check().unwrap();
+    reader.release().await.unwrap();
+    downgrading.await.unwrap();
 }
 
 #[tokio::test]

@@ -303,13 +303,13 @@ impl Format {
         }
     }
 
-    /// What `SCAN` has to look for besides locks.
     /// Returns the lock that has this name; `None` for what is stored beside one.
     pub(crate) fn lock_of<'a>(&self, name: &'a str) -> Option<&'a str> {
         let is_beside = matches!(self, Self::Redisson { .. }) && redisson_shares::is_side(name);
         (!is_beside).then_some(name)
     }
 
+    /// What `SCAN` has to look for besides locks.
     pub(crate) fn scanned_again(&self) -> Option<ScannedFor> {
         let semaphores = || ScannedFor {
             kind: "zset",

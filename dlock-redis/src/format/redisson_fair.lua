@@ -2,7 +2,7 @@
 -- The lock is the hash of an RLock. A list has the owners that wait, and a sorted set until when each keeps its place:
 -- until that of the one before it, and how long it gives to its own turn. When one gets the lock, all others lose what it
 -- gave; one of ours adds what has passed since it asked last. So none that asks loses its place to clients of Redisson,
--- which go by their own clocks, and one that died does, TURN later at its turn. In the hash beside: ?<owner>, until when
+-- which go by their own clocks, and one that died does at its turn, once TURN has passed. In the hash beside: ?<owner>, until when
 -- one of ours is alive, for ours to go by.
 -- KEYS: the lock; the hash beside; the list; the sorted set; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; the channel of the lock, before the owner's for one who waits; 1 on a

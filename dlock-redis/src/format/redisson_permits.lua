@@ -159,9 +159,7 @@ if operation == 'withdraw' then
 end
 
 local of, take = tonumber(ARGV[7]), #ids
-if total and total ~= 0 and (total < 1 or total > MOST_PERMITS) then
-  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
-elseif not of and total == 0 then
+if total and (total < 0 or total > MOST_PERMITS or total == 0 and not of) then
   return redis.error_reply('WRONGTYPE the key holds something that is no lock')
 elseif not of then
   return done({ -1, total or taken })
