@@ -177,7 +177,7 @@ fn one_after_the_other(steps: Vec<Step>) -> Result<()> {
         println!("{step}");
     }
     if let Some(tests) = done.iter().find_map(|step| step.tests) {
-        println!("tests: {} passed, {} failed", tests.passed, tests.failed);
+        println!("tests: {} passed, {} failed, flaky: {}", tests.passed, tests.failed, tests.flaky);
     }
     let failed: Vec<_> =
         done.iter().filter(|step| step.error.is_some()).map(|step| step.name.as_str()).collect();

@@ -110,6 +110,8 @@ impl Shown {
 pub(crate) struct Tests {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
+    /// Those that failed once, and passed alone.
+    pub(crate) flaky: u64,
 }
 
 type Work = Box<dyn FnOnce() -> Result<Option<Tests>>>;
