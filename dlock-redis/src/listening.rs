@@ -196,7 +196,7 @@ impl ListeningConnection {
     }
 }
 
-/// A message that is no more than one, or one that says something to one who waits in line.
+/// Reads a message: a bare wake-up, or a text for a waiter in line.
 fn heard(channel: String, text: &[u8]) -> Event {
     match std::str::from_utf8(text) {
         Ok(text) if !text.is_empty() && text.len() <= LONGEST => Event::Text(channel, text.to_owned()),

@@ -203,8 +203,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         token: &Token,
         fair: bool,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// How the line for a key is found by the one who has this place in it, without a change; nothing where it has lost
-    /// that.
+    /// Reads the line for a key as the waiter with this place finds it, and changes nothing; `None` where it has lost
+    /// its place.
     fn look_in_line(
         &self,
         on: &mut Conn<Self>,
@@ -236,7 +236,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         key: &Key,
         permits: u32,
     ) -> impl Future<Output = SqlResult<Resized>> + Send;
-    /// Who has the lock; of several the one who was granted it last.
+    /// Who has the lock; of several holders the last that was granted it.
     fn read(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Option<Holder>>> + Send;
     /// Some locks that are held, in the order of their keys' bytes, after this one.
     fn list(
@@ -304,11 +304,11 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn listen(&self, _key: &Key) -> Result<Option<Listener>, Failure> {
         Ok(None)
     }
-    /// An ear for the turn of one who stands in line.
+    /// Listens for the turn of a waiter in line.
     fn listen_turn(&self, _token: &Token) -> Result<Option<Listener>, Failure> {
         Ok(None)
     }
-    /// The same as [`listen`](Self::listen), if somebody of this process listens already.
+    /// As [`listen`](Self::listen), where this process listens for the key already.
     fn join(&self, _key: &Key) -> Option<Listener> {
         None
     }

@@ -89,6 +89,15 @@ impl Event {
         Self { held_as, ..self }
     }
 
+    /// Returns the event of something that has just been done and went well, by what gives no fence and promises no
+    /// time: another library, or nothing at all.
+    #[must_use]
+    pub fn without_fence(process: u32, hold: u64, key: &str, op: Op, invoked: u64) -> Self {
+        let (key, outcome) = (key.to_owned(), Outcome::Ok);
+        let (returned, fence, valid_until, held_as) = (now_ns(), None, None, HeldAs::Alone);
+        Self { process, hold, key, op, invoked, returned, outcome, fence, valid_until, held_as }
+    }
+
     /// Takes `key`: runs `acquire` and makes the event of it.
     ///
     /// # Cancel safety

@@ -73,7 +73,8 @@ impl Grant {
     }
 
     /// Says that the first lease is of this length, and each from a renewal on as long as the term: the lock was given
-    /// to one who waits before anybody knew that it is still there. It is renewed soon, unless it is released before.
+    /// to a waiter before it was known whether the waiter is still there. It is renewed soon, unless it is released
+    /// before.
     /// Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
     #[must_use]
     pub const fn with_first_lease(mut self, length: Duration) -> Self {

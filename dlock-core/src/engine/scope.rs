@@ -337,7 +337,7 @@ pub(crate) fn reenter(
     Ok(Some(share))
 }
 
-/// One who reads asks to write.
+/// Returns the error of an owner that reads and asks to write.
 fn only_reads(hold: &Hold) -> Error {
     let why = "the caller holds it for reading, and would wait for itself to write; release the read lock first, or \
                take the write lock from the beginning, which may read too";

@@ -19,7 +19,7 @@ const LEAST: Duration = Duration::from_millis(200);
 /// The place in line of one claim.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Line {
-    /// When the last request was sent, if its answer was that somebody else has the lock.
+    /// When the last request was sent, if its answer was that the lock is busy.
     asked: Option<Timestamp>,
 }
 

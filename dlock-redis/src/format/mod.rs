@@ -151,7 +151,7 @@ impl Format {
     /// The longest lease of a hold of this mode.
     pub(crate) const fn longest(&self, mode: Mode) -> Option<Duration> {
         match (self, mode) {
-            // One who writes may go on to read.
+            // A writer may become a reader.
             (Self::Redisson { recipe: Recipe::ReadWriteLock, .. }, Mode::Exclusive | Mode::Shared) => {
                 Some(redisson_shares::LONGEST)
             }
@@ -257,7 +257,7 @@ impl Format {
         }
     }
 
-    /// Returns the channel on which one who waits in line is notified of its turn.
+    /// Returns the channel on which a waiter in line is notified of its turn.
     pub(crate) fn place_channel(&self, names: &Names, token: &Token) -> String {
         match self {
             Self::Plain { .. } => shares::place_channel(names, token),

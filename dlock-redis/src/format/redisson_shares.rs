@@ -101,7 +101,7 @@ pub(super) fn channel_of(recipe: Recipe, lock: &str, mode: Mode) -> String {
     }
 }
 
-/// The channel on which one who waits in line is notified of its turn.
+/// The channel on which a waiter in line is notified of its turn.
 pub(super) fn place_channel(client: &str, lock: &str, token: &Token) -> String {
     format!("{}:{client}:{}", channel(lock), token.to_hex())
 }
@@ -202,7 +202,7 @@ pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     }
 }
 
-/// One who holds it: our own line, or what another library calls its owner.
+/// Reads a holder: dlock's line about it, or the owner as another library writes it.
 fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>) -> Holder {
     let Some(of) = of else {
         let (owner, writes) = match owner.strip_suffix(":write") {

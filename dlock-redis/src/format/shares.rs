@@ -130,7 +130,8 @@ pub(crate) fn place_channel(names: &Names, token: &Token) -> String {
     format!("{}#{}", names.lock, token.to_hex())
 }
 
-/// Reads what is published on it when the lock is given to that one: the mark of its last request, and the fence.
+/// Reads what is published on that channel when the waiter is given the lock: the mark of its last request, and the
+/// fence.
 pub(super) fn given(text: &str) -> Option<(u64, u64)> {
     let (mark, fence) = text.split_once(' ')?;
     let (mark, fence) = (mark.parse().ok()?, fence.parse().ok()?);

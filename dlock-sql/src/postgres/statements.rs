@@ -73,7 +73,7 @@ pub(super) fn mark_of(token: &str) -> String {
     format!("' {IN_LINE}=' || encode({token}, 'hex')")
 }
 
-/// The channel of the one whose token is at the end of the line about the holder.
+/// The channel of the waiter whose token stands at the end of the row's text about the holder.
 pub(super) fn channel_of_first(row: &str) -> String {
     format!("'{TURNS}' || right({row}holder, 32)")
 }
@@ -98,7 +98,7 @@ pub(super) fn is_barred(row: &str, now: &str) -> String {
     )
 }
 
-/// What a row is given when it is released by the one who has it. A row for which somebody stands in line is awaited.
+/// What a row is set to when its holder releases it. A row for which a waiter stands in line counts as awaited.
 fn freed() -> String {
     let (wanted, turn, kept) = (is_wanted(""), turn(), kept_for_line());
     format!(

@@ -149,7 +149,7 @@ impl<S: Server> Claim for RowClaim<S> {
         if self.shared {
             return self.attempt_share().await;
         }
-        // One who comes first has no need of a line: a lock for which somebody stands in one is not free.
+        // The first attempt needs no place: a lock for which waiters stand in line is not free.
         if self.request.fair && (self.contended || self.unknown || !self.unanswered.is_empty()) {
             return self.attempt_in_line().await;
         }
@@ -175,7 +175,7 @@ impl<S: Server> Claim for RowClaim<S> {
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
-                // Who looks first would take its own lock for somebody else's.
+                // Were the next attempt to look first, it would take its own lock for another owner's.
                 self.contended = false;
                 let grant = Grant::new(Term::Lease(self.request.lease));
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);

@@ -1,7 +1,7 @@
 //! Who waits for a lock in the order in which they came.
 //!
 //! Each of them has a row beside the row of the key, with its place as the fence and its token. It expires when nothing
-//! is heard of the one who waits; then it counts for nothing, and is deleted by the next one who gets the lock. Numbers
+//! is heard of the waiter; then it counts for nothing, and is deleted by the next one who gets the lock. Numbers
 //! begin anew when a line is empty, so that a place is only ever found together with its token.
 //!
 //! The row of the key says that there is a line: the token of the first stands at the end of its line about the holder.
@@ -31,13 +31,13 @@ const DIGEST: usize = 24;
 /// For how long the row of a key is kept for those in line when nothing is heard of them.
 pub(crate) const KEPT_FOR_LINE: Duration = Duration::from_secs(3);
 
-/// A place is kept for so long when nothing is heard of the one who has it, and longer by so much for each before it,
-/// up to a bound.
+/// How long a place is kept when nothing is heard of its waiter, how much longer for each place before it, and the
+/// bound of that.
 pub(crate) const KEPT: Duration = PREFERENCE_ALIVE;
 pub(crate) const KEPT_PER_PLACE: Duration = Duration::from_millis(2);
 pub(crate) const KEPT_LONGER: Duration = Duration::from_secs(8);
 
-/// Where nobody is notified of a turn, one who is far from it asks less often by so much for each place before it.
+/// How much longer a waiter pauses for each place before its own, where the server notifies no waiter of its turn.
 const PAUSE_PER_PLACE: Duration = Duration::from_millis(4);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long the first in line pauses then before it asks again.
@@ -65,7 +65,7 @@ impl Places {
     }
 }
 
-/// What one who asks in its turn has to say of that.
+/// What an attempt in line says of its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Stand {
     /// Whether it takes a place when it is not its turn.
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-/// How a line was found by one who stands in it.
+/// The line as one of its waiters finds it.
 #[derive(Debug)]
 pub struct LineSeen {
     /// Who holds the lock.
@@ -128,7 +128,7 @@ pub struct LineSeen {
 }
 
 impl<S: Server> RowClaim<S> {
-    /// One attempt of one who is to have its turn, by itself when it has to stand in line.
+    /// Makes one attempt of a claim that is to have its turn, in a request of its own once it has to stand in line.
     pub(super) async fn attempt_in_line(&mut self) -> Result<Attempt, Failure> {
         if self.place.asks_at.is_some_and(|at| Instant::now() < at) {
             return Ok(Attempt::Busy(Busy::default()));
@@ -183,7 +183,7 @@ impl<S: Server> RowClaim<S> {
     }
 }
 
-/// The channel on which one who stands in line is notified of its turn, without its token.
+/// The channel on which a waiter in line is notified of its turn, without its token.
 #[cfg(feature = "postgres")]
 pub(crate) const TURNS: &str = "dlock_turn_";
 

@@ -32,7 +32,7 @@ const DIGEST: usize = 24;
 /// The keys of the rows beside that of a key. That of a share is longer by its token.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
-    /// Of the one who keeps newcomers out, which is lower than those of all shares.
+    /// The row of the claim that keeps newcomers out, which is lower than those of all shares.
     pub(crate) preferred: Vec<u8>,
     /// What is higher than those of all shares.
     pub(crate) beyond: Vec<u8>,

@@ -194,7 +194,7 @@ impl Claim for SqliteClaim {
             }
             let fences = if self.unsettled.is_none() { self.reserves } else { 1 };
             if let Some(last) = self.take(&database, writer, until, fences).await? {
-                // Who looks first would take its own lock for somebody else's.
+                // Were the next attempt to look first, it would take its own lock for another owner's.
                 (self.held, self.contended) = (true, false);
                 let grant = Grant::new(Term::Lease(self.request.lease));
                 return Ok(Attempt::Granted(stored::with_fences(grant, last, fences)));

@@ -1,7 +1,7 @@
 //! Who waits for a lock in the order in which they came.
 //!
 //! Each of them has a row beside the row of the key, with its place as the fence, its token as the holder, and no
-//! token, so that nobody takes it for a lock. It expires when nothing is heard of the one who waits; then it counts for
+//! token, so that nobody takes it for a lock. It expires when nothing is heard of the waiter; then it counts for
 //! nothing, and is deleted by the next one who gets the lock. Numbers begin anew when a line is empty, so that a place
 //! is only ever found together with its token.
 
@@ -26,8 +26,8 @@ use crate::text::sql;
 const LINE: u8 = 0xfc;
 const END: u8 = 0xfe;
 
-/// One who is far from its turn asks less often by so much for each place before it, and its place is kept for twice as
-/// long as that besides, each up to a bound.
+/// How much longer a waiter pauses for each place before its own, and twice that is how much longer its place is kept,
+/// each up to a bound.
 const PER_PLACE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const KEPT_LONGEST: Duration = Duration::from_secs(8);
@@ -200,7 +200,7 @@ pub(super) async fn stand(
     Ok((Place::of(place, before), known.is_some()))
 }
 
-/// Deletes the place of one who has got the lock, and those before it, of whom nothing is heard.
+/// Deletes the place of a waiter that has got the lock, and those before it, of whose waiters nothing is heard.
 pub(super) async fn pass(
     database: &Database,
     on: &mut SqliteConnection,
@@ -236,8 +236,8 @@ pub(super) async fn leave(
 }
 
 impl SqliteClaim {
-    /// The answer to an attempt of one who stands in line, where that can be told without writing: its place is kept
-    /// for long enough, and it is not its turn.
+    /// Returns the answer to an attempt of a waiter in line where none has to be written: its place is kept for long
+    /// enough, and it is not its turn.
     pub(super) async fn look_in_line(
         &mut self,
         database: &Database,

@@ -180,9 +180,10 @@ async fn crowd<B: Backend>(
             tokio::spawn(async move { lock.acquire().await.unwrap().release().await })
         })
         .collect();
-    tokio::time::sleep(Duration::from_secs(1)).await;
     let sent = || processes.iter().map(|(proxy, _)| proxy.traffic().bytes_to_server).sum::<u64>();
-    let before = sent();
+    let mut before = 0;
+    // Their arrival is over when a tenth of a second takes an eighth of what two seconds may take.
+    until("all wait", || sent() - std::mem::replace(&mut before, sent()) <= at_most / 8).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let sent = sent() - before;
     println!("{sent} bytes in 2 s, sessions: {sessions}");

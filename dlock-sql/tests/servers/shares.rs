@@ -117,7 +117,9 @@ on_both! {
         for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
             if D::KEY == "key" {
                 db.query(&format!("ALTER SYSTEM SET default_transaction_isolation = '{}'", level.to_lowercase()));
-                db.query("SELECT pg_reload_conf(), pg_sleep(0.2)");
+                db.query("SELECT pg_reload_conf()");
+                let in_force = || db.query("SHOW default_transaction_isolation") == level.to_lowercase();
+                until("the level is in force", in_force).await;
             } else {
                 db.query(&format!("SET GLOBAL TRANSACTION ISOLATION LEVEL {level}"));
             }

@@ -39,9 +39,9 @@ impl Misplaced {
 
 /// Checks locks that are read and written, and semaphores:
 ///
-/// * nobody believes to hold a lock while somebody believes to hold it alone;
+/// * while one owner believes to hold a lock alone, no other believes to hold it;
 /// * no more permits are believed in at a time than there are;
-/// * a fence of one who holds a lock alone lies between those before and those after it: nobody else has it, whoever
+/// * a fence of a lock that is held alone lies between those before and those after it: nobody else has it, whoever
 ///   has a lower one has left, or was promised no more time, and asked no later than the higher one was granted.
 ///
 /// Readers may have fences in any order among each other, and so may those who have permits.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use dlock_testkit::history::{Event, HeldAs, Op, Outcome, Recorder};
+use dlock_testkit::history::{Event, Op, Recorder};
 use dlock_testkit::now_ns;
 
 use crate::clients::{self, LEASE, Rslock, SetNx};
@@ -101,18 +101,6 @@ impl Part {
 
     /// What returns now.
     fn event(&self, hold: u64, op: Op, invoked: u64) -> Event {
-        let (process, key, outcome) = (self.process, self.key.clone(), Outcome::Ok);
-        Event {
-            process,
-            hold,
-            key,
-            op,
-            invoked,
-            returned: now_ns(),
-            outcome,
-            fence: None,
-            valid_until: None,
-            held_as: HeldAs::Alone,
-        }
+        Event::without_fence(self.process, hold, &self.key, op, invoked)
     }
 }

@@ -122,7 +122,7 @@ impl MemoryClaim {
         let now = self.shared.clock.now();
         let mut state = self.shared.state();
         let held = state.locks.get(&self.request.key).is_some_and(|entry| entry.expires > now);
-        // One whose attempt would fail is to learn why.
+        // An attempt that would fail is worth making: its caller gets the error.
         let free = !held && state.shared.busy(&self.request, now).map_or(true, |busy| busy.is_none());
         free && state.lines.others_turn(&self.request.key, self.request.token, now).is_none()
     }

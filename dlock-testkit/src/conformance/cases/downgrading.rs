@@ -116,7 +116,7 @@ async fn readers_that_wait_come_in_when_the_writer_becomes_a_reader(stage: Stage
     let all = futures_util::future::join_all(readers.iter().map(|reader| async { reader.acquire().await }));
     let (all, downgraded) = soon("the readers", async {
         tokio::join!(all, async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            until("a reader that is refused", || theirs.wire.attempts() > 0).await;
             guard.downgrade().await
         })
     })

@@ -58,22 +58,9 @@ pub fn percentile(values: &[Duration], percent: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlock_testkit::history::{HeldAs, Outcome};
 
     fn event(process: u32, hold: u64, op: Op, invoked: u64, returned: u64) -> Event {
-        let (key, outcome) = ("k".to_owned(), Outcome::Ok);
-        Event {
-            process,
-            hold,
-            key,
-            op,
-            invoked,
-            returned,
-            outcome,
-            fence: None,
-            valid_until: None,
-            held_as: HeldAs::Alone,
-        }
+        Event { returned, ..Event::without_fence(process, hold, "k", op, invoked) }
     }
 
     #[test]

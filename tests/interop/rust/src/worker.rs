@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dlock_core::{ErrorKind, Guard, Lock, Locks, Wait};
-use dlock_testkit::history::{Event, HeldAs, Op, Outcome, Recorder};
+use dlock_testkit::history::{Event, Op, Outcome, Recorder};
 use dlock_testkit::now_ns;
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
@@ -200,19 +200,7 @@ impl Worker {
 
     /// What was done without a lock.
     fn event(&self, name: &str, op: Op, invoked: u64) -> Event {
-        let (process, hold, key, outcome) = (self.process, self.hold, name.to_owned(), Outcome::Ok);
-        Event {
-            process,
-            hold,
-            key,
-            op,
-            invoked,
-            returned: now_ns(),
-            outcome,
-            fence: None,
-            valid_until: None,
-            held_as: HeldAs::Alone,
-        }
+        Event::without_fence(self.process, self.hold, name, op, invoked)
     }
 
     async fn query(&self, name: &str) -> Result<String> {
