@@ -6,14 +6,23 @@ use dlock_core::{MAX_LEASE, Memory, Prefixed, Quorum, Result};
 use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Harness};
 
-#[derive(Default)]
 struct OverMemory(Memory);
+
+impl OverMemory {
+    fn new() -> Self {
+        Self(Memory::with_clock(conformance::clock()))
+    }
+}
 
 impl Harness for OverMemory {
     type Backend = Memory;
 
     async fn open(&self) -> Result<Memory> {
         Ok(self.0.clone())
+    }
+
+    fn virtual_time(&self) -> bool {
+        true
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
@@ -58,6 +67,10 @@ impl<H: Harness> Harness for ByBatches<H> {
         self.0.lease()
     }
 
+    fn virtual_time(&self) -> bool {
+        self.0.virtual_time()
+    }
+
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         self.0.left_out()
     }
@@ -72,6 +85,10 @@ impl<H: Harness> Harness for InNamespace<H> {
     async fn open(&self) -> Result<Self::Backend> {
         let prefixed = Prefixed::new(self.0.open().await?, "a service:");
         prefixed.map_err(|failure| dlock_core::Error::new(dlock_core::Operation::Configure, failure))
+    }
+
+    fn virtual_time(&self) -> bool {
+        self.0.virtual_time()
     }
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
@@ -90,7 +107,7 @@ enum Forgets {
 
 impl OverQuorum {
     fn of(nodes: usize, forgets: Forgets) -> Self {
-        let nodes: Vec<_> = (0..nodes).map(|_| Memory::new()).collect();
+        let nodes: Vec<_> = (0..nodes).map(|_| Memory::with_clock(conformance::clock())).collect();
         for node in &nodes {
             // Requests take a while, so that they can be dropped under way.
             node.faults().set_stepping(true);
@@ -116,6 +133,10 @@ impl Harness for OverQuorum {
 
     fn lease(&self) -> Duration {
         Duration::from_millis(900)
+    }
+
+    fn virtual_time(&self) -> bool {
+        true
     }
 
     fn tries_can_split(&self) -> bool {
@@ -164,14 +185,14 @@ mod sqlite {
 
 fn main() {
     let arguments = conformance::Arguments::from_args();
-    let mut tests = conformance::tests("memory", OverMemory::default);
+    let mut tests = conformance::tests("memory", OverMemory::new);
     tests.extend(conformance::tests("quorum-of-3", || OverQuorum::of(3, Forgets::Never)));
     tests.extend(conformance::tests("quorum-of-5", || OverQuorum::of(5, Forgets::Maybe)));
     #[cfg(feature = "sqlite")]
     tests.extend(conformance::tests("sqlite", sqlite::OverSqlite::new));
     #[cfg(feature = "sqlite")]
     tests.extend(conformance::tests("sqlite_batch_of_one", || ByExclusiveBatches(sqlite::OverSqlite::new())));
-    tests.extend(conformance::tests("batch_of_one", || ByBatches(OverMemory::default())));
-    tests.extend(conformance::tests("prefix", || InNamespace(OverMemory::default())));
+    tests.extend(conformance::tests("batch_of_one", || ByBatches(OverMemory::new())));
+    tests.extend(conformance::tests("prefix", || InNamespace(OverMemory::new())));
     conformance::run(&arguments, tests).exit();
 }

@@ -284,6 +284,17 @@ mod tests {
     }
 
     #[test]
+    fn the_keys_of_generated_names_are_found_again() {
+        for (prefix, raw) in [("", false), ("dlock:", false), ("{locks}:", false), ("redisson:", true)] {
+            let namer = Namer::new(prefix, Counters::Slot, true, raw).unwrap();
+            for text in dlock_testkit::generated_keys(10_000) {
+                let key = Key::new(text).unwrap();
+                assert_eq!(namer.key_of(&namer.names(&key).lock), Some(key));
+            }
+        }
+    }
+
+    #[test]
     fn the_pattern_takes_the_prefix_by_the_letter() {
         let pattern = |prefix| Namer::new(prefix, Counters::Server, false, false).unwrap().pattern();
         assert_eq!(pattern("dlock:"), "dlock:*");

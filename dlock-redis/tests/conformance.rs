@@ -171,18 +171,34 @@ fn on_majority(servers: &[RedisServer]) -> Vec<Trial> {
     })
 }
 
+/// What one server, or several that are one, are asked for.
+fn suites(of: &str) -> [String; 4] {
+    ["", "_batch_of_one", "_redisson_lock", "_redisson_read_write"].map(|of_it| format!("{of}{of_it}"))
+}
+
 fn main() -> std::result::Result<(), ServerError> {
     let arguments = Arguments::from_args();
-    let single = RedisServer::start()?;
-    let cluster = RedisCluster::start()?;
-    let watched = RedisSentinel::start()?;
-    let mut tests = suite("single", single.url());
-    tests.extend(suite("cluster", cluster.url()));
-    tests.extend(suite("sentinel", watched.url()));
-    tests.extend(with_redisson("single", single.url()));
-    tests.extend(with_redisson("cluster", cluster.url()));
-    let servers = (0..5).map(|_| RedisServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
-    tests.extend(on_majority(&servers));
+    let wanted = |of: &str| suites(of).iter().any(|suite| conformance::is_wanted(&arguments, suite));
+    let mut tests = Vec::new();
+    let single = wanted("single").then(RedisServer::start).transpose()?;
+    if let Some(server) = &single {
+        tests.extend(suite("single", server.url()));
+        tests.extend(with_redisson("single", server.url()));
+    }
+    let cluster = wanted("cluster").then(RedisCluster::start).transpose()?;
+    if let Some(servers) = &cluster {
+        tests.extend(suite("cluster", servers.url()));
+        tests.extend(with_redisson("cluster", servers.url()));
+    }
+    let watched = wanted("sentinel").then(RedisSentinel::start).transpose()?;
+    if let Some(servers) = &watched {
+        tests.extend(suite("sentinel", servers.url()));
+    }
+    let servers = if wanted("quorum") { 5 } else { 0 };
+    let servers = (0..servers).map(|_| RedisServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
+    if !servers.is_empty() {
+        tests.extend(on_majority(&servers));
+    }
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.
     drop((single, cluster, watched, servers));

@@ -29,6 +29,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn generated_keys_have_different_digests() {
+        let keys = dlock_testkit::generated_keys(10_000);
+        let digests: std::collections::HashSet<_> =
+            keys.iter().map(|key| digest("dlock", &["locks", key])).collect();
+        assert_eq!(digests.len(), keys.len());
+    }
+
+    #[test]
     fn where_one_part_ends_and_the_next_begins_counts() {
         assert_eq!(digest("a", &["b", "c"]), digest("a", &["b", "c"]));
         for other in [

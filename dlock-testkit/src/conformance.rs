@@ -36,14 +36,17 @@ mod expect;
 mod stage;
 mod subscriber;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, LazyLock, OnceLock, RwLock};
 use std::time::Duration;
 
-use dlock_core::{Backend, Capabilities, Locks};
+use dlock_core::{Backend, Capabilities, Clock, Locks};
 pub use libtest_mimic::{Arguments, Conclusion, Trial};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 pub use cases::administering::WAITERS;
 pub use cases::downgrading::DOWNGRADING;
@@ -78,6 +81,12 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_secs(120)
     }
 
+    /// Whether time passes at once where all wait for it, for a backend whose only time is that of [`clock`]. Cases
+    /// that block threads or keep the processor busy run in real time all the same. Default no.
+    fn virtual_time(&self) -> bool {
+        false
+    }
+
     /// How many locks one process can hold at once, as far as the cases want to know; 110 at the least. Default 300.
     fn at_once(&self) -> usize {
         300
@@ -93,6 +102,30 @@ pub trait Harness: Send + Sync + 'static {
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         &[]
     }
+}
+
+/// Returns a clock for a backend under a [`Harness`] in [virtual time](Harness::virtual_time). It shows the time of the
+/// next case that runs on this thread, to whatever thread or runtime looks at it.
+#[must_use]
+pub fn clock() -> Clock {
+    let runtime = Arc::new(OnceLock::new());
+    CLOCKS.with_borrow_mut(|clocks| clocks.push(Arc::clone(&runtime)));
+    let start = Instant::from_std(*BEGINNING);
+    Clock::simulated(move || {
+        let _entered = runtime.get().map(Handle::enter);
+        let passed = Instant::now().saturating_duration_since(start);
+        // Not at the beginning of time, since tests look at times before now.
+        u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX / 2) + 1_000_000_000_000
+    })
+}
+
+/// Before any case begins: the virtual time of a case begins with the real time at that moment, and a clock that is
+/// read before its own start stands still.
+static BEGINNING: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+
+thread_local! {
+    /// The runtimes of the clocks that were made on this thread, to be set by the next case.
+    static CLOCKS: RefCell<Vec<Arc<OnceLock<Handle>>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The cases that need fences, for [`Harness::left_out`] of a backend that has none.
@@ -233,8 +266,9 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// Why `capabilities` are not enough, if they are not.
-    fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
+    /// Returns why `capabilities` are not enough, if they are not.
+    #[must_use]
+    pub fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
         let fences = matches!(
             self,
             Self::Fences
@@ -318,7 +352,9 @@ enum Pace {
     Easy,
     /// Lets a short lease run: not beside a busy one.
     Timed,
-    /// Keeps the processor busy.
+    /// Blocks threads, or has runtimes of its own: in real time, as [`Timed`](Self::Timed).
+    Threads,
+    /// Keeps the processor busy: in real time, beside no case that lets a lease run.
     Busy,
 }
 
@@ -354,19 +390,25 @@ impl Case {
     /// What the case found wrong; also when it was not done within `limit`.
     pub fn run<H: Harness>(&self, harness: H, limit: Duration) -> Result<(), String> {
         static BUSY: RwLock<()> = RwLock::new(());
+        let is_virtual = harness.virtual_time() && matches!(self.pace, Pace::Easy | Pace::Timed);
         let (_shared, _alone);
         match self.pace {
             Pace::Easy => {}
-            Pace::Timed => _shared = BUSY.read(),
+            Pace::Timed if is_virtual => {}
+            Pace::Timed | Pace::Threads => _shared = BUSY.read(),
             Pace::Busy => _alone = BUSY.write(),
         }
-        let stage = Stage::new(Arc::new(harness));
+        let stage = Stage::new(Arc::new(harness), is_virtual);
         let case = (self.run)(stage);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .map_err(|error| format!("no runtime: {error}"))?;
+        let runtime = if is_virtual {
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()
+        } else {
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+        };
+        let runtime = runtime.map_err(|error| format!("no runtime: {error}"))?;
+        for clock in CLOCKS.take() {
+            let _ = clock.set(runtime.handle().clone());
+        }
         let body = AssertUnwindSafe(|| runtime.block_on(async { tokio::time::timeout(limit, case).await }));
         let result = std::panic::catch_unwind(body);
         runtime.shutdown_background();
@@ -428,8 +470,9 @@ pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 
     trials
 }
 
-/// Whether the cases that are left out are those that were named.
-fn account_for(capabilities: &Capabilities, named: &[&[&str]]) -> Result<(), String> {
+/// Checks that the cases that are left out are those that were named.
+#[doc(hidden)]
+pub fn account_for(capabilities: &Capabilities, named: &[&[&str]]) -> Result<(), String> {
     let missing: Vec<_> =
         cases().filter_map(|case| Some((case.name, case.needs.missing(capabilities)?))).collect();
     let found: BTreeSet<_> = missing.iter().map(|(name, _)| *name).collect();
@@ -455,91 +498,24 @@ fn capabilities(harness: impl Harness) -> Result<Capabilities, String> {
     Ok(capabilities)
 }
 
+/// Returns whether `arguments` leave a test of the suite that [`tests`] makes under this name, so that a test target
+/// with several suites starts no server for nothing.
+#[must_use]
+pub fn is_wanted(arguments: &Arguments, backend: &str) -> bool {
+    let mut names = cases().map(|case| format!("{backend}::{}", case.name));
+    names.any(|name| {
+        let is_meant = |by: &String| if arguments.exact { name == *by } else { name.contains(by) };
+        arguments.filter.as_ref().is_none_or(is_meant) && !arguments.skip.iter().any(is_meant)
+    })
+}
+
 /// Runs tests as `cargo test` does, many at a time: most of them wait for most of the time. Those that let a lease run
 /// come first, so that they and those that keep the processor busy wait for each other only once.
 pub fn run(arguments: &Arguments, mut tests: Vec<Trial>) -> Conclusion {
-    let timed: BTreeSet<_> = cases().filter(|case| case.pace == Pace::Timed).map(|case| case.name).collect();
+    let timed = |case: &&Case| matches!(case.pace, Pace::Timed | Pace::Threads);
+    let timed: BTreeSet<_> = cases().filter(timed).map(|case| case.name).collect();
     tests.sort_by_key(|test| !test.name().rsplit("::").next().is_some_and(|name| timed.contains(name)));
     let mut arguments = arguments.clone();
     arguments.test_threads.get_or_insert(16);
     libtest_mimic::run(&arguments, tests)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dlock_core::Failure;
-
-    #[test]
-    fn every_case_has_a_name_of_its_own_that_is_a_sentence() {
-        let names: Vec<_> = cases().map(Case::name).collect();
-        let different: BTreeSet<_> = names.iter().copied().collect();
-        assert_eq!(names.len(), different.len());
-        for name in names {
-            assert!(name.split('_').count() >= 4, "{name} does not say what the backend does");
-            assert!(!name.bytes().any(|byte| byte.is_ascii_digit()), "{name} has a number for a name");
-        }
-    }
-
-    struct Bare(dlock_core::Memory);
-
-    #[derive(Debug)]
-    struct NoFences(dlock_core::Memory);
-
-    impl Backend for NoFences {
-        type Claim = <dlock_core::Memory as Backend>::Claim;
-
-        fn name(&self) -> &'static str {
-            "bare"
-        }
-
-        fn capabilities(&self) -> Capabilities {
-            Capabilities::basic()
-        }
-
-        fn lock_id(&self, key: &dlock_core::Key) -> dlock_core::backend::LockId {
-            self.0.lock_id(key)
-        }
-
-        fn claim(&self, request: dlock_core::backend::ClaimRequest) -> Self::Claim {
-            self.0.claim(request)
-        }
-
-        async fn inspect(&self, key: &dlock_core::Key) -> Result<Option<dlock_core::Holder>, Failure> {
-            self.0.inspect(key).await
-        }
-    }
-
-    impl Harness for Bare {
-        type Backend = NoFences;
-
-        async fn open(&self) -> dlock_core::Result<NoFences> {
-            Ok(NoFences(self.0.clone()))
-        }
-    }
-
-    #[test]
-    fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
-        let trials = tests("bare", || Bare(dlock_core::Memory::new()));
-        let all = cases().count();
-        let fenced = cases().filter(|case| case.needs.missing(&Capabilities::basic()).is_some()).count();
-        assert!(fenced >= 5);
-        assert_eq!(trials.len(), all - fenced + 1, "the others, and the test that counts them");
-        let error = account_for(&Capabilities::basic(), &[]).unwrap_err();
-        assert!(error.contains("a_fence_grows_after_a_drop") && error.contains("no fences"), "{error}");
-        let named: Vec<_> = cases()
-            .filter(|case| case.needs.missing(&Capabilities::basic()).is_some())
-            .map(Case::name)
-            .collect();
-        account_for(&Capabilities::basic(), &[&named]).unwrap();
-        let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING];
-        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat())
-            .unwrap();
-        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
-        account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())
-            .unwrap_err();
-        account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
-        account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
-        account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();
-    }
 }

@@ -9,6 +9,7 @@
 //! * [`cancel`]: drops a future at every one of its await points.
 //! * [`history`] and [`checkers`]: records what processes did and decides whether exclusion and fencing held.
 //! * [`register`]: a resource that checks fences, to be written to under a lock.
+//! * [`generated_keys`]: texts that may be keys, to see that a backend's names for them differ.
 //! * [`claim_request`]: what the engine asks of a backend, to carry out the steps of a claim one by one.
 //! * [`mutants`]: deliberately broken backends, which show that the suite and the checkers catch what they are for.
 
@@ -20,6 +21,7 @@ pub mod checkers;
 pub mod conformance;
 pub mod history;
 pub mod hostile;
+mod keys;
 pub mod mutants;
 pub mod register;
 mod request;
@@ -27,5 +29,6 @@ mod time;
 pub mod wire;
 
 pub use batch_of_one::BatchOfOne;
+pub use keys::generated_keys;
 pub use request::claim_request;
 pub use time::now_ns;

@@ -165,6 +165,19 @@ mod tests {
     }
 
     #[test]
+    fn the_keys_of_generated_directories_are_found_again() {
+        for base in ["/", "/dlock"] {
+            let base = Base::new(&[base]).unwrap();
+            for text in dlock_testkit::generated_keys(10_000) {
+                let key = Key::new(text).unwrap();
+                let directory = base.directory(&key);
+                let name = directory.rsplit_once('/').unwrap().1;
+                assert_eq!(base.key_of(name), Some(key));
+            }
+        }
+    }
+
+    #[test]
     fn no_two_keys_share_a_directory() {
         let keys = [
             "a/b",

@@ -96,12 +96,22 @@ fn suite(topology: &str, url: String, recipe: Recipe) -> Vec<Trial> {
 
 fn main() -> std::result::Result<(), ServerError> {
     let arguments = Arguments::from_args();
-    let single = ZooKeeperServer::start()?;
-    let ensemble = ZooKeeperEnsemble::start()?;
-    let mut tests = suite("single", single.url(), Recipe::Mutex);
-    tests.extend(suite("ensemble", ensemble.url(), Recipe::ReadWriteLock));
-    let servers = (0..3).map(|_| ZooKeeperServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
-    tests.extend(on_majority(&servers));
+    let wanted = |suite| conformance::is_wanted(&arguments, suite);
+    let mut tests = Vec::new();
+    let single = wanted("single").then(ZooKeeperServer::start).transpose()?;
+    if let Some(server) = &single {
+        tests.extend(suite("single", server.url(), Recipe::Mutex));
+    }
+    let ensemble = wanted("ensemble").then(ZooKeeperEnsemble::start).transpose()?;
+    if let Some(servers) = &ensemble {
+        tests.extend(suite("ensemble", servers.url(), Recipe::ReadWriteLock));
+    }
+    let servers = if wanted("quorum") { 3 } else { 0 };
+    let servers =
+        (0..servers).map(|_| ZooKeeperServer::start()).collect::<std::result::Result<Vec<_>, _>>()?;
+    if !servers.is_empty() {
+        tests.extend(on_majority(&servers));
+    }
     let conclusion = conformance::run(&arguments, tests);
     // `exit` would leave the servers behind.
     drop((single, ensemble, servers));

@@ -166,7 +166,7 @@ async fn a_release_that_no_majority_confirms_is_an_error_and_is_made_up_for() {
     until("the background work", || locks.stats().background == 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_release_does_not_wait_for_long_for_a_minority() {
     let nodes = nodes(3);
     let locks = process(&nodes);

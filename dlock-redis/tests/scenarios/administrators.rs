@@ -1,6 +1,6 @@
 //! Somebody deletes, overwrites or evicts the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::ErrorKind;
 use dlock_rig::servers::redis::RedisServer;
@@ -16,11 +16,9 @@ async fn is_noticed(tamper: &[&str]) -> RedisServer {
     let locks = locks(&server.url(), LEASE).await;
     let guard = locks.lock("room").acquire().await.unwrap();
     server.command::<()>(tamper);
-    let started = Instant::now();
     soon("the loss", guard.lost()).await;
-    // By a renewal, and not by the end of the lease.
-    assert!(started.elapsed() < LEASE / 2, "{tamper:?} was noticed after {:?}", started.elapsed());
-    error_of(guard.check(), ErrorKind::Lost);
+    let lost = error_of(guard.check(), ErrorKind::Lost).to_string();
+    assert!(!lost.contains("ran out"), "{tamper:?} was noticed by the end of the lease: {lost}");
     error_of(guard.release().await, ErrorKind::NotHeld);
     server
 }

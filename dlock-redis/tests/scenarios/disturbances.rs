@@ -9,7 +9,7 @@ use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, error_of, held, locks, over, soon, take, until};
+use crate::support::{LONG, error_of, held, impatient, locks, over, soon, take, until};
 
 /// Lets tasks of several clients pass one lock around while `disturb` is done again and again, and checks that no two
 /// had it at once.
@@ -18,7 +18,7 @@ async fn pass_around(server: &RedisServer, rounds: u64, disturb: impl Fn(&RedisS
     let (inside, passed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     // Withdrawals whose connection is gone are repeated for as long as a lease.
     let lease = Duration::from_secs(5);
-    let clients = [locks(&server.url(), lease).await, locks(&server.url(), lease).await];
+    let clients = [impatient(&server.url(), lease).await, impatient(&server.url(), lease).await];
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let (locks, inside, passed) =
@@ -96,7 +96,7 @@ async fn a_server_that_pauses_writes_again_and_again_grants_one_holder_at_a_time
 #[tokio::test]
 async fn a_pause_that_outlasts_the_patience_of_requests_leaves_no_lock_behind() {
     let server = RedisServer::start().unwrap();
-    let locks = locks(&server.url(), LONG).await;
+    let locks = impatient(&server.url(), LONG).await;
     locks.lock("before").acquire().await.unwrap().release().await.unwrap();
     server.command::<()>(&["CLIENT", "PAUSE", "1500", "WRITE"]);
     let lock = locks.lock("room").with_wait(Wait::No);

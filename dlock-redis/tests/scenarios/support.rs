@@ -21,13 +21,21 @@ pub(crate) async fn locks(url: &str, lease: Duration) -> Locks {
     over(Redis::connect(url).await.unwrap(), lease)
 }
 
-/// Locks that give up a request soon, so that what is made to fail fails soon.
+/// Locks that give up a request after a second, so that what is made to fail fails soon.
 pub(crate) fn over(redis: Redis, lease: Duration) -> Locks {
-    let request = Duration::from_millis(250).min(lease / 3);
+    patient_for(Duration::from_secs(1), redis, lease)
+}
+
+/// Locks that give up a request so soon that a busy machine makes them do so too.
+pub(crate) async fn impatient(url: &str, lease: Duration) -> Locks {
+    patient_for(Duration::from_millis(250), Redis::connect(url).await.unwrap(), lease)
+}
+
+fn patient_for(request: Duration, redis: Redis, lease: Duration) -> Locks {
     Locks::builder(redis)
         .with_lease(lease)
         .with_wait(Duration::from_secs(10))
-        .with_request_timeout(request)
+        .with_request_timeout(request.min(lease / 3))
         .build()
         .unwrap()
 }

@@ -5,13 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Failure, Locks, LocksBuilder};
+use dlock_core::keeper::Spawn;
+use dlock_core::{Backend as _, Failure, Locks, LocksBuilder};
+use tokio::runtime::Handle;
 
 use super::Harness;
 use crate::wire::{Wire, Wired};
 
 type Future<'a, T> = Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
 type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Send + Sync>;
+
+/// Runs keepers where the case runs: in its time.
+#[derive(Debug)]
+struct OnThisRuntime(Handle);
+
+impl Spawn for OnThisRuntime {
+    fn spawn(&self, task: Pin<Box<dyn std::future::Future<Output = ()> + Send>>) {
+        drop(self.0.spawn(task));
+    }
+}
 
 /// A harness whose backend is not part of its type.
 pub(super) trait DynHarness: Send + Sync {
@@ -24,7 +36,11 @@ pub(super) trait DynHarness: Send + Sync {
 impl<H: Harness> DynHarness for H {
     fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>> {
         Box::pin(async {
-            let wired = Wired::new(Harness::open(self).await?, wire);
+            let backend = Harness::open(self).await?;
+            // The first request of a case has a connection, however busy the machine is that opens it. What is wrong
+            // with the store is found by the case.
+            let _ = backend.ping().await;
+            let wired = Wired::new(backend, wire);
             let builder = Locks::builder(wired.clone());
             let delete: Delete = Arc::new(move |key| {
                 let wired = wired.clone();
@@ -50,6 +66,7 @@ impl<H: Harness> DynHarness for H {
 /// What a case stands on: one store, and keys that no other case uses.
 pub struct Stage {
     harness: Arc<dyn DynHarness>,
+    is_virtual: bool,
     prefix: String,
     keys: AtomicU32,
 }
@@ -65,15 +82,20 @@ pub struct Process {
 }
 
 impl Stage {
-    pub(super) fn new(harness: Arc<dyn DynHarness>) -> Self {
+    pub(super) fn new(harness: Arc<dyn DynHarness>, is_virtual: bool) -> Self {
         // Keys are not those of another case on the same store.
         let prefix = format!("case-{:016x}", fastrand::u64(..));
-        Self { harness, prefix, keys: AtomicU32::new(0) }
+        Self { harness, is_virtual, prefix, keys: AtomicU32::new(0) }
     }
 
     /// Returns a key that no other call returned.
     pub fn key(&self) -> String {
         format!("{}-{}", self.prefix, self.keys.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether the case is in virtual time, where nothing comes late.
+    pub(super) fn is_virtual(&self) -> bool {
+        self.is_virtual
     }
 
     /// Returns the short lease.
@@ -120,6 +142,11 @@ impl Stage {
         let (builder, delete) = match self.harness.open(wire.clone()).await {
             Ok(opened) => opened,
             Err(error) => panic!("the store could not be opened: {error}"),
+        };
+        let builder = if self.is_virtual {
+            builder.with_keeper_on(Arc::new(OnThisRuntime(Handle::current())))
+        } else {
+            builder
         };
         let builder = builder.with_lease(Duration::from_secs(20)).with_wait(Duration::from_secs(10));
         match options(builder).build() {

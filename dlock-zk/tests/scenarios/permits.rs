@@ -22,48 +22,6 @@ async fn take(locks: &Locks, take: u32, of: u32) -> Guard {
 }
 
 #[tokio::test]
-async fn two_hundred_holders_of_permits_and_who_waits_behind_them_come_in_the_order_of_the_queue() {
-    const PERMITS: u32 = 200;
-    let server = ZooKeeperServer::start().unwrap();
-    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
-    let mut taking = JoinSet::new();
-    for _ in 0..PERMITS {
-        let wanted = ours.semaphore("room", PERMITS).with_wait(LONG);
-        taking.spawn(async move { wanted.acquire().await });
-    }
-    let mut guards: Vec<_> =
-        soon("all permits", taking.join_all()).await.into_iter().map(Result::unwrap).collect();
-    assert_eq!(theirs.semaphore("room", PERMITS).available().await.unwrap(), 0);
-    assert!(theirs.semaphore("room", PERMITS).try_acquire().await.unwrap().is_none());
-    let mut waiting = Vec::new();
-    for place in 0..5 {
-        waiting.push(wait_for_permits(if place % 2 == 0 { &ours } else { &theirs }, 1, PERMITS));
-        until("the waiter", || places(server.admin(), "room").len() == 201 + place).await;
-    }
-    let mut last = guards.iter().map(fence).max();
-    for waiter in waiting {
-        assert!(!waiter.is_finished(), "more permits than there are");
-        guards.pop().expect("there are many").release().await.unwrap();
-        // Nobody waits until it looks by itself, which is after five seconds.
-        let guard = tokio::time::timeout(Duration::from_secs(3), waiter)
-            .await
-            .expect("it is woken")
-            .unwrap()
-            .unwrap();
-        assert!(Some(fence(&guard)) > last, "somebody came before its turn");
-        last = Some(fence(&guard));
-        guards.push(guard);
-        guards.rotate_right(1);
-    }
-    let mut releases = JoinSet::new();
-    for guard in guards {
-        releases.spawn(guard.release());
-    }
-    soon("the releases", releases.join_all()).await.into_iter().for_each(Result::unwrap);
-    take(&theirs, PERMITS, PERMITS).await.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn permits_of_a_session_that_expires_are_given_to_those_who_wait_and_the_others_stay() {
     let server = ZooKeeperServer::start().unwrap();
     let (ours, theirs) = (locks(&server, SHORT).await, locks(&server, LONG).await);
@@ -157,4 +115,51 @@ async fn permits_are_never_more_than_there_are_while_members_of_the_ensemble_die
         ensemble.server_mut(leader).restart().unwrap();
     }
     soon("all tasks", tasks.join_all()).await;
+}
+
+/// Bound real time from above. The gate leaves them out.
+mod in_time {
+    use super::*;
+
+    #[tokio::test]
+    async fn two_hundred_holders_of_permits_and_who_waits_behind_them_come_in_the_order_of_the_queue() {
+        const PERMITS: u32 = 200;
+        let server = ZooKeeperServer::start().unwrap();
+        let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+        let mut taking = JoinSet::new();
+        for _ in 0..PERMITS {
+            let wanted = ours.semaphore("room", PERMITS).with_wait(LONG);
+            taking.spawn(async move { wanted.acquire().await });
+        }
+        let mut guards: Vec<_> =
+            soon("all permits", taking.join_all()).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(theirs.semaphore("room", PERMITS).available().await.unwrap(), 0);
+        assert!(theirs.semaphore("room", PERMITS).try_acquire().await.unwrap().is_none());
+        let mut waiting = Vec::new();
+        for place in 0..5 {
+            waiting.push(wait_for_permits(if place % 2 == 0 { &ours } else { &theirs }, 1, PERMITS));
+            until("the waiter", || places(server.admin(), "room").len() == 201 + place).await;
+        }
+        let mut last = guards.iter().map(fence).max();
+        for waiter in waiting {
+            assert!(!waiter.is_finished(), "more permits than there are");
+            guards.pop().expect("there are many").release().await.unwrap();
+            // Nobody waits until it looks by itself, which is after five seconds.
+            let guard = tokio::time::timeout(Duration::from_secs(3), waiter)
+                .await
+                .expect("it is woken")
+                .unwrap()
+                .unwrap();
+            assert!(Some(fence(&guard)) > last, "somebody came before its turn");
+            last = Some(fence(&guard));
+            guards.push(guard);
+            guards.rotate_right(1);
+        }
+        let mut releases = JoinSet::new();
+        for guard in guards {
+            releases.spawn(guard.release());
+        }
+        soon("the releases", releases.join_all()).await.into_iter().for_each(Result::unwrap);
+        take(&theirs, PERMITS, PERMITS).await.release().await.unwrap();
+    }
 }

@@ -8,6 +8,7 @@
 
 mod account;
 mod clock;
+mod directory;
 mod error;
 pub mod mysql;
 pub mod pgbouncer;

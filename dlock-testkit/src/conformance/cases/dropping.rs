@@ -10,9 +10,9 @@ use crate::conformance::expect::{error_of, soon, until};
 
 cases! {
     a_dropped_guard_is_given_back_soon: Nothing, Easy;
-    a_guard_dropped_without_a_runtime_is_given_back: Nothing, Easy;
-    a_guard_dropped_after_its_runtime_was_shut_down_is_given_back: Nothing, Easy;
-    a_guard_that_goes_down_with_its_runtime_is_given_back: Nothing, Easy;
+    a_guard_dropped_without_a_runtime_is_given_back: Nothing, Threads;
+    a_guard_dropped_after_its_runtime_was_shut_down_is_given_back: Nothing, Threads;
+    a_guard_that_goes_down_with_its_runtime_is_given_back: Nothing, Threads;
     a_guard_dropped_while_a_panic_unwinds_is_given_back: Nothing, Easy;
     a_body_that_panics_gives_its_lock_back: Nothing, Easy;
     a_task_that_is_aborted_gives_its_lock_back: Nothing, Easy;

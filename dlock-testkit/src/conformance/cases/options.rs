@@ -11,7 +11,7 @@ use crate::conformance::expect::{error_of, give_back};
 cases! {
     options_out_of_bounds_are_refused_without_a_request: Nothing, Easy;
     the_shortest_and_the_longest_lease_work: Lease, Timed;
-    an_acquire_outside_a_runtime_is_served_by_the_keeper: Nothing, Easy;
+    an_acquire_outside_a_runtime_is_served_by_the_keeper: Nothing, Threads;
 }
 
 /// Zero, absurd and contradictory options are errors at once.

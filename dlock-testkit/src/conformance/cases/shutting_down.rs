@@ -17,7 +17,7 @@ cases! {
     a_shutdown_ends_although_the_backend_hangs: Nothing, Easy;
     a_shutdown_after_a_release_that_panicked_ends_with_nothing_left: Nothing, Easy;
     a_shutdown_of_one_process_leaves_the_others_alone: Nothing, Easy;
-    inspecting_releasing_and_shutting_down_work_outside_of_a_runtime: Nothing, Easy;
+    inspecting_releasing_and_shutting_down_work_outside_of_a_runtime: Nothing, Threads;
 }
 
 /// After it nothing of ours is left.

@@ -1,8 +1,9 @@
 //! Requests whose outcome is not known.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::ErrorKind;
+use tokio::time::Instant;
 
 use super::cases;
 use crate::conformance::Stage;

@@ -2,10 +2,11 @@
 
 use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::{ErrorKind, Wait};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::cases;
 use crate::conformance::Stage;

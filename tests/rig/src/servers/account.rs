@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Certificates, Program, ServerError, tls};
+use super::{Certificates, Program, ServerError, directory, tls};
 
 /// Who a server runs as: ourselves, unless we are root.
 #[derive(Clone, Debug)]
@@ -43,13 +43,12 @@ impl Account {
 
     /// A directory that the server may use.
     pub(crate) fn directory(&self) -> Result<TempDir, ServerError> {
-        let made = tempfile::tempdir().and_then(|directory| {
-            if let Self(Some(other)) = self {
-                chown(directory.path(), Some(other.uid), Some(other.gid))?;
-            }
-            Ok(directory)
-        });
-        made.map_err(|error| ServerError::because("a directory for a server", &error))
+        let made = directory::temporary()?;
+        if let Self(Some(other)) = self {
+            chown(made.path(), Some(other.uid), Some(other.gid))
+                .map_err(|error| ServerError::because("a directory for a server", &error))?;
+        }
+        Ok(made)
     }
 
     /// Certificates that the server may use.
@@ -120,13 +119,13 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), ServerError> {
     }
 }
 
-/// Where `program` is: in `PATH`, or below the newest of the directories that `places` lists.
+/// Where `program` is: in the last by name of the directories that `places` lists, or in `PATH`.
 pub(crate) fn find(program: &str, places: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places: Vec<PathBuf> = places.into_iter().collect();
     places.sort();
-    std::env::split_paths(&path)
-        .chain(places.into_iter().rev())
+    let places = places.into_iter().rev().chain(std::env::split_paths(&path));
+    places
         .map(|place| place.join(program))
         .find(|file| file.metadata().is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0))
 }

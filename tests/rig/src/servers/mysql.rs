@@ -221,9 +221,7 @@ impl MysqlServer {
     /// When it ends, or does not answer within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
         let port = self.port();
-        self.running
-            .process
-            .wait_until_ready(limit, || client(port, "SELECT 1").map(drop).map_err(|error| error.to_string()))
+        self.running.wait_until_ready(limit, || client(port, "SELECT 1").map(drop))
     }
 
     /// `mysql://` of the administrator.

@@ -22,14 +22,13 @@ use super::account::{self, Account};
 use super::running::{Running, is_running};
 use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tls};
 
-const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
 const PACKAGE: &str = "postgresql";
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(30);
 /// The administrator, who is asked for no password.
 const ADMIN: &str = "postgres";
 /// What a server is started with: small, and not safe from power failures. Later arguments win.
-const SETTINGS: [&str; 7] = [
+const SETTINGS: [&str; 8] = [
     "fsync=off",
     "full_page_writes=off",
     "shared_buffers=16MB",
@@ -37,6 +36,8 @@ const SETTINGS: [&str; 7] = [
     "autovacuum=off",
     "max_wal_size=64MB",
     "log_min_messages=warning",
+    // In the data directory: a server that is killed leaves it behind.
+    "dynamic_shared_memory_type=mmap",
 ];
 
 /// How a [`PostgresServer`] is started.
@@ -145,9 +146,7 @@ impl PostgresServer {
     /// When it ends, or does not answer within `limit`.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<(), ServerError> {
         let url = self.url();
-        self.running
-            .process
-            .wait_until_ready(limit, || psql(&url, "SELECT 1").map(drop).map_err(|error| error.to_string()))
+        self.running.wait_until_ready(limit, || psql(&url, "SELECT 1").map(drop))
     }
 
     /// Starts a standby that follows this server by streaming replication, and can be [promoted](Self::promote).
@@ -328,22 +327,25 @@ impl Drop for PostgresServer {
 
 is_running!(PostgresServer);
 
-/// A program of the server, which Debian keeps out of `PATH`.
+/// A program of the server, which Debian keeps out of `PATH`; in place of `psql` it has a script there that costs more
+/// than the program.
 fn program(name: &'static str) -> Result<Program, ServerError> {
     static POSTGRES: OnceLock<&'static str> = OnceLock::new();
     static INITDB: OnceLock<&'static str> = OnceLock::new();
     static BASEBACKUP: OnceLock<&'static str> = OnceLock::new();
-    let place = match name {
-        "initdb" => &INITDB,
-        "pg_basebackup" => &BASEBACKUP,
-        _ => &POSTGRES,
+    static PSQL: OnceLock<&'static str> = OnceLock::new();
+    let (place, package) = match name {
+        "initdb" => (&INITDB, PACKAGE),
+        "pg_basebackup" => (&BASEBACKUP, PACKAGE),
+        "psql" => (&PSQL, "postgresql-client"),
+        _ => (&POSTGRES, PACKAGE),
     };
     let name = place.get_or_init(|| {
         let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
         let found = account::find(name, versions.map(|version| version.path().join("bin")));
         found.map_or(name, |path| path.display().to_string().leak())
     });
-    Ok(Program { name, package: PACKAGE })
+    Ok(Program { name, package })
 }
 
 /// An empty cluster, made once for all servers of this process.
@@ -366,7 +368,16 @@ fn template(account: &Account) -> Result<&'static Path, ServerError> {
 }
 
 fn psql(url: &str, statements: &str) -> Result<String, ServerError> {
-    let said = PSQL.run(["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qAt", "-d", url, "-c", statements])?;
+    let said = program("psql")?.run([
+        "--no-psqlrc",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-qAt",
+        "-d",
+        url,
+        "-c",
+        statements,
+    ])?;
     Ok(said.trim_end().to_owned())
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
 
 use super::running::{Running, is_running};
-use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock};
+use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, directory};
 
 pub use cluster::RedisCluster;
 pub use options::RedisOptions;
@@ -95,8 +95,7 @@ impl RedisServer {
     }
 
     fn start_once(options: RedisOptions) -> Result<Self, ServerError> {
-        let directory = tempfile::tempdir()
-            .map_err(|error| ServerError::because("a directory for redis-server", &error))?;
+        let directory = directory::temporary()?;
         let clock =
             if options.stepped_clock { Some(SteppedClock::in_directory(directory.path())?) } else { None };
         let certificates =

@@ -1,12 +1,16 @@
 //! A server that was started: what all kinds of them have in common.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use super::{Certificates, Process, ServerError, SteppedClock};
+
+/// How long a listening socket may take to accept a connection.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// A server that was started, in a directory of its own. Dropping it ends it at once.
 pub struct Running {
@@ -42,6 +46,19 @@ impl Running {
 
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Waits until it listens and `answers`, which may cost a process of its own.
+    pub(super) fn wait_until_ready(
+        &mut self,
+        limit: Duration,
+        answers: impl Fn() -> Result<(), ServerError>,
+    ) -> Result<(), ServerError> {
+        let address = self.address();
+        self.process.wait_until_ready(limit, || {
+            TcpStream::connect_timeout(&address, ANSWER).map_err(|error| error.to_string())?;
+            answers().map_err(|error| error.to_string())
+        })
     }
 
     /// Where it listens, without TLS.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::Certificates;
 use super::running::{Running, is_running};
-use super::{Ports, Process, Program, ServerError};
+use super::{Ports, Process, Program, ServerError, directory};
 
 pub use admin::{Administrator, Node, NodeKind};
 pub use ensemble::ZooKeeperEnsemble;
@@ -74,8 +74,7 @@ impl ZooKeeperServer {
 
     /// Starts it without waiting until it serves.
     fn start_at_once(options: ZooKeeperOptions) -> Result<Self, ServerError> {
-        let directory =
-            tempfile::tempdir().map_err(|error| ServerError::because("a directory for ZooKeeper", &error))?;
+        let directory = directory::temporary()?;
         let port = options.port.unwrap_or_else(Ports::free);
         let (options, tls_port, certificates) = if options.tls {
             let (port, certificates) = (Ports::free(), Certificates::in_directory(directory.path())?);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Client, RedisResult};
 use tempfile::TempDir;
 
+use super::super::directory;
 use super::{ANSWER, REDIS, RedisOptions, RedisServer, START, ServerError, wait_until};
 use crate::servers::{Ports, Process};
 
@@ -131,7 +132,7 @@ impl RedisSentinel {
 
 impl Sentinel {
     fn start(master: SocketAddr, password: Option<&str>) -> Result<Self, ServerError> {
-        let directory = tempfile::tempdir().map_err(|error| ServerError::because("a directory", &error))?;
+        let directory = directory::temporary()?;
         let port = Ports::free();
         let auth =
             password.map(|password| format!("sentinel auth-pass {MASTER} {password}\n")).unwrap_or_default();

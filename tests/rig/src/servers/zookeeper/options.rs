@@ -19,7 +19,25 @@ const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
 const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar:\
     /usr/share/java/netty-transport-native-unix-common.jar";
 
+/// Names a directory with the libraries of another release, to be used in place of Debian's.
+const OTHER: &str = "DLOCK_TEST_ZOOKEEPER";
+
 const CONFIG: &str = "zoo.cfg";
+
+/// The libraries of the server, as a Java class path.
+fn libraries(tls: bool) -> Result<String, ServerError> {
+    if let Ok(other) = std::env::var(OTHER) {
+        return Ok(format!("{other}/*"));
+    }
+    if !Path::new(LIBRARY).exists() {
+        return Err(ServerError::new(format!(
+            "{LIBRARY} is missing; install it with `sudo apt-get install --yes zookeeper`, or run \
+             `cargo xtask test`, which does"
+        )));
+    }
+    let libraries = format!("{LIBRARY}:{LOGGER}");
+    Ok(if tls { format!("{libraries}:{NETTY}") } else { libraries })
+}
 
 /// How a [`ZooKeeperServer`] is started.
 #[derive(Clone, Debug)]
@@ -142,12 +160,7 @@ impl ZooKeeperOptions {
     }
 
     pub(super) fn arguments(&self, directory: &Path) -> Result<Vec<OsString>, ServerError> {
-        if !Path::new(LIBRARY).exists() {
-            return Err(ServerError::new(format!(
-                "{LIBRARY} is missing; install it with `sudo apt-get install --yes zookeeper`, or run \
-                 `cargo xtask test`, which does"
-            )));
-        }
+        let libraries = libraries(self.tls)?;
         // A small machine that is up at once; what was written is safe from a crash of the process as it is.
         let mut all: Vec<OsString> = ["-Xms16m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
             .into_iter()
@@ -161,8 +174,6 @@ impl ZooKeeperOptions {
         all.push(format!("-Dzookeeper.DigestAuthenticationProvider.superDigest={SUPERUSER_DIGEST}").into());
         all.extend(self.properties.iter().map(|(name, value)| format!("-D{name}={value}").into()));
         let main = if self.id.is_some() { "quorum.QuorumPeerMain" } else { "ZooKeeperServerMain" };
-        let libraries = format!("{LIBRARY}:{LOGGER}");
-        let libraries = if self.tls { format!("{libraries}:{NETTY}") } else { libraries };
         all.extend(["-cp".into(), libraries.into()]);
         all.extend([format!("org.apache.zookeeper.server.{main}").into(), directory.join(CONFIG).into()]);
         Ok(all)

@@ -1,12 +1,16 @@
 //! `#[tracing::instrument]` above and below the attribute.
+//!
+//! A program of its own: whether a span is made is decided once for each place in the code, for all threads, and other
+//! tests of the attribute run without a subscriber.
 #![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
+#[path = "../attribute/support.rs"]
+mod support;
 
+use crate::support::on_memory;
 use async_trait::async_trait;
 use dlock::{Error, distributed_lock};
-use macro_support::on_memory;
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::instrument;

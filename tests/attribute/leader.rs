@@ -1,5 +1,4 @@
 //! The attribute whose body is a term of office.
-#![cfg(feature = "macros")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

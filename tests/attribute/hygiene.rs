@@ -1,11 +1,7 @@
 //! Names: nothing that surrounds the function changes what the attribute means, and the other way round.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
-#![recursion_limit = "256"]
 
-mod macro_support;
-
-use macro_support::{is_held, on_memory};
+use crate::support::{is_held, on_memory};
 
 /// Everything that generated code could name by accident means something else here.
 mod shadowed {
@@ -85,16 +81,16 @@ mod reexport {
     macro_rules! locked {
         ($(#[$attribute:meta])* $visibility:vis fn $name:ident($($parameter:ident: $type:ty),*) on $key:literal $body:block) => {
             $(#[$attribute])*
-            #[$crate::reexport::locking::distributed_lock(
-                key = $key, backend = "memory", crate = $crate::reexport::locking
+            #[$crate::hygiene::reexport::locking::distributed_lock(
+                key = $key, backend = "memory", crate = $crate::hygiene::reexport::locking
             )]
-            $visibility async fn $name($($parameter: $type),*) -> Result<u8, $crate::reexport::locking::Error> $body
+            $visibility async fn $name($($parameter: $type),*) -> Result<u8, $crate::hygiene::reexport::locking::Error> $body
         };
     }
     pub(crate) use locked;
 }
 
-#[reexport::locking::distributed_lock(key = "path", backend = "memory", wait = "no", crate = crate::reexport::locking)]
+#[reexport::locking::distributed_lock(key = "path", backend = "memory", wait = "no", crate = crate::hygiene::reexport::locking)]
 async fn through_a_path() -> Result<u8, dlock::Error> {
     Ok(1)
 }

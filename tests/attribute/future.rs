@@ -1,12 +1,9 @@
 //! The future of an annotated function: `Send` when the plain one is, and not much larger.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 #![allow(clippy::large_types_passed_by_value, reason = "it is what is measured")]
 
-mod macro_support;
-
+use crate::support::on_memory;
 use dlock::{Error, distributed_lock};
-use macro_support::on_memory;
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -1,5 +1,4 @@
 //! The attribute whose body is a job that runs once.
-#![cfg(feature = "macros")]
 
 use std::time::Duration;
 

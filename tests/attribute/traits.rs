@@ -1,12 +1,9 @@
 //! `#[async_trait]` methods, and functions that return their future in a box.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, on_memory};
 use async_trait::async_trait;
 use dlock::{Error, Locks, distributed_lock};
-use macro_support::{is_held, on_memory};
 use std::pin::Pin;
 use std::sync::Arc;
 

@@ -1,11 +1,8 @@
 //! When things are dropped: whatever belongs to the body goes before the lock does.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, with};
 use dlock::{Error, Locks, Memory, distributed_lock};
-use macro_support::{is_held, with};
 use std::future::{Future, pending};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;

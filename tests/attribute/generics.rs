@@ -1,11 +1,8 @@
 //! Generics, lifetimes, `impl Trait` and traits with `async fn`: the signature stays as it was written.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, on_memory};
 use dlock::{Error, Locks, distributed_lock};
-use macro_support::{is_held, on_memory};
 use std::fmt::{Debug, Display};
 
 #[distributed_lock(key = "generic_<id>", backend = "memory")]

@@ -1,11 +1,8 @@
 //! Methods: every receiver, and keys and backends that come out of `self`.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, on_memory};
 use dlock::{Error, Locks, distributed_lock};
-use macro_support::{is_held, on_memory};
 use std::pin::Pin;
 use std::sync::Arc;
 

@@ -1,11 +1,8 @@
 //! Parameters that are patterns, `#[cfg]`'d or named like keywords, and templates that name them.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, on_memory};
 use dlock::{Error, Locks, distributed_lock};
-use macro_support::{is_held, on_memory};
 
 struct Order {
     id: u64,

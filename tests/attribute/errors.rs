@@ -1,11 +1,8 @@
 //! The error that a locked function returns is the function's own.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::on_memory;
 use dlock::{Error, ErrorKind, distributed_lock};
-use macro_support::on_memory;
 use std::error::Error as StdError;
 use std::fmt;
 

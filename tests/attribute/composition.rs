@@ -1,5 +1,4 @@
 //! The attribute over several keys, in segments, and with requirements.
-#![cfg(feature = "macros")]
 
 use std::cell::Cell;
 use std::sync::Mutex;

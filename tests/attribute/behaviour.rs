@@ -1,11 +1,8 @@
 //! What the attribute does when it runs: exclusion, waiting, loss, fences, nesting, and how it finds its backend.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic)]
 
-mod macro_support;
-
+use crate::support::{is_held, on_memory, with};
 use dlock::{Error, ErrorKind, Fence, Held, Locks, Memory, distributed_lock};
-use macro_support::{is_held, on_memory, with};
 use std::future::pending;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

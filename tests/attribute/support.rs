@@ -1,5 +1,5 @@
 //! What the tests of the attribute share.
-#![allow(dead_code, reason = "no test file needs all of it")]
+#![allow(dead_code)]
 
 use dlock::{Locks, Memory};
 use std::future::Future;

@@ -1,6 +1,5 @@
 //! Code under the attribute is as clean under clippy's strictest lints as the same code without it: `cargo clippy`
 //! shows it. The lints that are denied are those that some version of the expansion has tripped, and their neighbours.
-#![cfg(feature = "macros")]
 #![deny(warnings, clippy::pedantic, clippy::nursery, clippy::significant_drop_tightening)]
 #![deny(
     clippy::as_conversions,

@@ -1,0 +1,94 @@
+//! The cases of the conformance suite, and which of them a backend may leave out.
+
+use std::collections::BTreeSet;
+
+use dlock_core::{Backend, Capabilities, Failure};
+use dlock_testkit::conformance::{
+    ADMINISTRATION, Arguments, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING, PERMITS, SHARING, WAITERS,
+    WITH_FENCES, account_for, cases, is_wanted, tests,
+};
+
+#[test]
+fn every_case_has_a_name_of_its_own_that_is_a_sentence() {
+    let names: Vec<_> = cases().map(Case::name).collect();
+    let different: BTreeSet<_> = names.iter().copied().collect();
+    assert_eq!(names.len(), different.len());
+    for name in names {
+        assert!(name.split('_').count() >= 4, "{name} does not say what the backend does");
+        assert!(!name.bytes().any(|byte| byte.is_ascii_digit()), "{name} has a number for a name");
+    }
+}
+
+#[test]
+fn a_suite_of_which_nothing_is_left_is_not_wanted() {
+    let wanted = |words: &[&str]| {
+        let arguments = Arguments::from_iter(["conformance"].iter().chain(words));
+        ["single", "cluster"].map(|suite| is_wanted(&arguments, suite))
+    };
+    assert_eq!(wanted(&[]), [true, true]);
+    assert_eq!(wanted(&["single::"]), [true, false]);
+    assert_eq!(wanted(&["--skip", "cluster::"]), [true, false]);
+    assert_eq!(wanted(&["--exact", "cluster::a_dropped_guard_is_given_back_soon"]), [false, true]);
+    assert_eq!(wanted(&["no such case"]), [false, false]);
+}
+
+struct Bare(dlock_core::Memory);
+
+#[derive(Debug)]
+struct NoFences(dlock_core::Memory);
+
+impl Backend for NoFences {
+    type Claim = <dlock_core::Memory as Backend>::Claim;
+
+    fn name(&self) -> &'static str {
+        "bare"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::basic()
+    }
+
+    fn lock_id(&self, key: &dlock_core::Key) -> dlock_core::backend::LockId {
+        self.0.lock_id(key)
+    }
+
+    fn claim(&self, request: dlock_core::backend::ClaimRequest) -> Self::Claim {
+        self.0.claim(request)
+    }
+
+    async fn inspect(&self, key: &dlock_core::Key) -> Result<Option<dlock_core::Holder>, Failure> {
+        self.0.inspect(key).await
+    }
+}
+
+impl Harness for Bare {
+    type Backend = NoFences;
+
+    async fn open(&self) -> dlock_core::Result<NoFences> {
+        Ok(NoFences(self.0.clone()))
+    }
+}
+
+#[test]
+fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
+    let trials = tests("bare", || Bare(dlock_core::Memory::new()));
+    let all = cases().count();
+    let fenced = cases().filter(|case| case.needs().missing(&Capabilities::basic()).is_some()).count();
+    assert!(fenced >= 5);
+    assert_eq!(trials.len(), all - fenced + 1, "the others, and the test that counts them");
+    let error = account_for(&Capabilities::basic(), &[]).unwrap_err();
+    assert!(error.contains("a_fence_grows_after_a_drop") && error.contains("no fences"), "{error}");
+    let named: Vec<_> = cases()
+        .filter(|case| case.needs().missing(&Capabilities::basic()).is_some())
+        .map(Case::name)
+        .collect();
+    account_for(&Capabilities::basic(), &[&named]).unwrap();
+    let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING];
+    account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat()).unwrap();
+    account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
+    account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())
+        .unwrap_err();
+    account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
+    account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
+    account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();
+}

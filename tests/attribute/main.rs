@@ -1,0 +1,19 @@
+//! What the attributes expand to, and what their functions do.
+#![cfg(feature = "macros")]
+#![recursion_limit = "256"]
+
+mod support;
+
+mod behaviour;
+mod composition;
+mod drop_order;
+mod errors;
+mod future;
+mod generics;
+mod hygiene;
+mod leader;
+mod lints;
+mod once;
+mod patterns;
+mod receivers;
+mod traits;
