@@ -6,19 +6,24 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, code_map, modules, needs, package, pages, prose};
+use crate::{backends, modules, needs, package, pages, prose};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
 
-/// What compiles nothing, and is done in seconds.
+/// What compiles nothing, and is done in seconds, with what it needs.
 pub(crate) fn fast_steps() -> Vec<Step> {
+    let mut steps = vec![Step::new("what the checks need", || needs::install(needs::LINT))];
+    steps.extend(checks());
+    steps
+}
+
+/// What compiles nothing, and is done in seconds.
+pub(crate) fn checks() -> Vec<Step> {
     vec![
-        Step::new("what the checks need", || needs::install(needs::LINT)),
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
         Step::new("file lengths", || file_lengths(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
-        Step::new("code map", || code_map::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
         Step::new("links and snippets", || pages::check(&sources()?)),
         Step::new("backends are separate", backends::are_separate),
@@ -56,6 +61,37 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     Ok(steps)
 }
 
+/// The published packages with every feature, in one pass.
+pub(crate) fn clippy_of_published() -> Result<()> {
+    clippy_of(&["--lib", "--bins"])
+}
+
+/// As [`clippy_of_published`], with their tests.
+fn clippy_of_published_and_tests() -> Result<()> {
+    clippy_of(&["--all-targets"])
+}
+
+fn clippy_of(targets: &[&str]) -> Result<()> {
+    let packages = package::PUBLISHED.iter().flat_map(|name| ["--package", name]);
+    clippy(&packages.chain(targets.iter().copied()).chain(["--all-features"]).collect::<Vec<_>>())
+}
+
+/// The documentation of the published packages.
+fn documentation_of_published() -> Result<()> {
+    cargo(["doc", "--all-features", "--no-deps"])
+        .args(package::PUBLISHED.iter().flat_map(|name| ["--package", name]))
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .run()
+}
+
+/// What each commit should have passed before it is made: two minutes, where most of it is built.
+pub(crate) fn ready() -> Vec<Step> {
+    let mut steps = fast_steps();
+    steps.push(Step::new("clippy", clippy_of_published_and_tests));
+    steps.push(Step::new("documentation", documentation_of_published));
+    steps
+}
+
 fn clippy(selection: &[&str]) -> Result<()> {
     cargo(["clippy", "--quiet"]).args(selection.iter().copied()).args(["--", "-D", "warnings"]).run()
 }
@@ -82,8 +118,9 @@ fn file_lengths(sources: &[SourceFile]) -> Result<()> {
     if !too_long.is_empty() {
         bail!("{}; the limit is {MAX_LINES}: make two files of each", too_long.join(", "));
     }
-    let longest = lengths.iter().max_by_key(|(_, lines)| *lines);
-    println!("{} Rust files, the longest is {longest:?}", lengths.len());
+    if let Some((path, lines)) = lengths.iter().max_by_key(|(_, lines)| *lines) {
+        println!("{} Rust files, the longest is {path} with {lines} lines", lengths.len());
+    }
     Ok(())
 }
 

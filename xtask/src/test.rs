@@ -1,24 +1,66 @@
 //! Running every test.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use crate::needs;
-use crate::run::{Step, Tests, cargo, program, root};
+use crate::run::{Step, cargo, program, root};
+use crate::runner::{self, Part};
+use crate::{explore, gate, lint, mutants, needs, package, programs};
 
-pub(crate) fn steps(arguments: Vec<String>) -> Vec<Step> {
-    let all = arguments.is_empty();
-    let mut steps = vec![
-        Step::new("what the tests need", || needs::install(needs::TEST)),
-        Step::counting("tests", move || tests(arguments)),
-    ];
-    if all {
-        steps.push(Step::new("simulation, the series that is always the same", || simulate(&[])));
-        steps.push(Step::new("simulation, a series that is new each time", || simulate(&["--fresh"])));
-        steps.push(Step::new("simulation of quorums, a series that is always the same", || {
-            simulate(&["--quorums"])
-        }));
-    }
+/// The tests of the gate, for who has just cloned the repository.
+pub(crate) fn steps() -> Vec<Step> {
+    println!(
+        "The tests of the gate: ten minutes on two cores, of which nothing is skipped. They start real servers, of \
+         which those that are missing are installed with apt-get: redis-server, zookeeper and a JRE, postgresql, \
+         pgbouncer, mariadb-server. `cargo xtask test --all` runs every test of the repository, in half an hour or \
+         more, and `cargo xtask nightly` what is random or long besides."
+    );
+    let mut steps = vec![Step::new("what the tests need", || needs::install(needs::TEST))];
+    steps.extend(gate::tests());
     steps
+}
+
+/// Every test of the workspace, doctests included.
+pub(crate) fn all() -> Vec<Step> {
+    vec![
+        Step::new("what the tests need", || needs::install(needs::TEST)),
+        Step::counting("tests", || {
+            let programs = programs::build_all()?;
+            let mut parts: Vec<_> = programs.iter().map(gate::whole).collect();
+            parts.push(Part::of_cargo(
+                "documentation",
+                &["test", "--quiet", "--doc", "--workspace", "--all-features"],
+            ));
+            runner::run(parts, 1)
+        }),
+    ]
+}
+
+/// Those tests of the workspace that `arguments` to `cargo test` pick.
+pub(crate) fn picked(arguments: Vec<String>) -> Vec<Step> {
+    vec![
+        Step::new("what the tests need", || needs::install(needs::TEST)),
+        Step::new("tests", || {
+            cargo(["test", "--workspace", "--all-features", "--no-fail-fast"]).args(arguments).run()
+        }),
+    ]
+}
+
+/// What takes long or is random: every lint and test, and what explores with fresh seeds, each of which is printed.
+pub(crate) fn nightly() -> Result<Vec<Step>> {
+    let mut steps = lint::steps()?;
+    steps.push(Step::new("spelling", || {
+        needs::install(needs::SPELLING)?;
+        program("typos").run()
+    }));
+    steps.extend(all());
+    steps.extend(explore::simulations());
+    steps.push(Step::new("schedules of the engine's threads", explore::schedules));
+    steps.extend(interop(false));
+    steps.extend(package::before_publishing());
+    steps.push(Step::new("readers of what stands in stores, fuzzed", || explore::fuzz(60)));
+    steps.push(Step::new("the long run under faults", || explore::reliability(Vec::new())));
+    steps.push(Step::new("mutants of the day", || mutants::try_out(&mutants::Options::ten_of_today())));
+    Ok(steps)
 }
 
 /// Services in Rust, Java, Python and Go on the same locks; `full`, for longer.
@@ -27,8 +69,9 @@ pub(crate) fn interop(full: bool) -> Vec<Step> {
     vec![
         Step::new("what interop needs", || needs::install(needs::INTEROP)),
         Step::new("interop", || {
-            // Built as the tests are, which have most of it built already. Cargo puts it beside this program.
-            cargo(["build", "--workspace", "--all-features", "--bin", "dlock-interop"]).run()?;
+            // Built with the tests, whose dependencies have more features than those of a program alone. Cargo puts
+            // it beside this program.
+            cargo(["test", "--no-run", "--workspace", "--all-features", "--test", "interop_help"]).run()?;
             let interop = std::env::current_exe()?.with_file_name("dlock-interop");
             program(interop).args(arguments.iter().copied()).run()
         }),
@@ -86,134 +129,37 @@ fn unpack_mysql8() -> Result<()> {
     program("tar").args(["-xzf", &*format!("{place}/mysql-Linux-amd64.tar.gz"), "-C", &*place]).run()
 }
 
-/// 20,000 runs of the engine in a simulated world. A failure prints the seed that repeats it.
-fn simulate(arguments: &[&str]) -> Result<()> {
-    cargo(["run", "--release", "--package", "dlock-sim", "--bin", "dlock-sim", "--", "--runs", "20000"])
-        .args(arguments)
-        .run()
-}
-
-/// How many tests may fail for them to be run again; more are no accident.
-const FEW: usize = 3;
-
-/// Unit tests, integration tests and doctests of all members, with every feature. Goes on after a failure, so that
-/// one run shows them all. A test that failed in the run of all counts as failed if it fails twice more, alone.
-fn tests(arguments: Vec<String>) -> Result<Option<Tests>> {
-    let mut output = Output::default();
-    let filtered = !arguments.is_empty();
-    let result = cargo(["test", "--workspace", "--all-features", "--no-fail-fast"])
-        .args(arguments)
-        .run_and_read(|line| output.add(line));
-    println!("{} tests passed, {} failed", output.tests.passed, output.tests.failed);
-    if let Err(error) = result {
-        if filtered || !output.names_all_failures() || output.failed.len() > FEW {
-            return Err(error);
-        }
-        for name in &output.failed {
-            alone(name)?;
-        }
-        println!("flaky: {} ({})", output.failed.len(), output.failed.join(", "));
-        output.tests.flaky = output.tests.failed;
-        output.tests.passed += output.tests.failed;
-        output.tests.failed = 0;
-    }
-    if output.tests.passed == 0 && !filtered {
-        bail!("no test ran");
-    }
-    Ok(Some(output.tests))
-}
-
-/// Runs one test by its whole name with nothing beside it, twice at most.
-fn alone(name: &str) -> Result<()> {
-    let once = || {
-        let mut output = Output::default();
-        cargo(["test", "--quiet", "--workspace", "--all-features", "--", "--exact", name])
-            .run_and_read(|line| output.add(line))?;
-        if output.tests.passed == 0 {
-            bail!("no test is named {name}");
-        }
-        Ok(())
-    };
-    once().or_else(|_| once()).with_context(|| format!("{name} failed beside other tests, and twice alone"))
-}
-
-/// What `cargo test` printed.
-#[derive(Debug, Default)]
-struct Output {
-    tests: Tests,
-    /// The names of those that failed.
-    failed: Vec<String>,
-    /// Programs that began to run tests and did not say how they ended.
-    open: u64,
-}
-
-impl Output {
-    /// Reads a line such as `test a_test ... FAILED` or `test result: ok. 12 passed; 0 failed; ...`.
-    fn add(&mut self, line: &str) {
-        if line.starts_with("running ") && line.ends_with(['t', 's']) {
-            self.open += 1;
-        }
-        if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
-            let name = name.strip_suffix(" - should panic").unwrap_or(name);
-            // The conformance suites align what follows the names.
-            self.failed.push(name.trim_end().to_owned());
-        }
-        let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". "))
-        else {
-            return;
-        };
-        self.open = self.open.saturating_sub(1);
-        for count in counts.split("; ") {
-            match count.split_once(' ') {
-                Some((number, "passed")) => self.tests.passed += number.parse().unwrap_or(0),
-                Some((number, "failed")) => self.tests.failed += number.parse().unwrap_or(0),
-                _ => {}
+/// The tests of the ZooKeeper backend on another release than Debian's.
+pub(crate) fn zookeeper(version: &str) -> Vec<Step> {
+    let place = root().join(format!("target/zookeeper-{version}"));
+    let (libraries, version) = (place.join("lib"), version.to_owned());
+    let other = libraries.display().to_string();
+    vec![
+        Step::new("what ZooKeeper needs", || needs::install(needs::OTHER_ZOOKEEPER)),
+        Step::new(format!("ZooKeeper {version}"), move || {
+            if libraries.is_dir() {
+                return Ok(());
             }
-        }
-    }
-
-    /// Whether tests failed, each of them by name: nothing did not compile, and no program died.
-    fn names_all_failures(&self) -> bool {
-        self.open == 0 && self.tests.failed > 0 && self.failed.len() as u64 == self.tests.failed
-    }
+            std::fs::create_dir_all(&place)?;
+            let pom = place.join("pom.xml");
+            std::fs::write(&pom, project(&version))?;
+            let copy = ["--batch-mode", "--quiet", "--file", &*pom.display().to_string()];
+            program("mvn").args(copy).args(["dependency:copy-dependencies", "-DoutputDirectory=lib"]).run()
+        }),
+        Step::new("tests", move || {
+            cargo(["test", "--package", "dlock-zk", "--all-features"])
+                .env("DLOCK_TEST_ZOOKEEPER", &other)
+                .run()
+        }),
+    ]
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(lines: &[&str]) -> Output {
-        let mut output = Output::default();
-        lines.iter().for_each(|line| output.add(line));
-        output
-    }
-
-    #[test]
-    fn closing_lines_of_cargo_test_are_added_up_and_failures_have_names() {
-        let output = read(&[
-            "running 3 tests",
-            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-            "running 4 tests",
-            "test a_test ... ok",
-            "test module::another - should panic ... FAILED",
-            "test memory::a_case       ... ok",
-            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
-        ]);
-        assert_eq!((output.tests.passed, output.tests.failed), (5, 1));
-        assert_eq!(output.failed, ["module::another"]);
-        assert!(output.names_all_failures());
-    }
-
-    #[test]
-    fn a_program_that_died_or_a_failure_without_a_name_is_not_run_again() {
-        assert_eq!(read(&["test memory::a_case       ... FAILED"]).failed, ["memory::a_case"]);
-        let died = ["running 1 test", "test a ... FAILED", "running 2 tests"];
-        let nameless = [
-            "running 2 tests",
-            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
-        ];
-        for lines in [&died[..], &nameless, &[]] {
-            assert!(!read(lines).names_all_failures(), "{lines:?}");
-        }
-    }
+/// A project of Maven that needs the server.
+fn project(version: &str) -> String {
+    format!(
+        "<project><modelVersion>4.0.0</modelVersion>\
+         <groupId>dlock</groupId><artifactId>zookeeper</artifactId><version>1</version>\
+         <dependencies><dependency><groupId>org.apache.zookeeper</groupId><artifactId>zookeeper</artifactId>\
+         <version>{version}</version></dependency></dependencies></project>\n"
+    )
 }

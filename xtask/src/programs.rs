@@ -1,0 +1,106 @@
+//! The programs of tests that cargo builds.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::run::cargo;
+
+/// A program with the tests of one target.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Program {
+    pub(crate) package: String,
+    /// The name of the target; `unit` for the tests inside a library.
+    pub(crate) target: String,
+    pub(crate) path: PathBuf,
+    /// The directory of the package, in which cargo runs the program.
+    pub(crate) directory: PathBuf,
+}
+
+/// Builds the tests of `packages`, with every feature, and lists their programs by name; of the targets that are only
+/// for tests, those that are `wanted` by package and name, and others of such a name.
+pub(crate) fn build(packages: &BTreeSet<&str>, wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<Program>> {
+    let all: Value =
+        serde_json::from_str(&cargo(["metadata", "--no-deps", "--format-version", "1"]).read()?)?;
+    let of = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut targets = BTreeSet::new();
+    for package in of(&all["packages"]) {
+        let name = package["name"].as_str().unwrap_or_default();
+        if !packages.contains(name) {
+            continue;
+        }
+        let tests = of(&package["targets"]).into_iter().filter(|target| target["kind"][0] == "test");
+        let tests = tests.filter_map(|target| Some(target["name"].as_str()?.to_owned()));
+        targets.extend(tests.filter(|target| wanted(name, target)));
+    }
+    // The test of the examples runs what cargo builds of them.
+    let examples = targets.contains("examples_run").then_some("--examples");
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    let targets = targets.iter().flat_map(|target| ["--test", target]);
+    list(&packages.chain(["--lib", "--bins"]).chain(examples).chain(targets).collect::<Vec<_>>())
+}
+
+/// Builds all tests of the workspace, with every feature, and lists their programs by name.
+pub(crate) fn build_all() -> Result<Vec<Program>> {
+    list(&["--workspace"])
+}
+
+fn list(selection: &[&str]) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    cargo(["test", "--no-run", "--all-features", "--message-format=json-render-diagnostics"])
+        .args(selection.iter().copied())
+        .run_and_take(|line| programs.extend(program(line)))?;
+    programs.sort();
+    println!("{} programs of tests", programs.len());
+    Ok(programs)
+}
+
+/// Reads one message of cargo; `None` unless it announces a program of tests.
+fn program(message: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    let package = package(message["package_id"].as_str()?)?;
+    let (kind, name) = (message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
+    let target = match kind {
+        "test" => name.to_owned(),
+        "bin" => format!("bin {name}"),
+        _ => "unit".to_owned(),
+    };
+    Some(Program { package, target, path, directory })
+}
+
+/// The name in a package's ID, such as `path+file:///home/dlock/tests/rig#dlock-rig@0.1.0`. The ID leaves the name
+/// out where it is that of the directory.
+fn package(id: &str) -> Option<String> {
+    let (place, rest) = id.rsplit_once('#')?;
+    let name = rest.split_once('@').map_or_else(|| place.rsplit('/').next(), |(name, _)| Some(name));
+    name.map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_cargo_about_a_program_of_tests_is_read_and_others_are_not() {
+        let message = |kind: &str, test: bool, id: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"{id}","manifest_path":"/d/tests/rig/Cargo.toml",
+                "target":{{"kind":["{kind}"],"name":"proxy"}},"profile":{{"test":{test}}},"executable":"/d/t/proxy-1"}}"#
+            )
+        };
+        let found = program(&message("test", true, "path+file:///d/tests/rig#dlock-rig@0.1.0")).unwrap();
+        assert_eq!((&*found.package, &*found.target), ("dlock-rig", "proxy"));
+        assert_eq!(found.directory, Path::new("/d/tests/rig"));
+        let found = program(&message("lib", true, "path+file:///d/dlock-core#0.1.0")).unwrap();
+        assert_eq!((&*found.package, &*found.target), ("dlock-core", "unit"));
+        assert_eq!(program(&message("bin", false, "path+file:///d/dlock-cli#0.1.0")), None);
+        assert_eq!(program("not a message"), None);
+    }
+}
