@@ -1,7 +1,7 @@
 //! Drops futures in the middle, at every await point they have.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -53,23 +53,44 @@ pub async fn poll_n_then_drop<F: Future>(future: F, polls: usize) -> Option<F::O
 /// Dropping it drops the future.
 pub async fn cut_at<F: Future>(future: F, cut: Cut) -> Option<F::Output> {
     let mut future = pin!(future);
-    let mut polled = 0;
-    let run = poll_fn(|cx| {
-        if polled >= cut.polls {
+    match cut.leave {
+        Leave::AtOnce => polled(future, cut.polls).await,
+        // One poll more than it is given tells that it was woken. A future that waits for something that never comes is
+        // dropped all the same.
+        Leave::WhenWoken => {
+            let mut polls = 0;
+            let run = poll_fn(|cx| {
+                if polls >= cut.polls {
+                    return Poll::Ready(None);
+                }
+                polls += 1;
+                future.as_mut().poll(cx).map(Some)
+            });
+            tokio::time::timeout(NEVER_WOKEN, run).await.unwrap_or(None)
+        }
+    }
+}
+
+/// Polls `future` at most `polls` times, each time when it is woken, and leaves it as it is then. Its output, if it was
+/// done before.
+///
+/// # Cancel safety
+///
+/// May be dropped and called again: `future` is then where the last poll left it.
+pub async fn polled<F: Future>(mut future: Pin<&mut F>, polls: usize) -> Option<F::Output> {
+    let mut left = polls;
+    poll_fn(|cx| {
+        if left == 0 {
             return Poll::Ready(None);
         }
-        polled += 1;
+        left -= 1;
         match future.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= cut.polls && cut.leave == Leave::AtOnce => Poll::Ready(None),
+            Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
-    });
-    match cut.leave {
-        Leave::AtOnce => run.await,
-        // A future that waits for something that never comes is dropped all the same.
-        Leave::WhenWoken => tokio::time::timeout(NEVER_WOKEN, run).await.unwrap_or(None),
-    }
+    })
+    .await
 }
 
 /// Runs a future again and again, dropping it one await point later each time, until it gets to its end. Returns how

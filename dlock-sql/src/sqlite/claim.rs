@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, FileState};
+use super::detached::Detached;
 use super::failure::classify;
 use super::line::{self, Place};
 use super::{shares, time};
@@ -29,6 +30,8 @@ pub struct SqliteClaim {
     database: Option<Arc<Database>>,
     /// An attempt was sent on this connection, and its outcome was never learnt.
     pub(super) unsettled: Option<usize>,
+    /// A step that may go on without its caller.
+    pub(super) detached: Option<Detached>,
     pub(super) held: bool,
     /// From when the lease counts.
     since: Instant,
@@ -64,6 +67,7 @@ impl SqliteClaim {
             request,
             database: None,
             unsettled: None,
+            detached: None,
             held: false,
             since: Instant::now(),
             reserves: 1,
@@ -158,6 +162,7 @@ impl Claim for SqliteClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.settle().await;
         let until = self.until();
         self.since = Instant::now();
         let (database, writer) = self.database().await?;
@@ -231,6 +236,7 @@ impl Claim for SqliteClaim {
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        self.settle().await;
         let Some(database) = self.database.clone() else { return Ok(Renewed::Gone) };
         if database.file_state()? != FileState::Same {
             return Ok(Renewed::Gone);
@@ -244,6 +250,7 @@ impl Claim for SqliteClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.settle().await;
         let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
         if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
             // A lock in a file that nobody else can see is none any more.
@@ -252,15 +259,13 @@ impl Claim for SqliteClaim {
         }
         let until = self.until();
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
-        let (mut turn, _) = database.connections.writer(writer, until).await?;
         let request = &self.request;
         if request.mode != Mode::Exclusive || (self.shared_lock || request.fair) && !self.held {
-            let released = shares::release(&database, &mut turn, request, self.place.number, until).await;
-            drop(turn);
-            let released = released.map_err(|error| classify(error, database.connections.path()))?;
+            let released = self.release_share(&database, writer, until).await?;
             self.forget();
             return Ok(released);
         }
+        let (mut turn, _) = database.connections.writer(writer, until).await?;
         let answer = turn
             .run(until, |now| {
                 sqlx::query(database.statements.release.clone())
@@ -282,6 +287,7 @@ impl Claim for SqliteClaim {
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        self.settle().await;
         let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
         if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
             self.forget();
@@ -311,7 +317,11 @@ impl Claim for SqliteClaim {
     }
 
     fn is_clean(&self) -> bool {
-        self.unsettled.is_none() && !self.held && !self.keeps_out && self.place.number.is_none()
+        self.detached.is_none()
+            && self.unsettled.is_none()
+            && !self.held
+            && !self.keeps_out
+            && self.place.number.is_none()
     }
 }
 

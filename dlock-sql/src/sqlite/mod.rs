@@ -3,6 +3,7 @@
 mod claim;
 mod connections;
 mod database;
+mod detached;
 mod diagnosis;
 mod failure;
 mod file;
@@ -30,6 +31,7 @@ pub use options::SqliteOptions;
 use claim::Standing;
 use connections::Until;
 use database::{Database, FileState};
+use detached::detached;
 
 use crate::failure::closed;
 
@@ -215,16 +217,22 @@ impl Backend for Sqlite {
         Ok(match claim::read(&database, key, Until::after(Duration::from_secs(1))).await? {
             Standing::Free => None,
             Standing::Held(holder) => Some(*holder),
-            Standing::Shared => database.occupancy(key).await?.holders.into_iter().next(),
+            Standing::Shared => {
+                let key = key.clone();
+                let occupancy = detached(async move { database.occupancy(&key).await }).await?;
+                occupancy.holders.into_iter().next()
+            }
         })
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        self.0.current().await?.occupancy(key).await
+        let (database, key) = (self.0.current().await?, key.clone());
+        detached(async move { database.occupancy(&key).await }).await
     }
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.0.current().await?.resize(key, permits).await
+        let (database, key) = (self.0.current().await?, key.clone());
+        detached(async move { database.resize(&key, permits).await }).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {

@@ -27,7 +27,6 @@ use crate::stored::{self, SHARED};
 use crate::table::TableName;
 use crate::text::sql;
 
-pub(super) use claim::release;
 pub(super) use state::{State, later, put};
 
 /// What begins the keys of the rows beside a key, which no text begins with.

@@ -65,6 +65,9 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
     if claims.iter().any(|claim| claim.request.mode != Mode::Exclusive || claim.request.fair) {
         return Ok(BatchAttempt::Separately);
     }
+    for claim in claims.iter_mut() {
+        claim.settle().await;
+    }
     let Some(first) = claims.first_mut() else { return Ok(BatchAttempt::Granted(Vec::new())) };
     let until = first.until();
     let (database, writer) = first.database().await?;

@@ -1,6 +1,6 @@
 //! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found such.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Term, Withdrawal};
@@ -33,17 +33,17 @@ impl SqliteClaim {
         writer: Writer,
         until: Until,
     ) -> Result<Attempt, Failure> {
-        let (mut turn, lane) = database.connections.writer(writer, until).await?;
-        let before = self.unsettled.replace(lane);
-        let place = self.place.number;
-        let taken = take(database, &mut turn, &self.request, (self.reserves, place), before.is_none(), until);
-        let taken = taken.await;
-        drop(turn);
-        let taken = taken.map_err(|error| classify(error, database.connections.path()));
-        if !matches!(&taken, Err(failure) if failure.kind() == ErrorKind::Unknown) {
-            self.unsettled = before;
-        }
-        match taken? {
+        let used = Arc::new(OnceLock::new());
+        let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
+        let (of_claim, fresh) = ((self.reserves, self.place.number), self.unsettled.is_none());
+        let step = async move {
+            let (mut turn, lane) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(lane);
+            let taken = take(&database, &mut turn, &request, of_claim, fresh, until).await;
+            drop(turn);
+            taken.map_err(|error| classify(error, database.connections.path()))
+        };
+        match self.detached(&used, step).await? {
             Taken::Granted(grant) => {
                 (self.unsettled, self.held, self.keeps_out) = (None, true, false);
                 self.place = Place::default();
@@ -191,16 +191,40 @@ impl SqliteClaim {
         until: Until,
     ) -> Result<Renewed, Failure> {
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
-        let (mut turn, lane) = database.connections.writer(writer, until).await?;
-        // Whatever comes of it, a withdrawal goes after it on the same connection.
-        self.unsettled = Some(lane);
-        let downgraded = downgrade(database, &mut turn, &self.request, until).await;
-        drop(turn);
-        let downgraded = downgraded.map_err(|error| classify(error, database.connections.path()));
+        let used = Arc::new(OnceLock::new());
+        let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
+        let step = async move {
+            let (mut turn, lane) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(lane);
+            let downgraded = downgrade(&database, &mut turn, &request, until).await;
+            drop(turn);
+            downgraded.map_err(|error| classify(error, database.connections.path()))
+        };
+        let downgraded = self.detached(&used, step).await;
         if !matches!(&downgraded, Err(failure) if failure.kind() == ErrorKind::Unknown) {
             self.unsettled = None;
         }
         downgraded
+    }
+
+    /// Takes away what this claim has, and its preference, as one transaction.
+    pub(in crate::sqlite) async fn release_share(
+        &mut self,
+        database: &Arc<Database>,
+        writer: Writer,
+        until: Until,
+    ) -> Result<Withdrawal, Failure> {
+        let used = Arc::new(OnceLock::new());
+        let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
+        let place = self.place.number;
+        let step = async move {
+            let (mut turn, lane) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(lane);
+            let released = release(&database, &mut turn, &request, place, until).await;
+            drop(turn);
+            released.map_err(|error| classify(error, database.connections.path()))
+        };
+        self.detached(&used, step).await
     }
 }
 
@@ -237,8 +261,7 @@ async fn downgrade(
     Ok(Renewed::Extended)
 }
 
-/// Takes away what this claim has, and its preference; as one transaction.
-pub(in crate::sqlite) async fn release(
+async fn release(
     database: &Database,
     turn: &mut Turn<'_>,
     request: &ClaimRequest,

@@ -1,12 +1,14 @@
 //! Guards that go without a release.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Lock};
 
 use super::cases;
-use crate::conformance::Stage;
-use crate::conformance::expect::{error_of, soon, until};
+use crate::cancel::polled;
+use crate::conformance::expect::{error_of, give_back, soon, until};
+use crate::conformance::{Process, Stage};
 
 cases! {
     a_dropped_guard_is_given_back_soon: Nothing, Easy;
@@ -19,6 +21,7 @@ cases! {
     a_caller_that_goes_away_drops_its_body_before_the_lock: Nothing, Easy;
     a_forgotten_guard_ends_by_max_hold: Lease, Timed;
     a_guard_dropped_while_the_backend_is_away_is_given_back_later: Nothing, Easy;
+    an_acquire_that_nobody_polls_keeps_nobody_from_other_keys: Nothing, Easy;
 }
 
 /// The lease is long: what comes free soon was released.
@@ -184,4 +187,44 @@ async fn a_guard_dropped_while_the_backend_is_away_is_given_back_later(stage: St
     theirs.sees_free_soon(&key).await;
     until("the background work", || ours.locks.stats().background == 0).await;
     assert_eq!(ours.locks.stats().abandoned, 0);
+}
+
+async fn an_acquire_that_nobody_polls_keeps_nobody_from_other_keys(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let acquire = |process: &Process| {
+        let wanted = process.locks.lock(&key);
+        async move { wanted.acquire().await }
+    };
+    unpolled_keeps_nobody_from_other_keys(&stage, [&ours, &theirs], || acquire(&ours), || acquire(&theirs))
+        .await;
+}
+
+/// Polls what `acquire` makes once, twice and so on, and leaves it for a while, as a `select!` loop does that is busy
+/// in another branch. Meanwhile both processes have to get other keys, and afterwards the second one has to get `all`.
+pub(super) async fn unpolled_keeps_nobody_from_other_keys<A, B>(
+    stage: &Stage,
+    processes: [&Process; 2],
+    acquire: impl Fn() -> A,
+    all: impl Fn() -> B,
+) where
+    A: Future<Output = dlock_core::Result<Guard>>,
+    B: Future<Output = dlock_core::Result<Guard>>,
+{
+    for times in 1..=8 {
+        let mut future = Box::pin(acquire());
+        let step = polled(future.as_mut(), times);
+        let done = tokio::time::timeout(Duration::from_millis(200), step).await.ok().flatten();
+        for process in processes {
+            give_back(process.take_soon(&stage.key()).await).await;
+        }
+        let is_done = done.is_some();
+        match done {
+            Some(guard) => give_back(guard.expect("it is free")).await,
+            None => drop(future),
+        }
+        give_back(soon("all of it", all()).await.expect("nothing is left of it")).await;
+        if is_done {
+            return;
+        }
+    }
 }

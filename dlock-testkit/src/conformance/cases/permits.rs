@@ -8,6 +8,7 @@ use dlock_core::{ErrorKind, Guard, Semaphore};
 use tokio::time::Instant;
 
 use super::cases;
+use super::dropping::unpolled_keeps_nobody_from_other_keys;
 use crate::cancel::every_await_point;
 use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
 use crate::conformance::{Process, Stage};
@@ -30,6 +31,7 @@ cases! {
     a_release_whose_reply_is_lost_gives_one_permit_back: Permits, Easy;
     an_acquire_of_a_permit_dropped_at_any_await_leaves_nothing: Permits, Easy;
     one_who_waits_for_a_permit_may_be_dropped_at_any_await: Permits, Easy;
+    an_acquire_of_a_permit_that_nobody_polls_keeps_nobody_from_other_keys: Permits, Easy;
     a_dropped_permit_is_given_back_soon: Permits, Easy;
     a_permit_lives_through_a_panic_of_its_neighbour: Permits, Easy;
     every_permit_has_a_fence_of_its_own_that_grows: PermitsAndFences, Easy;
@@ -66,6 +68,7 @@ pub const PERMITS: &[&str] = &[
     "a_release_whose_reply_is_lost_gives_one_permit_back",
     "an_acquire_of_a_permit_dropped_at_any_await_leaves_nothing",
     "one_who_waits_for_a_permit_may_be_dropped_at_any_await",
+    "an_acquire_of_a_permit_that_nobody_polls_keeps_nobody_from_other_keys",
     "a_dropped_permit_is_given_back_soon",
     "a_permit_lives_through_a_panic_of_its_neighbour",
     "every_permit_has_a_fence_of_its_own_that_grows",
@@ -527,4 +530,17 @@ async fn semaphores_of_different_keys_do_not_know_each_other(stage: Stage) {
     give_back(take(&theirs, &other, (7, 7)).await).await;
     cannot_take(&theirs, &one, (1, 1)).await;
     give_back(guard).await;
+}
+
+async fn an_acquire_of_a_permit_that_nobody_polls_keeps_nobody_from_other_keys(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let acquire = || {
+        let wanted = semaphore(&ours, &key, 3);
+        async move { wanted.acquire().await }
+    };
+    let all = || {
+        let wanted = semaphore(&theirs, &key, 3).take(3);
+        async move { wanted.acquire().await }
+    };
+    unpolled_keeps_nobody_from_other_keys(&stage, [&ours, &theirs], acquire, all).await;
 }

@@ -8,6 +8,7 @@ use dlock_core::{ErrorKind, Guard, Lock, Wait, read as reads, write as writes};
 use tokio::time::Instant;
 
 use super::cases;
+use super::dropping::unpolled_keeps_nobody_from_other_keys;
 use crate::cancel::every_await_point;
 use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
 use crate::conformance::{Process, Stage};
@@ -33,6 +34,7 @@ cases! {
     a_reader_whose_outcome_is_unknown_is_cleaned_up: Shared, Easy;
     a_reader_dropped_at_any_await_leaves_nothing: Shared, Easy;
     a_writer_dropped_while_it_waits_for_readers_leaves_nothing: Shared, Easy;
+    a_reader_that_nobody_polls_keeps_nobody_from_other_keys: Shared, Easy;
     a_dropped_reader_is_given_back_soon: Shared, Easy;
     all_readers_are_known_as_such: Shared, Easy;
     a_release_by_force_takes_the_lock_from_all_its_readers: SharedAndAdministration, Easy;
@@ -67,6 +69,7 @@ pub const SHARING: &[&str] = &[
     "a_reader_whose_outcome_is_unknown_is_cleaned_up",
     "a_reader_dropped_at_any_await_leaves_nothing",
     "a_writer_dropped_while_it_waits_for_readers_leaves_nothing",
+    "a_reader_that_nobody_polls_keeps_nobody_from_other_keys",
     "a_dropped_reader_is_given_back_soon",
     "all_readers_are_known_as_such",
     "a_release_by_force_takes_the_lock_from_all_its_readers",
@@ -559,4 +562,17 @@ async fn batches_that_read_and_write_the_same_keys_come_to_their_end(stage: Stag
     tokio::time::timeout(SOON * 4, futures_util::future::join_all(tasks))
         .await
         .expect("all come to their end");
+}
+
+async fn a_reader_that_nobody_polls_keeps_nobody_from_other_keys(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let acquire = || {
+        let wanted = reader(&ours, &key);
+        async move { wanted.acquire().await }
+    };
+    let all = || {
+        let wanted = theirs.locks.lock(&key);
+        async move { wanted.acquire().await }
+    };
+    unpolled_keeps_nobody_from_other_keys(&stage, [&ours, &theirs], acquire, all).await;
 }
