@@ -87,7 +87,8 @@ impl RedisClaim {
     }
 
     fn step(&self, step: Step) -> Request {
-        Request { names: self.names.clone(), token: self.request.token, step, clock: None }
+        let (names, clock) = (self.names.clone(), Some(self.clock.clone()));
+        Request { names, token: self.request.token, step, clock }
     }
 
     /// Whether the lock is held alone, and waited for without a place in line.
@@ -253,6 +254,8 @@ impl Claim for RedisClaim {
         }
         let request = self.step(Step::Withdraw);
         if !self.held && !self.unanswered.is_empty() {
+            // Those that follow attempts on their connections are under way for longer than this call.
+            let request = Request { clock: None, ..request };
             let limit = (self.request.lease, self.patience());
             return Box::pin(self.unanswered.withdraw(&self.client.servers, &request, limit)).await;
         }

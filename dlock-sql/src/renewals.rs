@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Mode, Renewed};
+use dlock_core::backend::{ClaimRequest, Mode, Renewed, RequestClock};
 use dlock_core::{Failure, Key, Token};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -27,6 +27,8 @@ pub(crate) struct Renewal {
     limit: Duration,
     /// When the lease ends.
     ends_at: Instant,
+    /// It waits for the statement before it, and for others to go along with.
+    clock: RequestClock,
     answer: oneshot::Sender<Result<Renewed, Failure>>,
 }
 
@@ -66,9 +68,11 @@ impl Renewals {
     pub(crate) async fn extend(
         &self,
         request: &ClaimRequest,
+        clock: &RequestClock,
         since: &mut Instant,
     ) -> Result<Renewed, Failure> {
         let ((answer, receiver), sent) = (oneshot::channel(), Instant::now());
+        clock.queued();
         let renewal = Renewal {
             key: request.key.clone(),
             token: request.token,
@@ -76,6 +80,7 @@ impl Renewals {
             mode: request.mode,
             limit: request.request_timeout,
             ends_at: *since + request.lease,
+            clock: clock.clone(),
             answer,
         };
         // The worker lives as long as what it renews on, and the keeper's thread.
@@ -113,7 +118,8 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
         if waiting.len() > R::AT_ONCE {
             waiting.sort_by_key(|renewal| renewal.ends_at);
         }
-        let renewals: Vec<_> = waiting.drain(..waiting.len().min(R::AT_ONCE)).collect();
+        let mut renewals: Vec<_> = waiting.drain(..waiting.len().min(R::AT_ONCE)).collect();
+        renewals.retain(|renewal| renewal.clock.written());
         if renewals.is_empty() {
             continue;
         }
@@ -152,6 +158,7 @@ async fn gather(inbox: &mut mpsc::UnboundedReceiver<Renewal>, waiting: &mut Vec<
 mod tests {
     use std::sync::Mutex;
 
+    use dlock_core::Clock;
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -176,7 +183,8 @@ mod tests {
         let (lease, limit) = (Duration::from_secs(10), Duration::from_secs(1));
         let ends_at = Instant::now() + Duration::from_secs(ends_in);
         let (key, token) = (Key::new(key).unwrap(), Token::random().unwrap());
-        (Renewal { key, token, lease, mode: Mode::Exclusive, limit, ends_at, answer }, receiver)
+        let clock = RequestClock::new(Clock::system());
+        (Renewal { key, token, lease, mode: Mode::Exclusive, limit, ends_at, clock, answer }, receiver)
     }
 
     #[tokio::test(start_paused = true)]

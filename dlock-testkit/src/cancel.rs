@@ -77,7 +77,7 @@ pub async fn cut_at<F: Future>(future: F, cut: Cut) -> Option<F::Output> {
 /// # Cancel safety
 ///
 /// May be dropped and called again: `future` is then where the last poll left it.
-pub async fn polled<F: Future>(mut future: Pin<&mut F>, polls: usize) -> Option<F::Output> {
+pub async fn polled<F: Future + ?Sized>(mut future: Pin<&mut F>, polls: usize) -> Option<F::Output> {
     let mut left = polls;
     poll_fn(|cx| {
         if left == 0 {

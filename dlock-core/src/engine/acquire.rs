@@ -6,36 +6,38 @@
 //! the other, where every place in line that was reached is kept.
 
 mod attempt;
+mod begin;
 mod limits;
 mod line;
 mod listen;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use crate::backend::request_clock::RequestStage;
-use crate::backend::{Backoff, Busy, Grant, RequestClock};
+use crate::backend::request_clock::UNSENT;
+use crate::backend::{Backoff, Busy, Grant};
 use crate::clock::Timestamp;
 use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
+pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
-    NotificationPace, RequestLimits, is_over, pause_after, pause_until, timed_out, within,
+    NotificationPace, is_over, leave_time_for_an_answer, pause_after, pause_until, timed_out, within,
 };
 use crate::engine::acquire::listen::listen;
+use crate::engine::bounds::{RequestBounds, Unanswered};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
 use crate::engine::share::Share;
 use crate::engine::tasks::Tasks;
 use crate::engine::wait_queue::{Ticket, Turn};
-use crate::engine::{Engine, Spec, scope, threads};
+use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::options::Wait;
 use crate::holder::Holder;
-use crate::telemetry::{AcquireSpan, Spanned};
+use crate::telemetry::AcquireSpan;
 
 /// How often all of many are tried for before they are taken one after the other.
 const MOST_TRIES: u32 = 8;
@@ -43,56 +45,6 @@ const MOST_TRIES: u32 = 8;
 /// What is wanted, or the guards of it; one lock needs no memory for the list.
 pub(super) type Specs = SmallVec<[Spec; 1]>;
 pub(crate) type Shares = SmallVec<[Share; 1]>;
-
-/// Locks that are being taken; [`only_share`] has what comes of one.
-pub(crate) type Taking = Pin<Box<dyn Future<Output = Result<Option<Shares>, Error>> + Send>>;
-
-/// Begins to take one lock, without a look at what the caller holds already. The wait counts from `started`, or from
-/// now.
-pub(crate) fn begin(spec: Spec, started: Option<Instant>) -> Result<Taking, Error> {
-    take(smallvec![spec], started)
-}
-
-/// The share of the one lock that was taken.
-pub(crate) fn only_share(taken: Option<Shares>) -> Share {
-    match taken.and_then(|shares| shares.into_iter().next()) {
-        Some(share) => share,
-        None => unreachable!("one lock is never set aside"),
-    }
-}
-
-/// Takes several locks of one engine, with one wait for all, in one step; `None` when they have to be taken one after
-/// the other. The shares are in the order of `specs`.
-pub(crate) fn acquire_all(
-    specs: Specs,
-    started: Instant,
-) -> impl Future<Output = Result<Option<Shares>, Error>> {
-    let taking = take(specs, Some(started));
-    async move { taking?.await }
-}
-
-/// Boxed, and made outside of any future: the state of a wait would make the future of every annotated fn four times as
-/// large.
-fn take(specs: Specs, started: Option<Instant>) -> Result<Taking, Error> {
-    let first = &specs[0];
-    let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
-    scope::may_acquire(&first.engine).map_err(refuse)?;
-    let keys = (specs.len() > 1).then_some(specs.len());
-    let span = first.engine.telemetry.acquire_started(first.subject(), keys);
-    // On the keeper's thread, for a caller who has no tokio runtime with timers.
-    let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
-    // Inside the span, whose trace goes along with the claims.
-    let acquire = async move {
-        let mut acquire = Acquire::new(&specs, started)?;
-        acquire.run().await
-    };
-    let acquire = acquire.in_span(span);
-    let Some(engine) = on_keeper else { return Ok(Box::pin(acquire)) };
-    Ok(Box::pin(async move {
-        let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
-        engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
-    }))
-}
 
 /// One acquire.
 struct Acquire<'a> {
@@ -113,6 +65,8 @@ struct Acquire<'a> {
     asked_at: Instant,
     /// Whether `asked_at` is that of an attempt that is about to begin.
     asks_at_once: bool,
+    /// Whether the acquire was begun before, and taken back.
+    is_again: bool,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
     /// When the last request was sent.
@@ -143,8 +97,12 @@ struct Acquire<'a> {
 type QueuePlace<'a> = Option<(usize, Ticket<'a>)>;
 
 impl<'a> Acquire<'a> {
-    fn new(specs: &'a [Spec], started: Option<Instant>) -> Result<Self, Error> {
-        let (asks_at_once, started) = (started.is_none(), started.unwrap_or_else(Instant::now));
+    fn new(specs: &'a [Spec], start: Start) -> Result<Self, Error> {
+        let (asks_at_once, is_again, started) = match start {
+            Start::Now => (true, false, Instant::now()),
+            Start::At(started) => (false, false, started),
+            Start::Again(started) => (false, true, started),
+        };
         let first = &specs[0];
         let (engine, options) = (&first.engine, &first.options);
         let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
@@ -171,6 +129,7 @@ impl<'a> Acquire<'a> {
             span: AcquireSpan::begin(&engine.telemetry, &engine.wait_queue, first.subject(), started),
             asked_at: started,
             asks_at_once,
+            is_again,
             first_sent: None,
             last_sent: Timestamp::from_nanos(0),
             unknowns: 0,
@@ -235,6 +194,7 @@ impl<'a> Acquire<'a> {
             (self.asks_at_once, self.was_busy) = (false, true);
             let ticket = self.join(place, None);
             Box::pin(within(engine, self.patient_until, ticket.turn())).await?;
+            self.leave_time_for_an_answer(Some(&ticket)).await?;
             line = Some((place, ticket));
             self.span.turn();
         }
@@ -252,7 +212,7 @@ impl<'a> Acquire<'a> {
                 return Ok(Some(smallvec![share]));
             }
             // The first one is made in any case.
-            if self.waits && self.span.attempts() > 0 && is_over(self.until) {
+            if self.waits && (self.is_again || self.span.attempts() > 0) && is_over(self.until) {
                 return Err(failed.unwrap_or_else(timed_out));
             }
             // Before the request: a release while it is under way may not be in its answer.
@@ -339,6 +299,7 @@ impl<'a> Acquire<'a> {
                             Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
                             turn => drop(turn?),
                         }
+                        self.leave_time_for_an_answer(Some(&ticket)).await?;
                         line = Some((0, ticket));
                         self.span.turn();
                     }
@@ -370,26 +331,39 @@ impl<'a> Acquire<'a> {
         self.last_sent = sent;
         self.set_unsettled(true);
         let written = self.pendings[0].begin_request();
-        let limits = RequestLimits {
+        let bounds = RequestBounds {
+            clock: &self.engine.clock,
+            written,
             from: self.asked_at,
-            request: self.request_timeout,
+            limit: self.request_timeout,
             until: self.until,
-            was_busy: self.was_busy,
         };
-        let step =
-            limits.bound(self.engine, written.as_ref(), request(self.engine, &mut self.pendings)).await;
+        let step = bounds.answer(request(self.engine, &mut self.pendings)).await;
+        let step = step.unwrap_or_else(|unanswered| match unanswered {
+            Unanswered::Unsent if self.was_busy => {
+                AttemptOutcome::Failed(Failure::new(ErrorKind::TimedOut, UNSENT))
+            }
+            Unanswered::Unsent => AttemptOutcome::Failed(unanswered.into_failure()),
+            unanswered => AttemptOutcome::Unknown(unanswered.into_failure()),
+        });
         if let AttemptOutcome::Granted(_) = &step {
-            // Nothing below matters any more, and a look at the clock costs as much as all else here.
-            self.note_written(written, sent, first_sent);
+            // Nothing below matters any more, and a look at the clock costs as much as all else here; but where there
+            // was a wait, others will have to know how long an answer takes.
+            if self.was_busy {
+                self.engine.round_trip.note(self.asked_at.elapsed().min(self.request_timeout / 2));
+            }
+            self.note_written(bounds.written_at(), sent, first_sent);
             return step;
         }
         let took = self.asked_at.elapsed();
         // One slow answer, or a pause of this process, is forgotten soon.
-        self.round_trip = took.min(self.request_timeout / 2).max(self.round_trip / 2);
+        let bounded = took.min(self.request_timeout / 2);
+        self.round_trip = bounded.max(self.round_trip / 2);
+        self.engine.round_trip.note(bounded);
         let passed = self.engine.clock.now().since(sent);
         self.virtual_time =
             (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
-        self.note_written(written, sent, first_sent);
+        self.note_written(bounds.written_at(), sent, first_sent);
         match step {
             AttemptOutcome::Granted(_) | AttemptOutcome::Unknown(_) => return step,
             // Others of them may have been taken all the same, and are not wanted without this one.
@@ -421,11 +395,11 @@ impl<'a> Acquire<'a> {
     /// Counts from when the request was written, where that is known.
     fn note_written(
         &mut self,
-        written: Option<RequestClock>,
+        written_at: Option<Timestamp>,
         sent: Timestamp,
         first_sent: Option<Timestamp>,
     ) {
-        if let Some(RequestStage::Written(at)) = written.map(|written| written.stage()) {
+        if let Some(at) = written_at {
             self.last_sent = at.max(sent);
             self.first_sent = first_sent.or(Some(self.last_sent));
         }
@@ -508,7 +482,7 @@ impl<'a> Acquire<'a> {
     async fn wait_for_change(
         &mut self,
         retry_after: Option<Duration>,
-        ticket: Option<&Ticket<'_>>,
+        ticket: Option<&Ticket<'a>>,
     ) -> Result<(), Failure> {
         let (began, poll) = (Instant::now(), self.next_poll(ticket));
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
@@ -550,14 +524,18 @@ impl<'a> Acquire<'a> {
                 }
             }
         }
-        // One that can hardly be answered in time would end in doubt, where the answer so far is certain.
-        match self.until {
-            Some(until) if until.saturating_duration_since(Instant::now()) < self.round_trip * 2 => {
-                // But a lock that is handed over needs no answer.
-                if pause_until(engine, until, None, ticket).await? { Ok(()) } else { Err(timed_out()) }
-            }
-            _ => Ok(()),
-        }
+        self.leave_time_for_an_answer(ticket).await
+    }
+
+    /// Ends the wait where too little of it is left for an answer.
+    fn leave_time_for_an_answer<'t>(
+        &self,
+        ticket: Option<&'t Ticket<'a>>,
+    ) -> impl Future<Output = Result<(), Failure>> + use<'a, 't> {
+        let wait = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(self.started));
+        // What was slow for others ends no wait much earlier than it was to end.
+        let recent = self.engine.round_trip.recent().min(wait / 8);
+        leave_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
     }
 
     /// When to ask again if nobody tells.

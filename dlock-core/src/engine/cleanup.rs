@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Backoff, Withdrawal};
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
+use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::Hold;
 use crate::engine::tenure::Tenure;
-use crate::engine::timer::bounded;
-use crate::error::{ErrorKind, Failure};
+use crate::error::Failure;
 use crate::key::Key;
 use crate::telemetry::{Site, Spanned, Subject, Trace};
 
@@ -82,7 +82,8 @@ impl Cleanup {
         let mut news = true;
         loop {
             let left = self.leave_until.since(clock.now());
-            let answer = withdraw_once(&mut self.claim, self.request_timeout, left).await;
+            let answer =
+                withdraw_once(&mut self.claim, clock, (self.request_timeout, self.lease), left).await;
             let over = clock.now() >= until;
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());
@@ -140,15 +141,15 @@ pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
     });
 }
 
-/// One bounded request to withdraw, which leaves the key taken for what is left of the time that it is to be so.
+/// One bounded request to withdraw, which leaves the key taken for what is left of the time that it is to be so. While
+/// it waits for its turn it is of use until the lease has ended.
 pub(crate) async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
-    limit: Duration,
+    clock: &Clock,
+    (limit, lease): (Duration, Duration),
     left: Duration,
 ) -> Result<Withdrawal, Failure> {
+    let bounds = RequestBounds::of(&**claim, clock, limit, lease.max(limit));
     let step = if left.is_zero() { claim.withdraw() } else { claim.leave(left) };
-    match bounded(|| tokio::time::sleep(limit), step).await {
-        Some(answer) => answer,
-        None => Err(Failure::new(ErrorKind::Unknown, format!("no answer to a release within {limit:?}"))),
-    }
+    bounds.answer(step).await.unwrap_or_else(|none| Err(none.into_failure()))
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::backend::{Backoff, Mode, Renewed};
 use crate::clock::Timestamp;
+use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::timer::bounded;
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -101,15 +102,17 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
     let Some(claim) = lent.claim() else { return Err(ended(hold)) };
     let clock = &hold.engine.clock;
     let sent = clock.now();
-    let limit = limit.min(hold.deadline().since(sent));
+    let left = hold.deadline().since(sent);
+    let bounds = RequestBounds::of(&**claim, clock, limit.min(left), left);
     let answer = tokio::select! {
         biased;
         // A release must not wait for this; one that is on its way changes nothing once the token is gone.
         () = hold.ended() => return Err(ended(hold)),
-        answer = bounded(|| tokio::time::sleep(limit), claim.downgrade()) => answer,
+        answer = bounds.answer(claim.downgrade()) => answer.unwrap_or_else(|none| Err(none.into_failure())),
     };
+    let sent = bounds.written_at().map_or(sent, |at| at.max(sent));
     match answer {
-        Some(Ok(Renewed::Extended)) => {
+        Ok(Renewed::Extended) => {
             hold.downgraded(sent);
             hold.engine.registry.contacted(sent);
             // Those who wait here to read may ask, like those elsewhere.
@@ -117,12 +120,11 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
             hold.engine.telemetry.downgraded(hold.subject());
             if hold.condition() == Condition::Lost { Err(ended(hold)) } else { Ok(()) }
         }
-        Some(Ok(Renewed::Gone)) => {
+        Ok(Renewed::Gone) => {
             hold.lose_by(Loss::Gone);
             Err(ended(hold))
         }
-        Some(Err(failure)) => Err(failure),
-        None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
+        Err(failure) => Err(failure),
     }
 }
 

@@ -7,14 +7,12 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
+use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later};
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::{Engine, Spec};
-use crate::sync::atomic::Ordering;
 
 /// A lock on its way from one section to the next.
 pub(super) struct Handoff {
@@ -71,10 +69,7 @@ pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken)
     let Some(Some(claim)) = hold.try_take_claim() else { return Err(Unpassed { claim: None, activity }) };
     let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
     match engine.wait_queue.hand_over(&hold.key, hold.lease, Box::new(handoff)) {
-        Ok(()) => {
-            watch(engine);
-            Ok(())
-        }
+        Ok(()) => Ok(()),
         Err(parcel) => match Handoff::of(parcel) {
             Some(mut handoff) => match (handoff.claim.take(), handoff.activity.take()) {
                 (claim, Some(activity)) => Err(Unpassed { claim, activity }),
@@ -83,36 +78,6 @@ pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken)
             None => Ok(()),
         },
     }
-}
-
-/// How often somebody looks for waiters that were handed the lock and do not take it.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Has the keeper take the lock back from a waiter that nobody polls, such as a future that a `select!` left aside: it
-/// would keep the lock from other processes for as long as the lease.
-fn watch(engine: &Arc<Engine>) {
-    let watched = &engine.wait_queue.watched;
-    if watched.load(Ordering::SeqCst) || watched.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let watching = Arc::downgrade(engine);
-    engine.later(async move {
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let Some(engine) = watching.upgrade() else { return };
-            // Dropping them releases the locks.
-            let (_not_taken, on_its_way) = engine.wait_queue.not_taken();
-            if on_its_way {
-                continue;
-            }
-            engine.wait_queue.watched.store(false, Ordering::SeqCst);
-            // One that was handed over meanwhile counted on this.
-            let (_, on_its_way) = engine.wait_queue.not_taken();
-            if !on_its_way || engine.wait_queue.watched.swap(true, Ordering::SeqCst) {
-                return;
-            }
-        }
-    });
 }
 
 /// Ends the hold of a guard that was dropped: passes it on, or has the keeper release it.

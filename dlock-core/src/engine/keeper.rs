@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use crate::backend::dynamic::DynBackend;
 use crate::backend::{Entropy, Renewed};
 use crate::engine::Engine;
+use crate::engine::bounds::RequestBounds;
 use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::{DueWork, HoldRegistry};
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::HandoffLimits;
-use crate::error::Failure;
 use crate::guarded::Panicked;
 use crate::telemetry::{Loss, Spanned, Telemetry};
 
@@ -130,29 +130,27 @@ async fn renew_once(hold: &Hold) {
     let clock = &hold.engine.clock;
     let telemetry = &hold.engine.telemetry;
     let sent = clock.now();
-    let limit = hold.renewal_limit(sent);
+    // While it waits for its turn it is of use until the lease ends.
+    let bounds = RequestBounds::of(&**claim, clock, hold.renewal_limit(sent), hold.deadline().since(sent));
     let answer = tokio::select! {
         biased;
         // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.
         () = hold.ended() => return,
-        answer = tokio::time::timeout(limit, claim.renew()) => answer,
+        answer = bounds.answer(claim.renew()) => answer.unwrap_or_else(|none| Err(none.into_failure())),
     };
+    let sent = bounds.written_at().map_or(sent, |at| at.max(sent));
     let took = || clock.now().since(sent);
     match answer {
-        Ok(Ok(Renewed::Extended)) => {
+        Ok(Renewed::Extended) => {
             hold.confirm(sent);
             hold.engine.registry.contacted(sent);
             telemetry.renewed(hold.site, took);
         }
-        Ok(Ok(Renewed::Gone)) => {
+        Ok(Renewed::Gone) => {
             hold.lose_by(Loss::Gone);
             telemetry.renewal_found_gone(hold.site, took);
         }
-        failed => {
-            let failure = match failed {
-                Ok(Err(failure)) => failure,
-                _ => Failure::unknown(format!("no answer to a renewal within {limit:?}")),
-            };
+        Err(failure) => {
             // What counts comes before what is logged of it.
             hold.renewal_failed();
             let left = || hold.deadline().since(clock.now());

@@ -2,6 +2,8 @@
 
 pub(crate) mod acquire;
 pub(crate) mod activity;
+pub(crate) mod attended;
+pub(crate) mod bounds;
 pub(crate) mod cleanup;
 pub(crate) mod downgrade;
 pub(crate) mod handoff;
@@ -31,6 +33,8 @@ use tokio::sync::mpsc;
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy};
 use crate::clock::Clock;
+use crate::engine::attended::Attendance;
+use crate::engine::bounds::RoundTrip;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
@@ -54,6 +58,8 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
     pub(crate) wait_queue: WaitQueue,
+    pub(crate) attendance: Arc<Attendance>,
+    pub(crate) round_trip: RoundTrip,
     pub(crate) tenures: Tenures,
     pub(crate) registry: Arc<HoldRegistry>,
     tasks: mpsc::UnboundedSender<Task>,
@@ -74,6 +80,7 @@ impl Engine {
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
+        let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry));
         let identity = Identity::of_this_process(label);
         let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), keeper));
         Arc::new(Self {
@@ -88,6 +95,8 @@ impl Engine {
                 Backoff::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,
             ),
+            attendance,
+            round_trip: RoundTrip::default(),
             tenures: Tenures::new(limits, stand_back(&capabilities, &limits)),
             registry,
             tasks,

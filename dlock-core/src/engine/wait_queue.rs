@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::backend::Backoff;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
 
@@ -58,8 +58,6 @@ pub(crate) struct WaitQueue {
     polls: Backoff,
     /// Whether the first waiter is notified of releases elsewhere.
     notified: bool,
-    /// Somebody looks after parcels that are not taken.
-    pub(super) watched: AtomicBool,
 }
 
 #[derive(Default)]
@@ -98,8 +96,6 @@ struct Waiter {
     /// The lease of the lock that it would take from the one before; `None` while it asks by itself.
     takes: Option<Duration>,
     parcel: Option<(Duration, Parcel)>,
-    /// It did not take the parcel until somebody looked.
-    is_slow: bool,
 }
 
 /// One who has left: what is to be done when nothing is locked any more.
@@ -139,7 +135,6 @@ impl WaitQueue {
             shards: std::array::from_fn(|_| Mutex::default()),
             polls,
             notified,
-            watched: AtomicBool::new(false),
         }
     }
 
@@ -219,22 +214,6 @@ impl WaitQueue {
         }
     }
 
-    /// Returns what waiters had at the last look already, and did not take: nobody polls them. Says whether anything
-    /// else is on its way.
-    pub(super) fn not_taken(&self) -> (Vec<Parcel>, bool) {
-        let (mut not_taken, mut on_its_way) = (Vec::new(), false);
-        for number in 0..SHARDS {
-            for (_, waiter) in &mut self.shard(number).waiters {
-                if waiter.parcel.is_some() && std::mem::replace(&mut waiter.is_slow, true) {
-                    not_taken.extend(waiter.parcel.take().map(|(_, parcel)| parcel));
-                } else {
-                    on_its_way |= waiter.parcel.is_some();
-                }
-            }
-        }
-        (not_taken, on_its_way)
-    }
-
     /// Hands the lock, whose lease is this long, to the first waiter of `key`, if that one waits for its turn and wants
     /// such a lock. Gives it back otherwise.
     pub(super) fn hand_over(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
@@ -258,7 +237,7 @@ impl Waiter {
         if self.takes != Some(lease) {
             return Err((lease, parcel));
         }
-        (self.takes, self.is_slow, self.parcel) = (None, false, Some((lease, parcel)));
+        (self.takes, self.parcel) = (None, Some((lease, parcel)));
         Ok(())
     }
 }
@@ -304,7 +283,6 @@ impl Shard {
                 }
                 let next = &mut self.waiters[next];
                 next_waker = next.waker.take();
-                // In one step: who looks for locks that are not taken sees it here or there.
                 parcel = parcel.and_then(|parcel| next.put(parcel).err());
             }
             (None, None) => {
@@ -410,6 +388,13 @@ impl Ticket<'_> {
     /// Resolves when the lock is there to be [taken](Self::take_parcel).
     pub(super) async fn handed_over(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| false)).await;
+    }
+
+    /// Resolves when the lock is there to be [taken](Self::take_parcel), or this is the first waiter of a lock that was
+    /// released. Returns which.
+    pub(super) async fn handed_over_or_released(&self) -> bool {
+        std::future::poll_fn(|context| self.poll_when(context, |line| line.released)).await;
+        self.has_parcel()
     }
 
     fn has_parcel(&self) -> bool {

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::acquire::{acquire_all, begin, only_share};
+use crate::engine::acquire::{Start, acquire_all, begin, only_share};
+use crate::engine::attended::{Attended, Begun};
 use crate::engine::share::Share;
 use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -149,27 +150,11 @@ impl Batch {
     }
 
     pub(super) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
-        let started = Instant::now();
-        let wait = self.wait();
-        let wanted = self.wanted(wait)?;
-        let mut taken = Vec::with_capacity(wanted.len());
-        for one in &wanted {
-            taken.push(scope::reenter(&one.engine, &one.key, &one.options, false)?);
-        }
-        match take(&wanted, &mut taken, started).await {
-            Ok(()) => {
-                if let [first, ..] = &*wanted {
-                    first.engine.telemetry.batch_taken(first.site, wanted.len());
-                }
-                Ok(BatchGuard::new(taken.into_iter().flatten()))
-            }
-            Err(error) => {
-                let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
-                let guard = BatchGuard::new(taken.into_iter().flatten());
-                guard.give_back(limit.unwrap_or_default()).await;
-                Err(error.after_all(started.elapsed()))
-            }
-        }
+        let wanted: Arc<[Spec]> = self.wanted(self.wait())?.into();
+        let begin = |start| -> Begun<BatchGuard> { Box::pin(take_all(Arc::clone(&wanted), start)) };
+        let mut taking = Attended::Begun(begin(Start::At(Instant::now())));
+        let mut again = |started| Ok(begin(Start::Again(started)));
+        std::future::poll_fn(|context| taking.poll(context, &wanted[0].engine.attendance, &mut again)).await
     }
 
     /// What is to be taken, if all of it can work.
@@ -190,15 +175,37 @@ impl Batch {
     }
 }
 
+/// Takes all of them, or none.
+async fn take_all(wanted: Arc<[Spec]>, start: Start) -> Result<BatchGuard> {
+    let mut taken = Vec::with_capacity(wanted.len());
+    for one in &*wanted {
+        taken.push(scope::reenter(&one.engine, &one.key, &one.options, false)?);
+    }
+    match take(&wanted, &mut taken, start).await {
+        Ok(()) => {
+            if let [first, ..] = &*wanted {
+                first.engine.telemetry.batch_taken(first.site, wanted.len());
+            }
+            Ok(BatchGuard::new(taken.into_iter().flatten()))
+        }
+        Err(error) => {
+            let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
+            let guard = BatchGuard::new(taken.into_iter().flatten());
+            guard.give_back(limit.unwrap_or_default()).await;
+            Err(error.after_all(start.waited()))
+        }
+    }
+}
+
 /// Takes what is not yet `taken`, in its order.
-async fn take(wanted: &[Spec], taken: &mut [Option<Share>], started: Instant) -> Result<()> {
+async fn take(wanted: &[Spec], taken: &mut [Option<Share>], start: Start) -> Result<()> {
     let mut from = 0;
     for group in wanted.chunk_by(|a, b| Arc::ptr_eq(&a.engine, &b.engine)) {
         let taken = &mut taken[from..from + group.len()];
         from += group.len();
         let missing = group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one);
         if missing.clone().count() > 1
-            && let Some(shares) = acquire_all(missing.cloned().collect(), started).await?
+            && let Some(shares) = acquire_all(missing.cloned().collect(), start).await?
         {
             let places = taken.iter_mut().filter(|taken| taken.is_none());
             places.zip(shares).for_each(|(place, share)| *place = Some(share));
@@ -206,7 +213,7 @@ async fn take(wanted: &[Spec], taken: &mut [Option<Share>], started: Instant) ->
         }
         for (one, place) in group.iter().zip(taken) {
             if place.is_none() {
-                *place = Some(only_share(begin(one.clone(), Some(started))?.await?));
+                *place = Some(only_share(begin(one.clone(), start)?.await?));
             }
         }
     }

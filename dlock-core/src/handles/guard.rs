@@ -287,7 +287,7 @@ impl Leaving {
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
             let left = self.hold.leave_until().since(self.hold.engine.clock.now());
-            match withdraw_once(claim, limit, left).await {
+            match withdraw_once(claim, &self.hold.engine.clock, (limit, self.hold.lease), left).await {
                 // A reply may be lost after the release took effect: ask once more before it is called unknown.
                 Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
                 answer => break answer,

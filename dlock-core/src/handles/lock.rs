@@ -1,10 +1,12 @@
 //! A lock: a key with options.
 
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::backend::Mode;
-use crate::engine::acquire::{Taking, begin, only_share};
+use crate::engine::acquire::{Shares, Start, begin, only_share};
+use crate::engine::attended::Attended;
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
@@ -192,7 +194,8 @@ impl Lock {
     }
 
     async fn acquire_anew(&self) -> Result<Guard> {
-        Ok(Guard::new(only_share(self.begin()?.await?)))
+        let mut taking = self.begin()?;
+        std::future::poll_fn(|context| self.poll_taking(&mut taking, context)).await
     }
 
     /// A further guard, if the calling scope holds the lock already.
@@ -207,8 +210,21 @@ impl Lock {
     }
 
     /// Begins to take a lock that the calling scope does not hold.
-    pub(super) fn begin(&self) -> Result<Taking> {
-        begin(self.spec(self.checked(&self.options)?, self.options), None)
+    pub(super) fn begin(&self) -> Result<Attended<Option<Shares>>> {
+        let spec = self.spec(self.checked(&self.options)?, self.options);
+        Ok(Attended::Begun(begin(spec, Start::Now)?))
+    }
+
+    /// Polls what [`begin`](Self::begin) began.
+    pub(super) fn poll_taking(
+        &self,
+        taking: &mut Attended<Option<Shares>>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Guard>> {
+        let mut again =
+            |started| begin(self.spec(self.checked(&self.options)?, self.options), Start::Again(started));
+        let taken = ready!(taking.poll(context, &self.engine.attendance, &mut again))?;
+        Poll::Ready(Ok(Guard::new(only_share(taken))))
     }
 
     /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use crate::engine::acquire::{Taking, only_share};
+use crate::engine::acquire::Shares;
+use crate::engine::attended::Attended;
 use crate::engine::scope::Scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::batch::{Batch, BatchGuard};
@@ -46,7 +47,7 @@ enum SectionState {
 }
 
 enum Entering {
-    One(Taking),
+    One(Attended<Option<Shares>>),
     All(Step<Result<SectionGuard>>),
 }
 
@@ -182,11 +183,12 @@ impl Section {
             };
         }
         let SectionState::Entering(taking) = &mut self.state else { return Poll::Ready(Ok(())) };
-        let taken = match taking {
-            Entering::One(taking) => {
-                ready!(taking.as_mut().poll(cx)).map(|taken| SectionGuard::One(Guard::new(only_share(taken))))
+        let taken = match (taking, &self.target) {
+            (Entering::One(taking), SectionTarget::Lock(lock)) => {
+                ready!(lock.poll_taking(taking, cx)).map(SectionGuard::One)
             }
-            Entering::All(taking) => ready!(taking.as_mut().poll(cx)),
+            (Entering::All(taking), _) => ready!(taking.as_mut().poll(cx)),
+            (Entering::One(_), SectionTarget::Batch(_)) => unreachable!("one lock is taken for a lock"),
         };
         self.state = SectionState::Outside;
         Poll::Ready(match taken {

@@ -349,6 +349,11 @@ impl Telemetry {
         self.metrics.keeper_lagged(by);
     }
 
+    /// The keeper took back so many acquires that nobody polled.
+    pub(crate) fn acquires_unpolled(&self, acquires: usize) {
+        spans::acquires_unpolled(self, acquires);
+    }
+
     /// The keeper panicked, and goes on.
     pub(crate) fn keeper_panicked(panic: &Panicked) {
         spans::keeper_panicked(panic);

@@ -358,6 +358,13 @@ pub(super) fn meter_panicked(panic: &Panicked) {
     );
 }
 
+pub(super) fn acquires_unpolled(to: &Telemetry, acquires: usize) {
+    tell(|| {
+        let what = "acquires had their turn, and nobody polled them: it went to others, and they begin anew";
+        info!(target: "dlock", backend = to.backend, acquires, "{what}");
+    });
+}
+
 pub(super) fn keeper_panicked(panic: &Panicked) {
     tell(|| error!(target: "dlock", %panic, "the keeper panicked, and goes on"));
 }

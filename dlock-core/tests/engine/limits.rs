@@ -184,6 +184,7 @@ struct Queueing {
 
 struct QueueingClaim {
     queue: Duration,
+    lease: Duration,
     written: Arc<AtomicUsize>,
     busy: Arc<AtomicUsize>,
     request: RequestClock,
@@ -204,14 +205,29 @@ impl Backend for Queueing {
         Memory::new().lock_id(key)
     }
 
-    fn claim(&self, _request: ClaimRequest) -> QueueingClaim {
-        let request = RequestClock::new(self.clock());
+    fn claim(&self, request: ClaimRequest) -> QueueingClaim {
+        let (lease, request) = (request.lease, RequestClock::new(self.clock()));
         let (written, busy) = (Arc::clone(&self.written), Arc::clone(&self.busy));
-        QueueingClaim { queue: self.queue, written, busy, request }
+        QueueingClaim { queue: self.queue, lease, written, busy, request }
     }
 
     async fn inspect(&self, _key: &Key) -> Result<Option<Holder>, Failure> {
         Ok(None)
+    }
+}
+
+impl QueueingClaim {
+    async fn have_written(&self) -> Result<(), Failure> {
+        self.request.queued();
+        let (request, written, queue) = (self.request.clone(), Arc::clone(&self.written), self.queue);
+        // The task that writes goes on whoever waits for the answer.
+        let writer = tokio::spawn(async move {
+            tokio::time::sleep(queue).await;
+            if request.written() {
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        writer.await.map_err(|error| Failure::unknown(error.to_string()))
     }
 }
 
@@ -224,24 +240,17 @@ impl Claim for QueueingClaim {
         if self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             return Ok(Attempt::Busy(Busy::default()));
         }
-        self.request.queued();
-        let (request, written, queue) = (self.request.clone(), Arc::clone(&self.written), self.queue);
-        // The task that writes goes on whoever waits for the answer.
-        let writer = tokio::spawn(async move {
-            tokio::time::sleep(queue).await;
-            if request.written() {
-                written.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        writer.await.map_err(|error| Failure::unknown(error.to_string()))?;
-        Ok(Attempt::Granted(Grant::new(Term::Lease(Duration::from_secs(30)))))
+        self.have_written().await?;
+        Ok(Attempt::Granted(Grant::new(Term::Lease(self.lease))))
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
+        self.have_written().await?;
         Ok(Renewed::Extended)
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        self.have_written().await?;
         Ok(Withdrawal::REMOVED)
     }
 
@@ -258,6 +267,24 @@ async fn time_in_a_queue_of_this_process_is_no_time_of_the_request() {
     let guard = lock.acquire().await.unwrap();
     assert_eq!(locks.stats().rechecks, 0);
     guard.check().unwrap();
+}
+
+/// The queue is longer than a request may take: what is given up there and asked again is never answered.
+#[tokio::test]
+async fn a_renewal_and_a_release_that_wait_for_their_turn_are_neither_given_up_nor_repeated() {
+    let (queue, limit) = (Duration::from_millis(300), Duration::from_millis(200));
+    let written = Arc::<AtomicUsize>::default();
+    let locks = Locks::new(Queueing { queue, written: Arc::clone(&written), busy: Arc::default() });
+    let lock = locks.lock("k").with_lease(Duration::from_secs(3)).with_request_timeout(limit);
+    let guard = lock.acquire().await.unwrap();
+    while locks.stats().renewals < 3 {
+        guard.check().unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(locks.stats().failed_renewals, 0);
+    let before = written.load(Ordering::SeqCst);
+    guard.release().await.unwrap();
+    assert_eq!(written.load(Ordering::SeqCst), before + 1, "one request");
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,4 +15,5 @@ mod script;
 mod sections;
 mod spans;
 mod unknown_outcome;
+mod unpolled;
 mod waiting;

@@ -183,3 +183,28 @@ async fn of_many_whose_servers_do_not_answer_only_the_first_in_line_goes_on_aski
     assert!(served.into_iter().all(|served| served.is_ok()));
     assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), FAILURES + WAITERS);
 }
+
+/// More want the lock than their waits have room for, so that turns come when next to nothing is left of a wait.
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_comes_too_late_for_an_answer_is_a_timeout_and_leaves_no_doubt() {
+    let memory = Memory::new();
+    // Half on the way there, half on the way back.
+    memory.faults().set_delay(Duration::from_millis(6));
+    let locks = Locks::builder(memory).with_wait(Duration::from_millis(500)).build().unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let lock = locks.lock("k").with_handoff(false);
+        tasks.spawn(async move {
+            let mut ends = Vec::new();
+            for _ in 0..20 {
+                let section = || tokio::time::sleep(Duration::from_millis(20));
+                ends.push(lock.run(async { section().await }).await.map_err(|error| error.kind()));
+            }
+            ends
+        });
+    }
+    let ends = tasks.join_all().await.concat();
+    let unknown = ends.iter().filter(|end| **end == Err(ErrorKind::Unknown)).count();
+    let timed_out = ends.iter().filter(|end| **end == Err(ErrorKind::TimedOut)).count();
+    assert!(unknown == 0 && timed_out > 100, "{unknown} unknown, {timed_out} timed out of {}", ends.len());
+}

@@ -63,8 +63,7 @@ impl RedisClaim {
     /// What to ask for, from now on with an ear on the channel where somebody of this client listens already.
     pub(super) fn asking(&mut self) -> Result<Request, Failure> {
         let (listens, who) = (self.listens()?, Who::of(&self.request));
-        let request = self.step(Step::Acquire { lease: self.lease(), listens, fences: self.reserves, who });
-        Ok(Request { clock: Some(self.clock.clone()), ..request })
+        Ok(self.step(Step::Acquire { lease: self.lease(), listens, fences: self.reserves, who }))
     }
 
     /// Whether there is an ear on the channel for it, which there is where somebody of this client listens already.

@@ -242,7 +242,7 @@ impl<S: Server> Claim for RowClaim<S> {
             // In which form it is held is not known, and this extends it in either.
             return self.downgrade().await;
         }
-        self.rows.renewals.extend(&self.request, &mut self.since).await
+        self.rows.renewals.extend(&self.request, &self.clock, &mut self.since).await
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {

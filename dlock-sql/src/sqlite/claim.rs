@@ -6,8 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Signal, Term, Withdrawal};
-use dlock_core::{Claim, ErrorKind, Failure, Fence, Holder, Key};
+use dlock_core::backend::{
+    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+};
+use dlock_core::{Claim, Clock, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 use tokio::time::Instant;
@@ -35,6 +37,8 @@ pub struct SqliteClaim {
     pub(super) held: bool,
     /// From when the lease counts.
     since: Instant,
+    /// Of renewals, which wait for each other.
+    clock: RequestClock,
     /// How many fences the next attempt reserves.
     pub(super) reserves: u32,
     /// Several had it at an earlier attempt.
@@ -70,6 +74,7 @@ impl SqliteClaim {
             detached: None,
             held: false,
             since: Instant::now(),
+            clock: RequestClock::new(Clock::system()),
             reserves: 1,
             shared_lock: false,
             downgrades: false,
@@ -232,7 +237,7 @@ impl Claim for SqliteClaim {
             return self.downgrade().await;
         }
         let Some(database) = &self.database else { return Ok(Renewed::Gone) };
-        database.renewals.extend(&self.request, &mut self.since).await
+        database.renewals.extend(&self.request, &self.clock, &mut self.since).await
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
@@ -314,6 +319,10 @@ impl Claim for SqliteClaim {
             .map_err(|error| classify(error, database.connections.path()))?;
         self.forget();
         Ok(awaited.map_or(Withdrawal::ABSENT, |wait| Withdrawal::REMOVED.with_others_waiting(wait.into())))
+    }
+
+    fn request_clock(&self) -> Option<RequestClock> {
+        Some(self.clock.clone())
     }
 
     fn is_clean(&self) -> bool {

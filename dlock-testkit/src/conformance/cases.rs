@@ -25,6 +25,7 @@ mod renewing;
 pub(super) mod sharing;
 mod shutting_down;
 mod unknown;
+mod unpolled;
 mod waiting;
 
 use super::Case;
@@ -43,6 +44,7 @@ pub(super) const ALL: &[&[Case]] = &[
     fences::CASES,
     handing_over::CASES,
     unknown::CASES,
+    unpolled::CASES,
     outages::CASES,
     panicking::CASES,
     cancelling::CASES,

@@ -4,59 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::attempt::AttemptOutcome;
-use crate::backend::request_clock::{RequestStage, UNSENT};
-use crate::backend::{Backoff, RequestClock};
-use crate::engine::timer::bounded;
+use crate::backend::Backoff;
 use crate::engine::wait_queue::Ticket;
 use crate::engine::{Engine, scope};
 use crate::error::{ErrorKind, Failure};
-
-/// How long a request may take.
-pub(super) struct RequestLimits {
-    /// When it was called.
-    pub(super) from: Instant,
-    /// From when it was written, or else called.
-    pub(super) request: Duration,
-    /// Whatever it waits for.
-    pub(super) until: Option<Instant>,
-    /// An earlier one found that somebody has the lock.
-    pub(super) was_busy: bool,
-}
-
-impl RequestLimits {
-    pub(super) async fn bound(
-        &self,
-        engine: &Engine,
-        written: Option<&RequestClock>,
-        request: impl Future<Output = AttemptOutcome>,
-    ) -> AttemptOutcome {
-        let mut request = std::pin::pin!(request);
-        let mut end = self.from + self.request;
-        loop {
-            let over = self.until.is_some_and(|until| until <= end);
-            let limit = if over { self.until.unwrap_or(end) } else { end };
-            if let Some(step) = bounded(|| tokio::time::sleep_until(limit), &mut request).await {
-                return step;
-            }
-            if over && written.is_some_and(RequestClock::cancel) {
-                let kind = if self.was_busy { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-                return AttemptOutcome::Failed(Failure::new(kind, UNSENT));
-            }
-            let left = match written.map(RequestClock::stage) {
-                Some(RequestStage::Queued) => self.request,
-                Some(RequestStage::Written(at)) => (at + self.request).since(engine.clock.now()),
-                Some(RequestStage::Called) | None => Duration::ZERO,
-            };
-            if over || left.is_zero() {
-                let limit =
-                    if over { "what was left of the wait".into() } else { format!("{:?}", self.request) };
-                return AttemptOutcome::Unknown(Failure::unknown(format!("no answer within {limit}")));
-            }
-            end = Instant::now() + left;
-        }
-    }
-}
 
 /// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
 /// tell of changes that are none, as often as it likes.
@@ -153,6 +104,25 @@ pub(super) async fn pause_until(
         }
     };
     within(engine, until, pause).await
+}
+
+/// Leaves the time that an answer takes: a request that is cut off ends in doubt, where it is certain so far that
+/// somebody else has the lock. A lock that is handed over needs no answer, and is waited for as long as nobody told of
+/// a release; whoever follows in line may have the time to ask then.
+pub(super) async fn leave_time_for_an_answer(
+    engine: &Engine,
+    until: Option<Instant>,
+    takes: Duration,
+    ticket: Option<&Ticket<'_>>,
+) -> Result<(), Failure> {
+    let Some(until) = until.filter(|until| until.saturating_duration_since(Instant::now()) < takes) else {
+        return Ok(());
+    };
+    let Some(ticket) = ticket else { return Err(timed_out()) };
+    match within(engine, Some(until), ticket.handed_over_or_released()).await? {
+        true => Ok(()),
+        false => Err(timed_out()),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,80 @@
+//! How an acquire begins, and from when its wait counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::smallvec;
+use tokio::time::Instant;
+
+use super::{Acquire, Shares, Specs};
+use crate::engine::attended::Begun;
+use crate::engine::share::Share;
+use crate::engine::{Spec, scope, threads};
+use crate::error::{Error, Failure, Operation};
+use crate::telemetry::Spanned;
+
+/// Locks that are being taken; [`only_share`] has what comes of one.
+pub(crate) type Taking = Begun<Option<Shares>>;
+
+/// From when the wait of an acquire counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start {
+    /// From its first poll, which follows at once.
+    Now,
+    At(Instant),
+    /// From then, when it began for the first time: it was [taken back](crate::engine::attended) since.
+    Again(Instant),
+}
+
+impl Start {
+    /// How long ago that is.
+    pub(crate) fn waited(self) -> Duration {
+        match self {
+            Self::Now => Duration::ZERO,
+            Self::At(started) | Self::Again(started) => started.elapsed(),
+        }
+    }
+}
+
+/// Begins to take one lock, without a look at what the caller holds already.
+pub(crate) fn begin(spec: Spec, start: Start) -> Result<Taking, Error> {
+    take(smallvec![spec], start)
+}
+
+/// The share of the one lock that was taken.
+pub(crate) fn only_share(taken: Option<Shares>) -> Share {
+    match taken.and_then(|shares| shares.into_iter().next()) {
+        Some(share) => share,
+        None => unreachable!("one lock is never set aside"),
+    }
+}
+
+/// Takes several locks of one engine, with one wait for all, in one step; `None` when they have to be taken one after
+/// the other. The shares are in the order of `specs`.
+pub(crate) fn acquire_all(specs: Specs, start: Start) -> impl Future<Output = Result<Option<Shares>, Error>> {
+    let taking = take(specs, start);
+    async move { taking?.await }
+}
+
+/// Boxed, and made outside of any future: the state of a wait would make the future of every annotated fn four times as
+/// large.
+fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
+    let first = &specs[0];
+    let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
+    scope::may_acquire(&first.engine).map_err(refuse)?;
+    let keys = (specs.len() > 1).then_some(specs.len());
+    let span = first.engine.telemetry.acquire_started(first.subject(), keys);
+    // On the keeper's thread, for a caller who has no tokio runtime with timers.
+    let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
+    // Inside the span, whose trace goes along with the claims.
+    let acquire = async move {
+        let mut acquire = Acquire::new(&specs, start)?;
+        acquire.run().await
+    };
+    let acquire = acquire.in_span(span);
+    let Some(engine) = on_keeper else { return Ok(Box::pin(acquire)) };
+    Ok(Box::pin(async move {
+        let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
+        engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
+    }))
+}

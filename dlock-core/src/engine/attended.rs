@@ -1,0 +1,294 @@
+//! Acquires that the keeper takes back when nobody polls them.
+//!
+//! An acquire may have the lock, be the first in line for it, or keep a place in the queue of a server, while nobody
+//! polls its future: a `select!` loop is busy in another branch, or the runtime is blocked. Everybody else would wait
+//! for that future, while the lock is free. So an acquire that was woken, and that nobody polls for 100 ms, is dropped
+//! by the keeper as its caller might drop it: its place goes to the next in line, and what it took is withdrawn. When
+//! it is polled again it begins anew, within the wait that began with its first poll.
+//!
+//! ```text
+//!                ┌──────────── poll ─────────────┐
+//!                ▼                               │
+//!   begun ──▶ polled ──▶ waits ──── wake ───▶ woken ── looks ──▶ taken back
+//!                │ ▲                                                │
+//!     done ◀─────┘ └───────────────────── poll ─────────────────────┘
+//! ```
+//!
+//! An acquire that never pends costs nothing of this. Each time that an acquire is taken back it gets twice the time,
+//! so that a caller who polls rarely gets its lock all the same, and an overloaded runtime is not kept busy with
+//! beginning anew.
+
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::engine::tasks::Task;
+use crate::error::Error;
+use crate::guarded::{drop_guarded, wake};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+use crate::telemetry::Telemetry;
+
+/// How often the keeper looks for acquires that were woken and not polled.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How many looks find an acquire woken before the first one takes it back: it had 100 ms at the least.
+const LOOKS: u32 = 2;
+
+/// How many looks that find no acquire end the looking, so that acquires that follow each other need not wake the
+/// keeper.
+const REST: u32 = 20;
+
+/// An acquire that has begun.
+pub(crate) type Begun<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+/// An acquire, which the keeper takes back when nobody polls it.
+pub(crate) enum Attended<T: 'static> {
+    /// It did not pend yet.
+    Begun(Begun<T>),
+    Listed(Box<Listed<T>>),
+    Done,
+}
+
+impl<T: 'static> Attended<T> {
+    /// Polls the acquire. Where the keeper took it back, `begin` begins it anew, with the moment at which its wait
+    /// began.
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        attendance: &Arc<Attendance>,
+        begin: &mut dyn FnMut(Instant) -> Result<Begun<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        let pends = &attendance.pends;
+        let is_first = matches!(self, Self::Begun(_));
+        if let Self::Begun(begun) = self {
+            let polled =
+                if pends.load(Ordering::Relaxed) { Poll::Pending } else { begun.as_mut().poll(context) };
+            if let Poll::Ready(taken) = polled {
+                *self = Self::Done;
+                return Poll::Ready(taken);
+            }
+            pends.store(true, Ordering::Relaxed);
+            if let Self::Begun(begun) = std::mem::replace(self, Self::Done) {
+                *self = Self::Listed(Box::new(Listed::new(attendance, begun)));
+            }
+        }
+        // Where it was polled above, once more: it has to know the waker that notes when it is woken.
+        let Self::Listed(listed) = self else { unreachable!("an acquire is not polled after its end") };
+        let taken = ready!(listed.poll(context, begin));
+        if is_first {
+            pends.store(false, Ordering::Relaxed);
+        }
+        *self = Self::Done;
+        Poll::Ready(taken)
+    }
+}
+
+/// An acquire in the list of its engine; dropping it drops the acquire.
+pub(crate) struct Listed<T: 'static> {
+    attendance: Arc<Attendance>,
+    place: usize,
+    slot: Arc<Slot<T>>,
+    /// Of the slot.
+    waker: Waker,
+    since: Instant,
+}
+
+/// Where an acquire is while nobody polls it.
+struct Slot<T> {
+    woken: AtomicBool,
+    inner: Mutex<Inner<T>>,
+}
+
+struct Inner<T> {
+    /// `None` while it is polled, and once it was taken back.
+    acquire: Option<Begun<T>>,
+    /// Of the caller, since the last poll and until it is woken.
+    waker: Option<Waker>,
+    /// How many looks found it woken since the last poll.
+    looks: u32,
+    /// How many of them it may have.
+    patience: u32,
+}
+
+impl<T: 'static> Listed<T> {
+    fn new(attendance: &Arc<Attendance>, acquire: Begun<T>) -> Self {
+        let inner = Inner { acquire: Some(acquire), waker: None, looks: 0, patience: LOOKS };
+        let slot = Arc::new(Slot { woken: AtomicBool::new(false), inner: Mutex::new(inner) });
+        let place = attendance.list(Arc::<Slot<T>>::clone(&slot));
+        let (attendance, waker) = (Arc::clone(attendance), Waker::from(Arc::clone(&slot)));
+        Self { attendance, place, slot, waker, since: Instant::now() }
+    }
+
+    fn poll(
+        &self,
+        context: &mut Context<'_>,
+        begin: &mut dyn FnMut(Instant) -> Result<Begun<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        let waker = context.waker().clone();
+        let (before, acquire) = {
+            let mut inner = self.slot.inner();
+            self.slot.woken.store(false, Ordering::SeqCst);
+            inner.looks = 0;
+            (inner.waker.replace(waker), inner.acquire.take())
+        };
+        drop_guarded(before);
+        let mut acquire = match acquire {
+            Some(acquire) => acquire,
+            None => begin(self.since)?,
+        };
+        let taken = acquire.as_mut().poll(&mut Context::from_waker(&self.waker));
+        if taken.is_pending() {
+            self.slot.inner().acquire = Some(acquire);
+        }
+        taken
+    }
+}
+
+impl<T: 'static> Drop for Listed<T> {
+    fn drop(&mut self) {
+        let slot = self.attendance.unlist(self.place);
+        let (acquire, waker) = {
+            let mut inner = self.slot.inner();
+            (inner.acquire.take(), inner.waker.take())
+        };
+        // What the acquire waits for may keep the waker, and with it the slot.
+        drop((slot, acquire));
+        drop_guarded(waker);
+    }
+}
+
+impl<T> Slot<T> {
+    fn inner(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: 'static> Wake for Slot<T> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let waker = {
+            let mut inner = self.inner();
+            self.woken.store(true, Ordering::SeqCst);
+            inner.waker.take()
+        };
+        wake(waker);
+    }
+}
+
+/// An acquire as the keeper sees it.
+trait Attend: Send + Sync {
+    fn is_woken(&self) -> bool;
+
+    /// Takes the acquire back if it was woken long enough ago. Returns whether it did.
+    fn look(&self) -> bool;
+}
+
+impl<T> Attend for Slot<T> {
+    fn is_woken(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
+
+    fn look(&self) -> bool {
+        let acquire = {
+            let mut inner = self.inner();
+            if !self.is_woken() || inner.acquire.is_none() {
+                return false;
+            }
+            inner.looks += 1;
+            if inner.looks <= inner.patience {
+                return false;
+            }
+            inner.patience = inner.patience.saturating_mul(2);
+            inner.acquire.take()
+        };
+        drop_guarded(acquire);
+        true
+    }
+}
+
+/// The acquires of one engine that pend.
+pub(crate) struct Attendance {
+    acquires: Mutex<Slab<Arc<dyn Attend>>>,
+    /// Whether the keeper looks.
+    watched: AtomicBool,
+    /// Whether the last acquire, or the first one, pended at its first poll. Then the next one is listed before that
+    /// poll, since it is likely to pend too; where acquires do not pend, as in memory, they are not listed for nothing.
+    pends: AtomicBool,
+    keeper: mpsc::UnboundedSender<Task>,
+    telemetry: Arc<Telemetry>,
+}
+
+/// A list that had more acquires than this gives its memory back when all have left.
+const KEPT: usize = 1_024;
+
+impl Attendance {
+    /// Creates the list of an engine, at which its keeper is to look.
+    pub(super) fn new(keeper: mpsc::UnboundedSender<Task>, telemetry: Arc<Telemetry>) -> Arc<Self> {
+        let (watched, pends) = (AtomicBool::new(false), AtomicBool::new(true));
+        Arc::new(Self { acquires: Mutex::default(), watched, pends, keeper, telemetry })
+    }
+
+    fn acquires(&self) -> MutexGuard<'_, Slab<Arc<dyn Attend>>> {
+        self.acquires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists an acquire, and has the keeper look unless it does.
+    fn list(self: &Arc<Self>, acquire: Arc<dyn Attend>) -> usize {
+        let place = self.acquires().insert(acquire);
+        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
+            // When the keeper is dead, it has said so, and nothing is granted any more.
+            let _ = self.keeper.send(Box::pin(watch(Arc::downgrade(self))));
+        }
+        place
+    }
+
+    fn unlist(&self, place: usize) -> Option<Arc<dyn Attend>> {
+        let mut acquires = self.acquires();
+        let acquire = acquires.try_remove(place);
+        if acquires.is_empty() && acquires.capacity() > KEPT {
+            *acquires = Slab::new();
+        }
+        acquire
+    }
+
+    /// Takes back those that were woken long enough ago. Returns whether any are listed.
+    fn look(&self) -> bool {
+        let (woken, are_some) = {
+            let acquires = self.acquires();
+            let woken = acquires.iter().map(|(_, acquire)| acquire).filter(|acquire| acquire.is_woken());
+            (woken.map(Arc::clone).collect::<Vec<_>>(), !acquires.is_empty())
+        };
+        let taken_back = woken.iter().filter(|acquire| acquire.look()).count();
+        if taken_back > 0 {
+            self.telemetry.acquires_unpolled(taken_back);
+        }
+        are_some
+    }
+}
+
+/// Looks again and again, until nothing has been listed for a while.
+async fn watch(attendance: Weak<Attendance>) {
+    let mut idle = 0;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(attendance) = attendance.upgrade() else { return };
+        idle = if attendance.look() { 0 } else { idle + 1 };
+        if idle < REST {
+            continue;
+        }
+        attendance.watched.store(false, Ordering::SeqCst);
+        // An acquire that was listed meanwhile counted on this.
+        if attendance.acquires().is_empty() || attendance.watched.swap(true, Ordering::SeqCst) {
+            return;
+        }
+    }
+}

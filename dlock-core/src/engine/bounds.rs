@@ -1,0 +1,115 @@
+//! How long one request may take.
+//!
+//! A request counts from when it was written, where the backend [knows](RequestClock) when that is. Before, it waits in
+//! this process for its turn. To give it up there and to ask again would put it at the end of that queue, and make the
+//! queue longer: it is kept, for as long as its answer is of use.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::RequestClock;
+use crate::backend::dynamic::DynClaim;
+use crate::backend::request_clock::{RequestStage, UNSENT};
+use crate::clock::{Clock, Timestamp};
+use crate::engine::timer::bounded;
+use crate::error::Failure;
+
+/// The bounds of one request.
+pub(super) struct RequestBounds<'a> {
+    pub(super) clock: &'a Clock,
+    /// What tells of its way to the wire, if anything does. It begins with the request.
+    pub(super) written: Option<RequestClock>,
+    /// When it was called.
+    pub(super) from: Instant,
+    /// How long the answer may take from when it was written, or else called.
+    pub(super) limit: Duration,
+    /// When all of it ends, the wait for its turn too.
+    pub(super) until: Option<Instant>,
+}
+
+/// Why there is no answer.
+pub(super) enum Unanswered {
+    /// The request was certainly not written, and will not be.
+    Unsent,
+    /// None came within this.
+    Late(Duration),
+    /// None came until the end of all.
+    Over,
+}
+
+impl<'a> RequestBounds<'a> {
+    /// Bounds a request of a claim that begins now.
+    pub(super) fn of(claim: &dyn DynClaim, clock: &'a Clock, limit: Duration, left: Duration) -> Self {
+        let (written, from) = (claim.request_clock().inspect(RequestClock::begin), Instant::now());
+        Self { clock, written, from, limit, until: from.checked_add(left) }
+    }
+
+    /// When the request was written, where that is known.
+    pub(super) fn written_at(&self) -> Option<Timestamp> {
+        match self.written.as_ref()?.stage() {
+            RequestStage::Written(at) => Some(at),
+            RequestStage::Called | RequestStage::Queued => None,
+        }
+    }
+
+    /// Awaits the answer.
+    pub(super) async fn answer<T>(&self, request: impl Future<Output = T>) -> Result<T, Unanswered> {
+        let mut request = pin!(request);
+        let mut end = self.from + self.limit;
+        loop {
+            let over = self.until.is_some_and(|until| until <= end);
+            let limit = if over { self.until.unwrap_or(end) } else { end };
+            if let Some(answer) = bounded(|| tokio::time::sleep_until(limit), &mut request).await {
+                return Ok(answer);
+            }
+            if over && self.written.as_ref().is_some_and(RequestClock::cancel) {
+                return Err(Unanswered::Unsent);
+            }
+            let left = match self.written.as_ref().map(RequestClock::stage) {
+                Some(RequestStage::Queued) => self.limit,
+                Some(RequestStage::Written(at)) => (at + self.limit).since(self.clock.now()),
+                Some(RequestStage::Called) | None => Duration::ZERO,
+            };
+            if over {
+                return Err(Unanswered::Over);
+            }
+            if left.is_zero() {
+                return Err(Unanswered::Late(self.limit));
+            }
+            end = Instant::now() + left;
+        }
+    }
+}
+
+impl Unanswered {
+    pub(super) fn into_failure(self) -> Failure {
+        match self {
+            Self::Unsent => Failure::unavailable(UNSENT),
+            Self::Late(limit) => Failure::unknown(format!("no answer within {limit:?}")),
+            Self::Over => Failure::unknown("no answer within what was left of the wait"),
+        }
+    }
+}
+
+/// How long answers took of late: the longest, which counts for less with each that follows.
+#[derive(Debug, Default)]
+pub(crate) struct RoundTrip(AtomicU64);
+
+impl RoundTrip {
+    /// An answer took so long.
+    pub(super) fn note(&self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let before = self.0.load(Ordering::Relaxed);
+        let now = took.max(before - before / 8);
+        if now != before {
+            self.0.store(now, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn recent(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
