@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_core::{Batch, ErrorKind, Lock, Locks, Memory, Wait};
+use dlock_core::backend::Backend;
+use dlock_core::{Batch, ErrorKind, Key, Lock, Locks, Memory, Wait};
 
 use super::Process;
 
@@ -114,7 +115,10 @@ async fn when_some_releases_fail_the_others_are_made_and_the_failed_ones_go_on()
 
 #[tokio::test]
 async fn a_failed_acquire_does_not_wait_for_a_release_that_gets_no_answer() {
-    let memories = [Memory::new(), Memory::new()];
+    let mut memories = [Memory::new(), Memory::new()];
+    // In the order in which a batch takes them.
+    let key = Key::new("k").unwrap();
+    memories.sort_by_key(|memory| memory.lock_id(&key));
     let [first, second] = memories
         .clone()
         .map(|memory| Locks::builder(memory).with_lease(Duration::from_secs(20)).build().unwrap());
