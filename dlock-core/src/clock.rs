@@ -19,8 +19,8 @@ impl Timestamp {
         Self(nanos)
     }
 
-    /// Returns the reading in nanoseconds. Of [`Clock::system`] on Linux, all processes under one kernel read the same,
-    /// so that a backend on one host may store it; it means nothing after a reboot.
+    /// Returns the reading in nanoseconds. Of [`Clock::system`] on Linux, all processes of one time namespace read the
+    /// same, so that a backend on one host may store it; it means nothing after a reboot.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0

@@ -11,12 +11,13 @@ use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
 
+use super::boot::{Boot, BootName};
 use super::claim::{self, Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
-use super::failure::{classify, is_busy, of_file};
+use super::failure::{classify, of_file};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
-use super::presence::Presence;
+use super::presence::{Mark, Presence};
 use super::schema::{self, Wrong};
 use super::shares;
 use super::statements::{AT_ONCE, SqliteStatements};
@@ -35,10 +36,13 @@ const SHORTEST_QUARANTINE: Duration = Duration::from_secs(1);
 pub(super) struct Database {
     pub(super) connections: Connections,
     pub(super) statements: SqliteStatements,
+    /// What rows of this boot say.
     pub(super) boot: Vec<u8>,
     pub(super) renewals: Renewals,
     /// When this file was first seen at the path, if another one under the same name is open somewhere.
     since: Option<i64>,
+    /// When this boot was taken for another one than that of earlier leases, if that is not certain.
+    doubted: Option<i64>,
     holds: Mutex<Holds>,
     looked: AtomicI64,
 }
@@ -47,7 +51,7 @@ pub(super) struct Database {
 #[derive(Debug, Default)]
 struct Holds {
     signals: HashMap<Token, Signal>,
-    presence: Option<Presence>,
+    presence: Option<(Presence, Mark)>,
     /// Why nothing here is worth anything any more.
     retired: Option<&'static str>,
 }
@@ -71,7 +75,7 @@ impl Database {
             file::create(&path)?;
         }
         file::check(&path)?;
-        let boot = time::boot_id()?;
+        let boot = Boot::read(&options.boot_id)?;
         let until = time::now().saturating_add(time::nanos(OPENING));
         loop {
             match Self::try_open(options, &path, &boot).await {
@@ -83,7 +87,7 @@ impl Database {
                     )));
                 }
                 Ok(None) => {}
-                Err(Wrong::Sql(error)) if is_busy(&error) && time::now() < until => {
+                Err(wrong) if wrong.is_passing() && time::now() < until => {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 Err(wrong) => return Err(wrong.into_failure(&path)),
@@ -92,7 +96,7 @@ impl Database {
     }
 
     /// `None` when the files changed in between.
-    async fn try_open(options: &SqliteOptions, path: &Path, boot: &[u8]) -> Result<Option<Arc<Self>>, Wrong> {
+    async fn try_open(options: &SqliteOptions, path: &Path, boot: &Boot) -> Result<Option<Arc<Self>>, Wrong> {
         let statements = SqliteStatements::of(&options.table);
         let how = connect_options(path);
         let mut writer = how.connect().await?;
@@ -104,25 +108,44 @@ impl Database {
         let files = Files::of(path);
         let look = || files.look().map_err(|error| Wrong::Table(of_file(error, "looking at", path)));
         let Found::Database(identity) = look()? else { return Ok(None) };
-        let presence = Presence::show(path, &identity);
         let (mut reader, mut renewer) = (how.connect().await?, how.connect().await?);
         for connection in [&mut reader, &mut renewer] {
             sqlx::query(statements.mark.clone()).fetch_all(connection).await?;
+        }
+        let noted = Noted::read(&mut writer, &statements).await?;
+        let marks = Presence::beside(path);
+        let mark_of = |name: &[u8]| Mark::of(&identity, &options.table, name);
+        let is_used = |name: &[u8]| marks.as_ref().is_some_and(|marks| marks.has_equals(mark_of(name)));
+        let mut name = boot.name(&noted.boot, is_used).map_err(Wrong::Table)?;
+        if name.name != noted.name() && !noted.may_have_leases(&mut reader, &statements).await? {
+            name.doubted = None;
+        }
+        let mark = mark_of(&name.name);
+        let marks = marks.and_then(|marks| marks.show(mark));
+        // Of two who choose different names, the second to leave its mark finds the other's.
+        match &marks {
+            Some(marks) if marks.has_strangers(mark) => return Err(Wrong::Passing(strangers(path))),
+            None if boot.needs_marks(&name) => return Err(Wrong::Table(no_marks(path))),
+            _ => {}
         }
         // Only now: whoever replaces the file later finds our mark.
         if look()? != Found::Database(identity) {
             return Ok(None);
         }
-        let since = identify(&mut writer, &statements, &identity, boot).await?;
-        let others = presence.as_ref().is_some_and(Presence::has_others);
+        let Some(since) = noted.replace(&mut writer, &statements, &identity, &name).await? else {
+            return Ok(None);
+        };
+        let others = marks.as_ref().is_some_and(|marks| marks.has_others(mark));
         let connections = Connections::new(path.to_owned(), files, identity, [writer, reader, renewer]);
         let (renewals, inbox) = Renewals::new();
+        let presence = marks.map(|marks| (marks, mark));
         let database = Arc::new(Self {
             connections,
             statements,
-            boot: boot.to_vec(),
+            boot: name.name,
             renewals,
             since: others.then_some(since),
+            doubted: name.doubted,
             holds: Mutex::new(Holds { presence, ..Holds::default() }),
             looked: AtomicI64::new(0),
         });
@@ -191,21 +214,32 @@ impl Database {
         self.holds().signals.remove(token);
     }
 
-    /// Whether locks may be given out. Not while others may still hold them in an earlier file.
+    /// Whether locks may be given out. Not while others may still hold them in an earlier file, or by leases that are
+    /// perhaps of this boot, under another name.
     pub(super) fn may_grant(&self, lease: Duration) -> Result<(), Failure> {
-        let Some(since) = self.since else { return Ok(()) };
-        // Those others may have taken a lock until their next look.
-        let ends = since.saturating_add(time::nanos(lease.max(SHORTEST_QUARANTINE) + LOOK * 2));
         let now = time::now();
-        if now >= ends || !self.holds().presence.as_ref().is_some_and(Presence::has_others) {
-            return Ok(());
+        // Others may have taken a lock until their next look.
+        let length = time::nanos(lease.max(SHORTEST_QUARANTINE) + LOOK * 2);
+        let left = |since: Option<i64>| {
+            let left = since?.saturating_add(length).saturating_sub(now);
+            (left > 0).then(|| Duration::from_nanos(left.unsigned_abs()))
+        };
+        let path = self.connections.path().display();
+        if let Some(left) = left(self.doubted) {
+            return Err(Failure::unavailable(format!(
+                "whether the machine has restarted since {path} was last open cannot be told in a container with a boot id of its own \
+                 when the clock was set; locks are given out again when earlier leases have ended, in {left:.0?} at the latest"
+            )));
         }
-        let left = Duration::from_nanos((ends - now).unsigned_abs());
-        Err(Failure::unavailable(format!(
-            "{} replaced a database that other processes still have open; locks are given out again when they have \
-             noticed, in {left:.0?} at the latest",
-            self.connections.path().display()
-        )))
+        let has_others =
+            || self.holds().presence.as_ref().is_some_and(|(marks, mark)| marks.has_others(*mark));
+        match left(self.since) {
+            Some(left) if has_others() => Err(Failure::unavailable(format!(
+                "{path} replaced a database that other processes still have open; locks are given out again when they have \
+                 noticed, in {left:.0?} at the latest"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Deletes free rows whose last lease ended before `ended_before`, some at a time.
@@ -321,19 +355,77 @@ impl Database {
     }
 }
 
-/// Notes which file this is, and says since when it has been. Writes in any case, so that a database that can only be
-/// read is found out now.
-async fn identify(
-    writer: &mut SqliteConnection,
-    statements: &SqliteStatements,
-    identity: &Identity,
-    boot: &[u8],
-) -> Result<i64, sqlx::Error> {
-    sqlx::query(statements.identify.clone())
-        .bind(identity.to_bytes())
-        .bind(boot.to_vec())
-        .bind(time::now())
-        .execute(&mut *writer)
-        .await?;
-    sqlx::query(statements.mark.clone()).fetch_one(writer).await?.try_get("expires")
+/// What the table's own row says of the file and the boot.
+struct Noted {
+    identity: Option<Vec<u8>>,
+    boot: Vec<u8>,
+    since: i64,
+}
+
+impl Noted {
+    async fn read(writer: &mut SqliteConnection, statements: &SqliteStatements) -> Result<Self, sqlx::Error> {
+        let row = sqlx::query(statements.mark.clone()).fetch_one(writer).await?;
+        Ok(Self {
+            identity: row.try_get("token")?,
+            boot: row.try_get("boot")?,
+            since: row.try_get("expires")?,
+        })
+    }
+
+    fn name(&self) -> Vec<u8> {
+        BootName::parse(&self.boot).name
+    }
+
+    /// Whether there are leases that would run if this were still the same boot.
+    async fn may_have_leases(
+        &self,
+        reader: &mut SqliteConnection,
+        statements: &SqliteStatements,
+    ) -> Result<bool, sqlx::Error> {
+        let list = sqlx::query(statements.list.clone()).bind(Vec::new()).bind(self.name()).bind(time::now());
+        Ok(!list.fetch_all(reader).await?.is_empty())
+    }
+
+    /// Notes which file this is and how its boot is named, and says since when that has been so; `None` where somebody
+    /// else has noted something meanwhile. Writes in any case, so that a database that can only be read is found out
+    /// now.
+    async fn replace(
+        self,
+        writer: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        identity: &Identity,
+        name: &BootName,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let (identity, boot) = (identity.to_bytes(), name.to_bytes());
+        let is_same = self.identity.as_ref() == Some(&identity) && self.name() == name.name;
+        let since = if is_same { self.since } else { time::now() };
+        let noted = sqlx::query(statements.identify.clone())
+            .bind(identity)
+            .bind(boot)
+            .bind(since)
+            .bind(self.identity)
+            .bind(self.boot)
+            .bind(self.since)
+            .execute(writer)
+            .await?;
+        Ok((noted.rows_affected() == 1).then_some(since))
+    }
+}
+
+/// Why a database is not opened whose users would not see each other's leases.
+fn strangers(path: &Path) -> Failure {
+    Failure::unavailable(format!(
+        "other processes have {} open and note another name of this boot in it than it has now (was it restored meanwhile?); stop \
+         all of them, and connect again",
+        path.display()
+    ))
+}
+
+fn no_marks(path: &Path) -> Failure {
+    Failure::invalid_config(format!(
+        "no lock can be set on a file .NAME.dlock beside {}, without which processes in containers with a boot id of their own do not \
+         see each other; give this process the right to write that file, or show the container the kernel's \
+         /proc/sys/kernel/random/boot_id",
+        path.display()
+    ))
 }

@@ -1,5 +1,6 @@
 //! Locks for the processes of one host, in a SQLite database.
 
+mod boot;
 mod claim;
 mod connections;
 mod database;
@@ -64,8 +65,9 @@ const NAME: &str = "sqlite";
 /// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be
 ///   recognised are refused; containers may share a file when they share the host's kernel.
 /// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the
-///   wall clock moves. A restart of the machine ends all leases. On other systems they run by the wall clock, and a
-///   step of it can end a lease early.
+///   wall clock moves. A restart of the machine ends all leases; where a container with a boot id of its own uses the
+///   table, leases that may still run are waited for, for one lease of the new holder. On other systems they run by the
+///   wall clock, and a step of it can end a lease early.
 /// * **Power loss.** The database uses a write-ahead log with `synchronous = NORMAL`: it stays whole when the power
 ///   fails, but the last changes may be missing. Leases do not need them, since a restart ends them all; a fence starts
 ///   from the wall clock in microseconds and therefore grows, unless the clock was set back.

@@ -31,12 +31,15 @@ pub struct SqliteOptions {
     pub(super) table: TableName,
     /// Whether the file and the table are made where they are missing.
     pub(super) makes: bool,
+    /// Where the boot id is.
+    pub(super) boot_id: PathBuf,
 }
 
 impl SqliteOptions {
     /// Creates options for the table `dlock` in the database at `path`.
     pub fn new(path: impl AsRef<Path>) -> Self {
-        Self { path: path.as_ref().to_owned(), table: TableName::default(), makes: false }
+        let boot_id = "/proc/sys/kernel/random/boot_id".into();
+        Self { path: path.as_ref().to_owned(), table: TableName::default(), makes: false, boot_id }
     }
 
     /// Reads `sqlite:///absolute/path.db` or `sqlite://relative/path.db`, with `?table=name` where it is not `dlock`. A
@@ -127,10 +130,11 @@ impl SqliteOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path
-    /// is a directory or not a SQLite database, the file is damaged or lies on a network file system, or the table is
-    /// not a lock table of this version; [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its
-    /// directory cannot be written; [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is
-    /// full, or other processes keep the database busy for more than five seconds.
+    /// is a directory or not a SQLite database, the file is damaged or lies on a network file system, the table is not
+    /// a lock table of this version, or this container has a boot id of its own and no file of marks can be used;
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be written;
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, other processes keep the
+    /// database busy for more than five seconds, or they have it open and it was restored meanwhile.
     ///
     /// # Cancel safety
     ///

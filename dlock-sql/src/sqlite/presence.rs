@@ -3,52 +3,97 @@
 //! A database file that is deleted or replaced while processes work with it lives on for them, unseen by those who come
 //! later. So that the two sides do not give the same lock to two holders, every process leaves a mark for as long as it
 //! has a database open: a read lock on a byte of a file beside it, `.name.dlock`, at an offset made of the database's
-//! identity. Who finds a mark of another identity waits until it is gone, or until every lease that may still run there
-//! has ended. The kernel removes a mark with its process. The file can be opened by those who may write the database,
-//! and by nobody else.
+//! identity, the table, and the name of the [boot](super::boot) that is used in it. Who finds a mark of another
+//! identity waits until it is gone, or until every lease that may still run there has ended. Who finds a mark of the
+//! same table with another name does not open it: the two would take each other's leases for those of another boot. The
+//! kernel removes a mark with its process. The file can be opened by those who may write the database, and by nobody
+//! else.
 
 use std::path::Path;
 
 use super::file::Identity;
 #[cfg(target_os = "linux")]
 use super::file::is_trusted;
+use crate::table::TableName;
+use crate::text::number;
 
-/// The mark of one open database. Removed when dropped.
+/// The file of the marks, and ours in it. Removed when dropped.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
-pub(super) struct Presence {
-    file: std::fs::File,
-    /// The offset of this identity.
-    own: i64,
+pub(super) struct Presence(std::fs::File);
+
+/// The offset of a mark: some bits of the identity, then some of the table, then some of the name of its boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark(i64);
+
+impl Mark {
+    /// How many offsets a table has, and how many an identity has.
+    const TABLE: i64 = 1 << 16;
+    const IDENTITY: i64 = 1 << 30;
+
+    pub(super) fn of(identity: &Identity, table: &TableName, boot: &[u8]) -> Self {
+        // The high bits of such a number hardly depend on the last bytes.
+        let bits = |number: u64, below: i64| i64::from(number as u32 ^ (number >> 32) as u32) % below;
+        // SQLite takes names that differ in case for the same.
+        let table =
+            bits(number(table.to_string().to_ascii_lowercase().into_bytes()), Self::IDENTITY / Self::TABLE);
+        let boot = bits(number(boot.iter().copied()), Self::TABLE);
+        Self(bits(identity.number(), 1 << 32) * Self::IDENTITY + table * Self::TABLE + boot)
+    }
+
+    /// The first of the offsets of the same identity or table, by how many each has, and the one after the last.
+    #[cfg(target_os = "linux")]
+    fn within(self, size: i64) -> (i64, i64) {
+        let first = self.0 / size * size;
+        (first, first + size)
+    }
 }
 
 #[cfg(target_os = "linux")]
 impl Presence {
-    /// Leaves a mark. `None` where no file for it can be made, or the file system has no such locks; a replaced
-    /// database is then noticed only by the processes themselves, at their next renewal.
-    pub(super) fn show(path: &Path, identity: &Identity) -> Option<Self> {
-        use nix::fcntl::{FcntlArg, fcntl};
-
+    /// Opens the file of the marks. `None` where there can be none; a replaced database is then noticed only by the
+    /// processes themselves, at their next renewal.
+    pub(super) fn beside(path: &Path) -> Option<Self> {
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name()?);
         name.push(".dlock");
-        let file = open(&path.with_file_name(name), &path.metadata().ok()?)?;
-        let own = i64::try_from(identity.number() >> 1).unwrap_or(0).min(i64::MAX - 2);
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&range(nix::libc::F_RDLCK, own, 1))).ok()?;
-        Some(Self { file, own })
+        open(&path.with_file_name(name), &path.metadata().ok()?).map(Self)
     }
 
-    /// Whether another process, or another handle of this one, has an other database open under the same name.
-    pub(super) fn has_others(&self) -> bool {
+    /// Leaves a mark. `None` where the file system has no such locks.
+    pub(super) fn show(self, mark: Mark) -> Option<Self> {
         use nix::fcntl::{FcntlArg, fcntl};
 
-        [(0, self.own), (self.own + 1, i64::MAX)].into_iter().filter(|(from, to)| from < to).any(
-            |(from, to)| {
-                let mut found = range(nix::libc::F_WRLCK, from, to - from);
-                let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found));
-                asked.is_ok() && i32::from(found.l_type) != nix::libc::F_UNLCK
-            },
-        )
+        fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(nix::libc::F_RDLCK, mark.0, 1))).ok()?;
+        Some(self)
+    }
+
+    /// Whether another process, or another handle of this one, has left the same mark.
+    pub(super) fn has_equals(&self, mark: Mark) -> bool {
+        self.finds(mark.0, mark.0 + 1)
+    }
+
+    /// Whether another process, or another handle of this one, has another database open under the same name.
+    pub(super) fn has_others(&self, than: Mark) -> bool {
+        let (first, beyond) = than.within(Mark::IDENTITY);
+        self.finds(0, first) || self.finds(beyond, i64::MAX)
+    }
+
+    /// Whether another process, or another handle of this one, uses this table, and another name of the boot.
+    pub(super) fn has_strangers(&self, to: Mark) -> bool {
+        let (first, beyond) = to.within(Mark::TABLE);
+        self.finds(first, to.0) || self.finds(to.0 + 1, beyond)
+    }
+
+    fn finds(&self, from: i64, to: i64) -> bool {
+        use nix::fcntl::{FcntlArg, fcntl};
+
+        if from >= to {
+            return false;
+        }
+        let mut found = range(nix::libc::F_WRLCK, from, to - from);
+        let asked = fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_ok() && i32::from(found.l_type) != nix::libc::F_UNLCK
     }
 }
 
@@ -90,11 +135,65 @@ pub(super) struct Presence;
 
 #[cfg(not(target_os = "linux"))]
 impl Presence {
-    pub(super) fn show(_: &Path, _: &Identity) -> Option<Self> {
+    pub(super) fn beside(_: &Path) -> Option<Self> {
         None
     }
 
-    pub(super) fn has_others(&self) -> bool {
+    pub(super) fn show(self, _: Mark) -> Option<Self> {
+        Some(self)
+    }
+
+    pub(super) fn has_equals(&self, _: Mark) -> bool {
         false
+    }
+
+    pub(super) fn has_others(&self, _: Mark) -> bool {
+        false
+    }
+
+    pub(super) fn has_strangers(&self, _: Mark) -> bool {
+        false
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::super::file::{Files, Found};
+    use super::*;
+
+    #[test]
+    fn a_mark_says_which_table_of_which_database_is_open_and_how_the_boot_is_named_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.db");
+        let identity = |of: &str| {
+            std::fs::write(directory.path().join(of), "").unwrap();
+            let Found::Database(found) = Files::of(&directory.path().join(of)).look().unwrap() else {
+                panic!("{of}")
+            };
+            found
+        };
+        let (one, another) = (identity("a.db"), identity("b.db"));
+        let (table, beside) = (TableName::default(), TableName::new("dlocks").unwrap());
+        let ours = Mark::of(&one, &table, b"boot");
+        let us = Presence::beside(&path).unwrap().show(ours).unwrap();
+        assert!(!us.has_equals(ours) && !us.has_others(ours) && !us.has_strangers(ours), "it finds itself");
+        for (theirs, expected) in [
+            (ours, (true, false, false)),
+            (Mark::of(&another, &table, b"boot"), (false, true, false)),
+            (Mark::of(&one, &table, b"boot 2"), (false, false, true)),
+            (Mark::of(&one, &beside, b"boot 2"), (false, false, false)),
+        ] {
+            let them = Presence::beside(&path).unwrap().show(theirs).unwrap();
+            assert_eq!(
+                (us.has_equals(ours), us.has_others(ours), us.has_strangers(ours)),
+                expected,
+                "{theirs:?}"
+            );
+            drop(them);
+            assert!(
+                !us.has_equals(ours) && !us.has_others(ours) && !us.has_strangers(ours),
+                "{theirs:?} is left"
+            );
+        }
     }
 }

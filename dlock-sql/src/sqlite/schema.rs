@@ -6,7 +6,7 @@ use dlock_core::Failure;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{Connection, Row};
 
-use super::failure::classify;
+use super::failure::{classify, is_busy};
 use super::statements::{COLUMNS, MARK, SqliteStatements, schema};
 use crate::table::TableName;
 
@@ -14,13 +14,23 @@ use crate::table::TableName;
 pub(super) enum Wrong {
     Sql(sqlx::Error),
     Table(Failure),
+    /// What may be over in a moment.
+    Passing(Failure),
 }
 
 impl Wrong {
     pub(super) fn into_failure(self, path: &Path) -> Failure {
         match self {
             Self::Sql(error) => classify(error, path),
-            Self::Table(failure) => failure,
+            Self::Table(failure) | Self::Passing(failure) => failure,
+        }
+    }
+
+    pub(super) fn is_passing(&self) -> bool {
+        match self {
+            Self::Sql(error) => is_busy(error),
+            Self::Table(_) => false,
+            Self::Passing(_) => true,
         }
     }
 }

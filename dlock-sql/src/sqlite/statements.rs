@@ -2,9 +2,9 @@
 //!
 //! A row is one key. It is free when its token is null, when its lease has ended, or when it is of an earlier boot; it
 //! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the
-//! table's mark: its version, the highest fence of all rows that were deleted, and the identity of the file. Where
-//! several hold a key there are rows beside it, and where some wait in order: see [`shares`](super::shares) and
-//! [`line`](super::line).
+//! table's mark: its version, the highest fence of all rows that were deleted, the identity of the file and since when
+//! it has been this one, and the name of the [boot](super::boot). Where several hold a key there are rows beside it,
+//! and where some wait in order: see [`shares`](super::shares) and [`line`](super::line).
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
@@ -56,7 +56,7 @@ pub(super) struct SqliteStatements {
     pub(super) prune: SqlStr,
     /// The mark row.
     pub(super) mark: SqlStr,
-    /// identity, boot, now: notes that the file is another than before.
+    /// identity, boot, since, and these three as they were read: notes which file this is.
     pub(super) identify: SqlStr,
     /// Those for who waits in order.
     pub(super) line: LineStatements,
@@ -128,7 +128,7 @@ impl SqliteStatements {
             mark: sql(format!(r#"SELECT holder, token, boot, expires FROM "{table}" WHERE key = x''"#)),
             identify: sql(format!(
                 r#"UPDATE "{table}" SET token = ?1, boot = ?2, expires = ?3 WHERE key = x''
-                AND (token IS NOT ?1 OR boot <> ?2)"#
+                AND token IS ?4 AND boot = ?5 AND expires = ?6"#
             )),
             line: LineStatements::of(table),
             shares: ShareStatements::of(table),

@@ -70,7 +70,7 @@ async fn pruning_many_rows_takes_them_in_portions_and_spares_the_held_ones() {
     site.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
          INSERT INTO dlock SELECT CAST('k' || i AS BLOB), iif(i % 100 = 0, randomblob(16), NULL), i,
-         (SELECT boot FROM dlock WHERE key = x''), iif(i % 100 = 0, 9000000000000000000, 0), '' FROM n",
+         (SELECT substr(boot, 1, instr(boot, x'3B') - 1) FROM dlock WHERE key = x''), iif(i % 100 = 0, 9000000000000000000, 0), '' FROM n",
     )
     .await;
     assert_eq!(backend.prune(Duration::ZERO).await.unwrap(), 4_950);
