@@ -22,7 +22,7 @@ use sqlx::{ConnectOptions, Connection, Either, Executor, SqlStr, Sqlite, Transac
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::failure::{classify, is_busy};
-use super::file::{Files, Found, Identity};
+use super::file::{Files, Found, Identity, linked};
 use super::time;
 use crate::failure::{closed, unchanged};
 
@@ -113,7 +113,9 @@ impl Connections {
     /// What stands at the path now, and whether it is what we have open.
     pub(super) fn look(&self) -> std::io::Result<(Found, bool)> {
         let found = self.files.look()?;
-        Ok((found, found == Found::Database(self.identity)))
+        let is_same =
+            matches!(found, Found::Database(found) | Found::Linked(found) if found == self.identity);
+        Ok((found, is_same))
     }
 
     /// A writer, and which one it is. Changes nothing when it fails.
@@ -161,6 +163,7 @@ impl Connections {
             let read = sqlx::query("SELECT count(*) FROM sqlite_schema").fetch_all(&mut connection).await;
             read.map_err(|error| unchanged(classify(error, &self.path)))?;
             match self.look() {
+                Ok((Found::Linked(_), true)) => return Err(linked(&self.path)),
                 Ok((_, true)) => *place = Some(connection),
                 _ => return Err(Failure::unavailable(format!("{} was replaced", self.path.display()))),
             }

@@ -74,7 +74,6 @@ impl Database {
         if options.makes {
             file::create(&path)?;
         }
-        file::check(&path)?;
         let boot = Boot::read(&options.boot_id)?;
         let until = time::now().saturating_add(time::nanos(OPENING));
         loop {
@@ -97,6 +96,7 @@ impl Database {
 
     /// `None` when the files changed in between.
     async fn try_open(options: &SqliteOptions, path: &Path, boot: &Boot) -> Result<Option<Arc<Self>>, Wrong> {
+        file::check(path).map_err(Wrong::Table)?;
         let statements = SqliteStatements::of(&options.table);
         let how = connect_options(path);
         let mut writer = how.connect().await?;
@@ -159,6 +159,9 @@ impl Database {
 
     /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now
     /// on.
+    ///
+    /// While the file has another name too, this fails, so that nothing is granted and nothing renewed: those who use
+    /// the other one may hold the same locks.
     pub(super) fn file_state(&self) -> Result<FileState, Failure> {
         let now = time::now();
         if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
@@ -174,6 +177,7 @@ impl Database {
             });
         }
         match self.connections.look() {
+            Ok((Found::Linked(_), true)) => Err(file::linked(self.connections.path())),
             Ok((_, true)) => {
                 self.looked.store(now, Ordering::Release);
                 Ok(FileState::Same)
@@ -182,7 +186,7 @@ impl Database {
                 self.retire("the database file was deleted");
                 Ok(FileState::Gone)
             }
-            Ok((Found::Database(_), _)) => {
+            Ok((Found::Database(_) | Found::Linked(_), _)) => {
                 self.retire("the database file was replaced");
                 Ok(FileState::Replaced)
             }

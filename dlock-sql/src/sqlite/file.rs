@@ -34,7 +34,10 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         Ok(found) if !found.is_file() => {
             Err(Failure::invalid_config(format!("{} is not a regular file", path.display())))
         }
-        Ok(found) => refuse_strangers(path, &found).and_then(|()| refuse_network(path)),
+        Ok(found) if found.nlink() > 1 => Err(linked(path)),
+        Ok(found) => refuse_strangers(path, &found)
+            .and_then(|()| refuse_network(path))
+            .and_then(|()| refuse_mount(path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(Failure::invalid_config(if path.is_symlink() {
                 format!("{} is a symbolic link to nothing; make its target or remove it", path.display())
@@ -44,6 +47,58 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         }
         Err(error) => Err(of_file(error, "opening", path)),
     }
+}
+
+/// Why a file with several names is no database of locks: SQLite keeps the log beside the one by which it was opened,
+/// so that those who open it by another one share nothing with it.
+pub(super) fn linked(path: &Path) -> Failure {
+    Failure::invalid_config(format!(
+        "{0} has several names (hard links), and whoever opens it by another one does not see the locks that are held by this one; \
+         remove the others (find them by find / -xdev -samefile {0}), or copy the file instead",
+        path.display()
+    ))
+}
+
+/// For a file that was mounted by itself, SQLite keeps the log beside the place where it is mounted, so that those who
+/// open it in its own directory share nothing with it. They cannot see that it is mounted elsewhere; whoever opens it
+/// there can.
+#[cfg(target_os = "linux")]
+fn refuse_mount(path: &Path) -> Result<(), Failure> {
+    let is_mount = is_mount(path).map_err(|error| {
+        let what =
+            format!("whether {} was mounted by itself cannot be found out; mount /proc", path.display());
+        Failure::invalid_config(what).with_source(error)
+    })?;
+    if !is_mount {
+        return Ok(());
+    }
+    Err(Failure::invalid_config(format!(
+        "{} is a file that was mounted by itself, into a container for instance, and whoever opens it elsewhere does not see the locks \
+         that are held here; mount its directory instead",
+        path.display()
+    )))
+}
+
+/// Whether the file is on another mount than its directory.
+#[cfg(target_os = "linux")]
+fn is_mount(path: &Path) -> std::io::Result<bool> {
+    use std::os::fd::AsRawFd;
+
+    let mount = |path: &Path| {
+        // Opened for its path only, a file can be closed without taking away the locks that SQLite has on it.
+        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_PATH).open(path)?;
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+        let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        id.map(|id| id.trim().to_owned())
+            .ok_or_else(|| std::io::Error::other("/proc/self/fdinfo names no mount"))
+    };
+    let real = path.canonicalize()?;
+    Ok(mount(&real)? != mount(real.parent().unwrap_or(&real))?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_mount(_: &Path) -> Result<(), Failure> {
+    Ok(())
 }
 
 /// Whether this user is ourselves, or the administrator. Nobody can tell on other systems than Linux.
@@ -174,6 +229,8 @@ impl Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Database(Identity),
+    /// A file that has another name too.
+    Linked(Identity),
     Nothing,
 }
 
@@ -195,20 +252,20 @@ impl Files {
 
     /// Looks at the files. Three quick system calls.
     pub(super) fn look(&self) -> std::io::Result<Found> {
-        let mut identity = [(0, 0); 3];
-        for (path, place) in self.0.iter().zip(&mut identity) {
-            *place = match path.metadata() {
-                Ok(found) => inode(&found),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => (0, 0),
+        let (mut identity, mut names) = ([(0, 0); 3], [0; 3]);
+        for (n, path) in self.0.iter().enumerate() {
+            (identity[n], names[n]) = match path.metadata() {
+                Ok(found) => ((found.dev(), found.ino()), found.nlink()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => ((0, 0), 0),
                 Err(error) => return Err(error),
             };
         }
-        Ok(if identity[0] == (0, 0) { Found::Nothing } else { Found::Database(Identity(identity)) })
+        Ok(match (identity[0], names[0]) {
+            ((0, 0), _) => Found::Nothing,
+            (_, 0 | 1) => Found::Database(Identity(identity)),
+            _ => Found::Linked(Identity(identity)),
+        })
     }
-}
-
-fn inode(found: &Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
 }
 
 #[cfg(test)]
@@ -240,6 +297,18 @@ mod tests {
         assert!(check(&link).unwrap_err().message().contains("symbolic link"));
         std::fs::write(&target, "").unwrap();
         check(&link).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_mounted_by_itself_is_on_another_mount_than_its_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("a.db"), directory.path().join("link"));
+        create(&path).unwrap();
+        assert!(!is_mount(&path).unwrap());
+        std::os::unix::fs::symlink("/proc", &link).unwrap();
+        assert!(is_mount(&link).unwrap() && is_mount(Path::new("/proc")).unwrap());
+        assert!(is_mount(&directory.path().join("b.db")).is_err());
     }
 
     #[cfg(target_os = "linux")]

@@ -63,7 +63,8 @@ const NAME: &str = "sqlite";
 /// # What it relies on, and what it does not guarantee
 ///
 /// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be
-///   recognised are refused; containers may share a file when they share the host's kernel.
+///   recognised are refused; containers may share a file when they share the host's kernel, and mount its directory.
+///   A file that is mounted by itself is refused, and one that has hard links.
 /// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the
 ///   wall clock moves. A restart of the machine ends all leases; where a container with a boot id of its own uses the
 ///   table, leases that may still run are waited for, for one lease of the new holder. On other systems they run by the

@@ -130,8 +130,9 @@ impl SqliteOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path
-    /// is a directory or not a SQLite database, the file is damaged or lies on a network file system, the table is not
-    /// a lock table of this version, or this container has a boot id of its own and no file of marks can be used;
+    /// is a directory or not a SQLite database, the file is damaged, has hard links, was mounted by itself or lies on a
+    /// network file system, the table is not a lock table of this version, or this container has a boot id of its own
+    /// and no file of marks can be used;
     /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be written;
     /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, other processes keep the
     /// database busy for more than five seconds, or they have it open and it was restored meanwhile.

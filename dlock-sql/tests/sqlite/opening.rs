@@ -140,6 +140,20 @@ async fn wrong_paths_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
+async fn a_database_with_two_names_is_opened_by_neither() {
+    let site = Site::new();
+    SqliteOptions::new(&site.path).migrate().await.unwrap();
+    let other = Site::new();
+    std::fs::hard_link(&site.path, &other.path).unwrap();
+    for path in [&site.path, &other.path] {
+        is(&SqliteOptions::new(path).connect().await.unwrap_err(), ErrorKind::InvalidConfig, "hard links");
+        is(&Sqlite::open(path).await.unwrap_err(), ErrorKind::InvalidConfig, "-samefile");
+    }
+    std::fs::remove_file(&other.path).unwrap();
+    works(site.backend().await).await;
+}
+
+#[tokio::test]
 async fn a_damaged_database_is_called_that() {
     let site = Site::new();
     let backend = site.backend().await;

@@ -186,3 +186,43 @@ async fn a_symbolic_link_that_is_turned_elsewhere_counts_as_replaced() {
     guard.lost().await;
     locks.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap().release().await.unwrap();
 }
+
+/// Whoever opens the file by its other name has a log of its own, and sees nothing of what is held by the first.
+#[tokio::test]
+async fn a_database_that_gets_another_name_has_no_second_holder() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let other = Site::new();
+    std::fs::hard_link(&site.path, &other.path).unwrap();
+    let refused = Other::start("open", &other.path).says("failed");
+    assert!(refused.starts_with("Error(InvalidConfig") && refused.contains("hard links"), "{refused}");
+    until("the other name is noticed", async || {
+        let error = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
+        error.kind() == ErrorKind::InvalidConfig && error.to_string().contains("hard links")
+    })
+    .await;
+    guard.check().unwrap();
+    guard.lost().await;
+    std::fs::remove_file(&other.path).unwrap();
+    locks.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_name_that_goes_again_within_the_lease_costs_no_lock() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let other = site.path.with_file_name("backup.db");
+    std::fs::hard_link(&site.path, &other).unwrap();
+    until("the other name is noticed", async || {
+        locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err().kind() == ErrorKind::InvalidConfig
+    })
+    .await;
+    std::fs::remove_file(&other).unwrap();
+    let expires = async || site.number("SELECT expires FROM dlock WHERE key > x''").await;
+    let before = expires().await;
+    until("the lease is renewed", async || expires().await > before).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
