@@ -53,9 +53,8 @@ pub(super) enum Writer {
 #[derive(Debug)]
 pub(super) struct Connections {
     options: SqliteConnectOptions,
+    /// As it was given.
     path: PathBuf,
-    /// The path without links, which is the same however the file is reached.
-    place: PathBuf,
     files: Files,
     identity: Identity,
     writers: [Lane; WRITERS],
@@ -90,8 +89,7 @@ impl Connections {
         let mut readers: [Lane; READERS] = std::array::from_fn(|_| Lane::default());
         readers[0] = Lane::of(reader);
         Self {
-            options: connect_options(&path),
-            place: std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone()),
+            options: connect_options(files.real()),
             path,
             files,
             identity,
@@ -106,8 +104,8 @@ impl Connections {
         &self.path
     }
 
-    pub(super) fn place(&self) -> &Path {
-        &self.place
+    pub(super) const fn files(&self) -> &Files {
+        &self.files
     }
 
     /// What stands at the path now, and whether it is what we have open.

@@ -98,22 +98,27 @@ impl Database {
     async fn try_open(options: &SqliteOptions, path: &Path, boot: &Boot) -> Result<Option<Arc<Self>>, Wrong> {
         file::check(path).map_err(Wrong::Table)?;
         let statements = SqliteStatements::of(&options.table);
-        let how = connect_options(path);
+        let files = Files::of(path).map_err(Wrong::Table)?;
+        let look = || files.look().map_err(|error| Wrong::Table(of_file(error, "looking at", path)));
+        let Found::Database(before) = look()? else { return Ok(None) };
+        let how = connect_options(files.real());
         let mut writer = how.connect().await?;
         if options.makes {
             schema::migrate(&mut writer, &options.table, path).await?;
         }
         schema::verify(&mut writer, &options.table, &statements, path).await?;
-        // The files stay as they are from here on, since a connection has them open.
-        let files = Files::of(path);
-        let look = || files.look().map_err(|error| Wrong::Table(of_file(error, "looking at", path)));
+        // The files stay as they are from here on, since a connection has them open: if they are those that the path
+        // leads to.
         let Found::Database(identity) = look()? else { return Ok(None) };
+        if !identity.is_file_of(&before) || Files::of(path).map_err(Wrong::Table)? != files {
+            return Ok(None);
+        }
         let (mut reader, mut renewer) = (how.connect().await?, how.connect().await?);
         for connection in [&mut reader, &mut renewer] {
             sqlx::query(statements.mark.clone()).fetch_all(connection).await?;
         }
         let noted = Noted::read(&mut writer, &statements).await?;
-        let marks = Presence::beside(path);
+        let marks = Presence::beside(files.real());
         let mark_of = |name: &[u8]| Mark::of(&identity, &options.table, name);
         let is_used = |name: &[u8]| marks.as_ref().is_some_and(|marks| marks.has_equals(mark_of(name)));
         let mut name = boot.name(&noted.boot, is_used).map_err(Wrong::Table)?;

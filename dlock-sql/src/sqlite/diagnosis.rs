@@ -40,16 +40,11 @@ pub(super) async fn diagnose(database: &Database) -> Result<Vec<Finding>, Failur
             "take the right from others (chmod o-w), and share the file by a group",
         ),
     });
-    let directory = match connections.place().parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => directory,
-        _ => Path::new("."),
-    };
+    let directory = connections.files().real().parent().unwrap_or_else(|| Path::new("/"));
     if let Ok(found) = directory.metadata() {
         findings.push(of_directory(&found));
     }
-    let mut log = connections.place().as_os_str().to_owned();
-    log.push("-wal");
-    if let Ok(log) = Path::new(&log).metadata() {
+    if let Ok(log) = connections.files().log().metadata() {
         findings.push(match log.len() {
             LONG_LOG.. => Finding::warning(
                 "log",

@@ -214,6 +214,11 @@ fn refuse_network(_: &Path) -> Result<(), Failure> {
 pub(super) struct Identity([(u64, u64); 3]);
 
 impl Identity {
+    /// Whether the database itself is the same file, whatever lies beside it.
+    pub(super) fn is_file_of(&self, other: &Self) -> bool {
+        self.0[0] == other.0[0]
+    }
+
     /// A number for this identity that is the same in every process of the host.
     pub(super) fn number(&self) -> u64 {
         number(self.to_bytes())
@@ -235,25 +240,39 @@ pub(super) enum Found {
 }
 
 /// The paths of the database's files.
-#[derive(Debug)]
-pub(super) struct Files([PathBuf; 3]);
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Files {
+    /// As it was given.
+    path: PathBuf,
+    /// Without symbolic links: what SQLite and dlock keep beside a database is beside this one.
+    real: PathBuf,
+    log: PathBuf,
+    locks: PathBuf,
+}
 
 impl Files {
-    pub(super) fn of(path: &Path) -> Self {
-        // SQLite keeps the others beside the real file when the path is a symbolic link.
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    pub(super) fn of(path: &Path) -> Result<Self, Failure> {
+        let real = path.canonicalize().map_err(|error| of_file(error, "finding", path))?;
         let beside = |suffix: &str| {
             let mut name = OsString::from(&real);
             name.push(suffix);
             PathBuf::from(name)
         };
-        Self([path.to_owned(), beside("-wal"), beside("-shm")])
+        Ok(Self { path: path.to_owned(), log: beside("-wal"), locks: beside("-shm"), real })
+    }
+
+    pub(super) fn real(&self) -> &Path {
+        &self.real
+    }
+
+    pub(super) fn log(&self) -> &Path {
+        &self.log
     }
 
     /// Looks at the files. Three quick system calls.
     pub(super) fn look(&self) -> std::io::Result<Found> {
         let (mut identity, mut names) = ([(0, 0); 3], [0; 3]);
-        for (n, path) in self.0.iter().enumerate() {
+        for (n, path) in [&self.path, &self.log, &self.locks].into_iter().enumerate() {
             (identity[n], names[n]) = match path.metadata() {
                 Ok(found) => ((found.dev(), found.ino()), found.nlink()),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => ((0, 0), 0),
@@ -276,15 +295,18 @@ mod tests {
     fn a_path_is_followed_to_its_inodes_and_a_new_file_is_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.db");
-        let files = Files::of(&path);
-        assert_eq!(files.look().unwrap(), Found::Nothing);
+        assert!(Files::of(&path).is_err());
         create(&path).unwrap();
+        let files = Files::of(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
         let Found::Database(alone) = files.look().unwrap() else { panic!("it was made") };
         std::fs::write(directory.path().join("a.db-wal"), "").unwrap();
         let Found::Database(with_log) = files.look().unwrap() else { panic!("it is there") };
         assert_ne!(alone, with_log);
         assert_ne!(alone.number(), with_log.number());
+        assert!(alone.is_file_of(&with_log));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(files.look().unwrap(), Found::Nothing);
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Backend for Sqlite {
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
-        let place = self.0.database().connections.place().display().to_string();
+        let place = self.0.database().connections.files().real().display().to_string();
         LockId::new(format_args!("sqlite://{place}/{}", self.0.options.table), key.as_str())
     }
 

@@ -51,8 +51,8 @@ impl Mark {
 
 #[cfg(target_os = "linux")]
 impl Presence {
-    /// Opens the file of the marks. `None` where there can be none; a replaced database is then noticed only by the
-    /// processes themselves, at their next renewal.
+    /// Opens the file of the marks beside a database, whose path leads through no symbolic link. `None` where there can
+    /// be none; a replaced database is then noticed only by the processes themselves, at their next renewal.
     pub(super) fn beside(path: &Path) -> Option<Self> {
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name()?);
@@ -167,7 +167,8 @@ mod tests {
         let path = directory.path().join("a.db");
         let identity = |of: &str| {
             std::fs::write(directory.path().join(of), "").unwrap();
-            let Found::Database(found) = Files::of(&directory.path().join(of)).look().unwrap() else {
+            let Found::Database(found) = Files::of(&directory.path().join(of)).unwrap().look().unwrap()
+            else {
                 panic!("{of}")
             };
             found

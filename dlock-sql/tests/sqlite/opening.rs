@@ -297,7 +297,9 @@ async fn a_lock_has_one_id_however_its_file_is_written_and_that_of_another_file_
         options.connect().await.unwrap().lock_id(&Key::new("k").unwrap())
     };
     let id = open(real.join("a.db"), "t").await;
-    for same in [link.join("a.db"), real.join("../link/./a.db")] {
+    let of_the_file = directory.join("other.db");
+    std::os::unix::fs::symlink(link.join("a.db"), &of_the_file).unwrap();
+    for same in [link.join("a.db"), real.join("../link/./a.db"), of_the_file] {
         assert_eq!(open(same.clone(), "t").await, id, "{}", same.display());
     }
     assert_ne!(open(real.join("b.db"), "t").await, id);

@@ -1,5 +1,6 @@
 //! The database file is deleted, replaced, or comes apart while it is in use.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, Wait};
@@ -66,11 +67,17 @@ async fn an_attempt_on_a_replaced_database_tells_every_holder_at_once() {
 
 /// Replaces the database in some way while a lock is held, and takes the same lock in the new one.
 async fn never_two_holders(site: Site, replace: impl AsyncFnOnce(&Site)) {
-    let old = site.locks().await;
+    let paths = [site.path.clone(), site.path.clone()];
+    never_two_holders_by(paths, async || replace(&site).await).await;
+}
+
+/// The same where those of the old database and those of the new one open it by different paths.
+async fn never_two_holders_by([first, second]: [PathBuf; 2], replace: impl AsyncFnOnce()) {
+    let old = two_seconds(SqliteOptions::new(first).connect().await.unwrap());
     let guard = old.lock("k").acquire().await.unwrap();
-    replace(&site).await;
+    replace().await;
     guard.check().unwrap();
-    let new = two_seconds(SqliteOptions::new(&site.path).connect().await.unwrap());
+    let new = two_seconds(SqliteOptions::new(second).connect().await.unwrap());
     let error = new.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("still have open"), "{error}");
@@ -168,6 +175,27 @@ async fn databases_side_by_side_do_not_wait_for_each_other() {
         let beside =
             SqliteOptions::new(site.directory.path().join(format!("{n}.db"))).connect().await.unwrap();
         drop(Locks::new(beside).lock("k").with_wait(Wait::No).acquire().await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_is_replaced_behind_a_symbolic_link_has_no_second_holder() {
+    for real_first in [true, false] {
+        let (site, beside) = (Site::new(), Site::new());
+        SqliteOptions::new(&site.path).migrate().await.unwrap();
+        let link = beside.path.with_file_name("link.db");
+        std::os::unix::fs::symlink(&site.path, &link).unwrap();
+        let mut paths = [site.path.clone(), link];
+        if !real_first {
+            paths.reverse();
+        }
+        never_two_holders_by(paths, async || {
+            delete(&site, &ALL);
+            SqliteOptions::new(&site.path).migrate().await.unwrap();
+        })
+        .await;
+        let marks = beside.directory.path().read_dir().unwrap().count();
+        assert_eq!(marks, 1, "nothing but the link lies beside it");
     }
 }
 
