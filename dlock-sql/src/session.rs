@@ -82,7 +82,10 @@ pub enum OwningSession {
 ///   is noticed somebody else may already have the lock; fences tell them apart. A lock counts as lost a lease after
 ///   the last sign of life at the latest.
 /// * **Silence.** The server is asked to end a session that says nothing for a minute (PostgreSQL from 14 on:
-///   `idle_session_timeout`; MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks.
+///   `idle_session_timeout`; MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks,
+///   and not before, whatever limits it has for others. One that ends transactions sooner all the same (Percona's
+///   `kill_idle_transaction`) is refused for locked rows, with
+///   [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
 ///   No lock counts as held for longer than a minute after the last sign of life, whatever the lease.
 /// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely
 ///   on. It is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon as two

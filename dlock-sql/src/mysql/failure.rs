@@ -16,6 +16,11 @@ pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the
 pub(crate) const UNTRANSACTED: &str = "the table is not kept by InnoDB, so that its rows cannot be locked, and may be lost; \
                                        ALTER TABLE ... ENGINE = InnoDB";
 
+/// What is said of a server that ends transactions whatever their sessions set.
+pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle for less than a minute (`kill_idle_transaction`), and with \
+                                    them locks on rows, before their holders count them as lost; set it to 0, or to 60 and \
+                                    more, or use sessions or lease rows";
+
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
     Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
@@ -24,7 +29,7 @@ pub(super) fn number(error: &Error) -> Option<u16> {
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
-        && [UNCOMMITTED, UNTRANSACTED].contains(&&*why.to_string())
+        && [UNCOMMITTED, UNTRANSACTED, ENDS_IDLE].contains(&&*why.to_string())
     {
         return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
     }

@@ -440,20 +440,7 @@ impl Server for MysqlServer {
     }
 
     async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
-        // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log
-        // of statements needs the other one.
-        // There each statement that touches a row begins a transaction, if none has begun.
-        let isolation = if locks_rows {
-            ", SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
-        } else {
-            ""
-        };
-        // No statement waits while others need a sign of life.
-        let settings = format!(
-            "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1{isolation}",
-            silence.as_secs()
-        );
-        sqlx::raw_sql(AssertSqlSafe(settings)).execute(on).await.map(drop)
+        session::keep_alive(on, silence, locks_rows).await
     }
 
     async fn ping(&self, on: &mut MySqlConnection) -> SqlResult<i64> {

@@ -2,13 +2,14 @@
 
 use std::future::ready;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::failure::number;
+use super::failure::{ENDS_IDLE, number};
 use super::server::{MysqlServer, counted};
 use super::values::literal;
 use crate::failure::misplaced;
@@ -62,6 +63,10 @@ pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
+/// The limits for idle transactions that no session can set for itself, which only servers of Percona have.
+const IDLE_LIMITS: &str =
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('kill_idle_transaction', 'innodb_kill_idle_transaction')";
+
 /// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
 const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
 
@@ -89,6 +94,45 @@ pub(super) fn turn(name: &Name, is_row: bool) -> String {
 pub(super) async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
     let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
     Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
+}
+
+/// Has the server end this session after so long a silence, and not before.
+pub(super) async fn keep_alive(
+    on: &mut MySqlConnection,
+    silence: Duration,
+    locks_rows: bool,
+) -> SqlResult<()> {
+    // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log of
+    // statements needs the other one.
+    // There each statement that touches a row begins a transaction, if none has begun.
+    let of_rows = if locks_rows {
+        format!(
+            ", SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; {IDLE_LIMITS}"
+        )
+    } else {
+        String::new()
+    };
+    // No statement waits while others need a sign of life. The limits of MariaDB for idle transactions count instead of
+    // `wait_timeout` where they are set, and may be shorter than the pause between two signs of life.
+    let settings = format!(
+        "SET SESSION wait_timeout = {}, SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1
+        /*M!100300 , SESSION idle_transaction_timeout = 0, SESSION idle_readonly_transaction_timeout = 0,
+            SESSION idle_write_transaction_timeout = 0, SESSION max_statement_time = 0 */
+        /*!50708 , SESSION max_execution_time = 0 */ {of_rows}",
+        silence.as_secs()
+    );
+    for limit in sqlx::raw_sql(AssertSqlSafe(settings)).fetch_all(on).await? {
+        let seconds: Vec<u8> = limit.try_get_unchecked(1)?;
+        if is_sooner(&String::from_utf8_lossy(&seconds), silence) {
+            return Err(sqlx::Error::Configuration(ENDS_IDLE.into()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a limit of so many seconds ends what is idle for less than `silence`. No limit is 0.
+fn is_sooner(seconds: &str, silence: Duration) -> bool {
+    seconds.parse().is_ok_and(|seconds: u64| (1..silence.as_secs()).contains(&seconds))
 }
 
 pub(super) async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
@@ -518,5 +562,20 @@ impl Strategy for ByRow<MysqlServer> {
             }
         }
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mysql::failure::classify;
+
+    #[test]
+    fn a_limit_for_idle_transactions_is_refused_where_it_is_shorter_than_the_silence_that_holders_count_on() {
+        let refused = |seconds| is_sooner(seconds, Duration::from_secs(60));
+        assert_eq!(["0", "1", "59", "60", "3600", ""].map(refused), [false, true, true, false, false, false]);
+        let failure = classify(sqlx::Error::Configuration(ENDS_IDLE.into()), &TableName::default()).failure;
+        assert_eq!(failure.kind(), dlock_core::ErrorKind::InvalidConfig);
+        assert!(failure.to_string().contains("kill_idle_transaction"), "{failure}");
     }
 }

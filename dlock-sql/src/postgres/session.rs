@@ -59,7 +59,7 @@ pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 pub(super) const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
-    ('transaction_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
+    ('transaction_timeout', '0'), ('statement_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
     ('synchronous_commit', 'off')) AS ours (name, value) USING (name)";
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 const SESSION: &str = "pg_backend_pid()::bigint";

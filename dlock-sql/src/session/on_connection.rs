@@ -36,7 +36,8 @@ where
     /// like them.
     ///
     /// Nobody renews it, and nobody tells when it is lost: it is, when a statement on the connection fails because the
-    /// connection broke. The connection must be one to the same database and no proxy may share it; under
+    /// connection broke. The server's limits for sessions that are idle (`idle_session_timeout`, `wait_timeout`) end it
+    /// with its session. The connection must be one to the same database and no proxy may share it; under
     /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for
     /// every 5 to 150 ms. One connection takes a key once: what it has already it may be given again.
     ///

@@ -376,7 +376,14 @@ on_each_kind! {
         let settings: &[_] = if K::ROLE.starts_with("postgres") {
             &[("idle_session_timeout", "3s"), ("idle_in_transaction_session_timeout", "3s")]
         } else {
-            &[("wait_timeout", "3")]
+            // MySQL knows the first two.
+            &[
+                ("wait_timeout", "3"),
+                ("interactive_timeout", "3"),
+                ("loose-idle_transaction_timeout", "3"),
+                ("loose-idle_readonly_transaction_timeout", "3"),
+                ("loose-idle_write_transaction_timeout", "3"),
+            ]
         };
         let server = K::start(settings);
         let locks = locks::<K>(&server, LONG).await;

@@ -386,6 +386,32 @@ on_own_connections!(
     "?migrate=true"
 );
 
+/// A server of MySQL has none of these limits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_limit_for_idle_transactions_ends_one_that_keeps_a_row() {
+    let server = MysqlRow::start(&[]);
+    if !server.query("SELECT VERSION()").contains("MariaDB") {
+        return;
+    }
+    let mut guards = Vec::new();
+    for limit in ["", "readonly_", "write_"] {
+        let set = |seconds| server.query(&format!("SET GLOBAL idle_{limit}transaction_timeout = {seconds}"));
+        set(1);
+        let locks = locks::<MysqlRow>(&server, LONG).await;
+        // What a session is not told itself it has of the server as it was when the session began.
+        guards.push((limit, take(&locks, &format!("by {limit}")).await));
+        set(0);
+    }
+    // More than the limit, and less than the pause between two signs of life.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for (limit, guard) in guards {
+        let next = locks::<MysqlRow>(&server, LONG).await.lock(format!("by {limit}")).try_acquire().await;
+        assert!(next.unwrap().is_none(), "idle_{limit}transaction_timeout ended the lock");
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_locked_where_the_server_logs_statements_instead_of_rows() {
     let log = [("log-bin", "binlog"), ("server-id", "1"), ("binlog_format", "STATEMENT")];
