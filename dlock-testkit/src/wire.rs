@@ -37,6 +37,7 @@ struct WireState {
     lost_requests: AtomicUsize,
     panicking_replies: AtomicUsize,
     panicking_changes: AtomicBool,
+    kept_answers: AtomicUsize,
     mended: Notify,
     attempts: AtomicU64,
     returned_attempts: AtomicU64,
@@ -44,6 +45,22 @@ struct WireState {
     downgrades: AtomicU64,
     withdrawals: AtomicU64,
     inspections: AtomicU64,
+}
+
+/// An answer on its way back, counted while it is there.
+struct KeptAnswer<'a>(&'a AtomicUsize);
+
+impl<'a> KeptAnswer<'a> {
+    fn new(state: &'a WireState) -> Self {
+        state.kept_answers.fetch_add(1, Ordering::SeqCst);
+        Self(&state.kept_answers)
+    }
+}
+
+impl Drop for KeptAnswer<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 type WireFuture<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
@@ -89,6 +106,12 @@ impl Wire {
     /// Keeps answers on their way back until this is mended. What is sent is carried out.
     pub fn keep_answers(&self) {
         self.0.keeping_answers.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns how many answers are [kept](Self::keep_answers) now.
+    #[must_use]
+    pub fn kept_answers(&self) -> usize {
+        self.0.kept_answers.load(Ordering::SeqCst)
     }
 
     /// Refuses, from now on and for good, to take several locks in one step.
@@ -212,7 +235,9 @@ impl Wire {
             self.there().await?;
             served.await
         };
+        let kept = KeptAnswer::new(&self.0);
         self.without(|state| &state.keeping_answers).await;
+        drop(kept);
         self.back(answer)
     }
 

@@ -37,7 +37,8 @@
 //!    and fence; all other rules are the same. A key that is used in another way is a
 //!    [`Conflict`](crate::ErrorKind::Conflict) ([`Mode::conflict`]). Where a claim [has
 //!    preference](ClaimRequest::has_preference), newcomers are kept out for [`PREFERENCE`], and let in for as long
-//!    after that.
+//!    after that. A withdrawal ends it, and until then the claim is not [clean](Claim::is_clean): the engine withdraws
+//!    a claim that comes to stand behind others of its process, which ask for it.
 //! 9. **What is left is nobody's.** [`Claim::leave`] is a release after which the key stays taken for a time. It keeps
 //!    its fence and the line of its last holder, and nothing of the claim that left it touches it any more.
 //! 10. **A hold becomes weaker in one step.** [`Claim::downgrade`] lets no writer in between, and is asked for again

@@ -262,7 +262,9 @@ impl<'a> Acquire<'a> {
                     self.span.wait();
                     if lines && line.is_none() {
                         let seen = releases.get(place).copied();
-                        line = Some((place, self.join(place, seen)));
+                        let ticket = self.join(place, seen);
+                        self.step_back(&ticket)?;
+                        line = Some((place, ticket));
                     }
                     // Boxed: an acquire that does not wait needs no memory for it.
                     Box::pin(async {

@@ -29,6 +29,11 @@ impl<'a> Pending<'a> {
         Ok(Self { spec, claim: Some(claim), written, unsettled: false, activity })
     }
 
+    /// Whether something of it may be on the server: what an attempt took, or what keeps others out.
+    pub(super) fn leaves_something(&self) -> bool {
+        self.claim.as_ref().is_some_and(|claim| self.unsettled || !claim.is_clean())
+    }
+
     /// An attempt begins. Returns what tells of its way to the wire, if anything does.
     pub(super) fn begin_request(&self) -> Option<RequestClock> {
         let written = self.written.clone();
@@ -39,8 +44,8 @@ impl<'a> Pending<'a> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let engine = &self.spec.engine;
-        if let Some(claim) = self.claim.take()
-            && (self.unsettled || !claim.is_clean())
+        if self.leaves_something()
+            && let Some(claim) = self.claim.take()
             && let Some(activity) = self.activity.take()
         {
             let cleanup = Cleanup {

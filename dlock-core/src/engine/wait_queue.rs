@@ -345,6 +345,11 @@ impl Ticket<'_> {
         self.shard().lines.get_mut(self.key).filter(|line| line.first == self.place).map(change)
     }
 
+    /// Whether nobody waits before.
+    pub(super) fn is_first(&self) -> bool {
+        self.as_first(|_| ()).is_some()
+    }
+
     /// Resolves when nobody waits before.
     pub(crate) async fn first(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| true)).await;

@@ -19,6 +19,7 @@ mod options;
 mod outages;
 mod panicking;
 pub(super) mod permits;
+mod preferring;
 mod reentering;
 mod releasing;
 mod renewing;
@@ -55,6 +56,7 @@ pub(super) const ALL: &[&[Case]] = &[
     sharing::CASES,
     downgrading::CASES,
     permits::CASES,
+    preferring::CASES,
     electing::CASES,
     fairness::CASES,
     leaving::CASES,

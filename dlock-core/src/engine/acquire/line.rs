@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Acquire;
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::Condition;
+use crate::engine::pending::Pending;
 use crate::engine::scope;
 use crate::engine::share::Share;
 use crate::engine::tenure::MOST_FOLLOWERS;
@@ -40,6 +41,15 @@ impl<'a> Acquire<'a> {
             ticket.accept(spec.options.lease);
         }
         ticket
+    }
+
+    /// Leaves nothing on the server where others of this process stand before: the first of them asks for all, and is
+    /// not to be kept out by a preference, or by a request under way, of a claim that itself asks no more.
+    pub(super) fn step_back(&mut self, ticket: &Ticket<'_>) -> Result<(), Failure> {
+        if ticket.is_first() || !self.pendings.iter().any(Pending::leaves_something) {
+            return Ok(());
+        }
+        self.begin_anew()
     }
 
     /// Leaves the line with the lock. What others may hold at the same time, the next one asks for at once.

@@ -59,6 +59,7 @@ pub const PERMITS: &[&str] = &[
     "never_more_have_a_permit_than_there_are",
     "who_waits_for_several_permits_does_not_starve",
     "one_who_gave_up_waiting_for_several_keeps_nobody_out",
+    "one_behind_others_of_its_process_keeps_nobody_out",
     "a_permit_is_back_after_its_holder_went_silent",
     "permits_are_renewed_each_for_itself",
     "a_permit_that_was_deleted_is_noticed_by_its_holder_and_free",
@@ -85,11 +86,11 @@ pub const PERMITS: &[&str] = &[
     "semaphores_of_different_keys_do_not_know_each_other",
 ];
 
-fn semaphore(process: &Process, key: &str, of: u32) -> Semaphore {
+pub(super) fn semaphore(process: &Process, key: &str, of: u32) -> Semaphore {
     process.locks.semaphore(key, of)
 }
 
-async fn take(process: &Process, key: &str, (of, permits): (u32, u32)) -> Guard {
+pub(super) async fn take(process: &Process, key: &str, (of, permits): (u32, u32)) -> Guard {
     match semaphore(process, key, of).take(permits).try_acquire().await {
         Ok(Some(guard)) => guard,
         Ok(None) => panic!("there are fewer than {permits} of {of} permits of {key:?}"),
@@ -102,7 +103,7 @@ async fn cannot_take(process: &Process, key: &str, (of, permits): (u32, u32)) {
     assert!(tried.is_none(), "there are {permits} of {of} permits of {key:?}, and should not be");
 }
 
-async fn quiet(process: &Process) {
+pub(super) async fn quiet(process: &Process) {
     until("the background work", || process.locks.stats().background == 0).await;
 }
 

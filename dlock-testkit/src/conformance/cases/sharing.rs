@@ -57,6 +57,7 @@ pub const SHARING: &[&str] = &[
     "a_writer_gets_in_between_readers_that_never_stop",
     "a_reader_gets_in_between_writers_that_never_stop",
     "a_writer_that_gave_up_keeps_nobody_out",
+    "a_writer_behind_readers_of_its_process_keeps_none_of_them_out",
     "a_try_to_write_that_is_refused_keeps_nobody_out",
     "fences_of_readers_lie_between_those_of_the_writers_around_them",
     "a_writer_may_read_what_it_writes",
@@ -81,11 +82,11 @@ pub const SHARING: &[&str] = &[
     "no_writer_is_beside_anybody",
 ];
 
-fn reader(process: &Process, key: &str) -> Lock {
+pub(super) fn reader(process: &Process, key: &str) -> Lock {
     process.locks.lock(key).read()
 }
 
-async fn read(process: &Process, key: &str) -> Guard {
+pub(super) async fn read(process: &Process, key: &str) -> Guard {
     match reader(process, key).try_acquire().await {
         Ok(Some(guard)) => guard,
         Ok(None) => panic!("{key:?} is held, and should be free to read"),
