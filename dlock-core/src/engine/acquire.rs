@@ -11,6 +11,7 @@ mod limits;
 mod line;
 mod listen;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
-    NotificationPace, is_over, leave_time_for_an_answer, pause_after, pause_until, timed_out, within,
+    NotificationPace, is_over, leaves_time_for_an_answer, pause_after, pause_until, timed_out, within,
 };
 use crate::engine::acquire::listen::listen;
 use crate::engine::bounds::{RequestBounds, Unanswered};
@@ -194,7 +195,10 @@ impl<'a> Acquire<'a> {
             (self.asks_at_once, self.was_busy) = (false, true);
             let ticket = self.join(place, None);
             Box::pin(within(engine, self.patient_until, ticket.turn())).await?;
-            self.leave_time_for_an_answer(Some(&ticket)).await?;
+            if !self.leaves_time_for_an_answer(Some(&ticket)).await? {
+                drop(ticket);
+                return Err(self.time_out().await);
+            }
             line = Some((place, ticket));
             self.span.turn();
         }
@@ -267,11 +271,14 @@ impl<'a> Acquire<'a> {
                         line = Some((place, ticket));
                     }
                     // Boxed: an acquire that does not wait needs no memory for it.
-                    Box::pin(async {
+                    let may_ask = Box::pin(async {
                         self.let_real_time_pass().await;
                         self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await
-                    })
-                    .await?;
+                    });
+                    if !may_ask.await? {
+                        drop(line);
+                        return Err(self.time_out().await);
+                    }
                     self.span.woken();
                 }
                 AttemptOutcome::Unknown(failure) => {
@@ -301,7 +308,9 @@ impl<'a> Acquire<'a> {
                             Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
                             turn => drop(turn?),
                         }
-                        self.leave_time_for_an_answer(Some(&ticket)).await?;
+                        if !self.leaves_time_for_an_answer(Some(&ticket)).await? {
+                            return Err(failure);
+                        }
                         line = Some((0, ticket));
                         self.span.turn();
                     }
@@ -480,12 +489,12 @@ impl<'a> Acquire<'a> {
     }
 
     /// Waits until another attempt may be worth while, or the time is up: when the lock was released, the backend
-    /// tells of a change, the holder's lease has ended, or after a pause.
+    /// tells of a change, the holder's lease has ended, or after a pause. Returns whether there is time for one.
     async fn wait_for_change(
         &mut self,
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'a>>,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let (began, poll) = (Instant::now(), self.next_poll(ticket));
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
@@ -526,18 +535,28 @@ impl<'a> Acquire<'a> {
                 }
             }
         }
-        self.leave_time_for_an_answer(ticket).await
+        self.leaves_time_for_an_answer(ticket).await
     }
 
-    /// Ends the wait where too little of it is left for an answer.
-    fn leave_time_for_an_answer<'t>(
+    /// Waits for what is left, which is too little for an answer, with nothing that keeps others from the lock.
+    async fn time_out(&mut self) -> Failure {
+        self.pendings.clear();
+        let left = within(self.engine, self.until, std::future::pending::<Infallible>());
+        match Box::pin(left).await {
+            Err(failure) => failure,
+            Ok(never) => match never {},
+        }
+    }
+
+    /// Whether enough of the wait is left for an answer.
+    fn leaves_time_for_an_answer<'t>(
         &self,
         ticket: Option<&'t Ticket<'a>>,
-    ) -> impl Future<Output = Result<(), Failure>> + use<'a, 't> {
+    ) -> impl Future<Output = Result<bool, Failure>> + use<'a, 't> {
         let wait = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(self.started));
         // What was slow for others ends no wait much earlier than it was to end.
         let recent = self.engine.round_trip.recent().min(wait / 8);
-        leave_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
+        leaves_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
     }
 
     /// When to ask again if nobody tells.

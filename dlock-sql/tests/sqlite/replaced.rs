@@ -78,9 +78,17 @@ async fn never_two_holders_by([first, second]: [PathBuf; 2], replace: impl Async
     replace().await;
     guard.check().unwrap();
     let new = two_seconds(SqliteOptions::new(second).connect().await.unwrap());
-    let error = new.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("still have open"), "{error}");
+    match new.lock("k").with_wait(Wait::No).acquire().await {
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("still have open"), "{error}");
+        }
+        // On a busy machine the lease may have ended by now.
+        Ok(theirs) => {
+            assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+            theirs.release().await.unwrap();
+        }
+    }
     let theirs = new.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap();
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     theirs.check().unwrap();

@@ -106,22 +106,21 @@ pub(super) async fn pause_until(
     within(engine, until, pause).await
 }
 
-/// Leaves the time that an answer takes: a request that is cut off ends in doubt, where it is certain so far that
-/// somebody else has the lock. A lock that is handed over needs no answer, and is waited for as long as nobody told of
-/// a release; whoever follows in line may have the time to ask then.
-pub(super) async fn leave_time_for_an_answer(
+/// Returns whether the time is left that an answer takes: a request that is cut off ends in doubt, where it is certain
+/// so far that somebody else has the lock. A lock that is handed over needs no answer, and is waited for as long as
+/// nobody told of a release; whoever follows in line may have the time to ask then.
+pub(super) async fn leaves_time_for_an_answer(
     engine: &Engine,
     until: Option<Instant>,
     takes: Duration,
     ticket: Option<&Ticket<'_>>,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     let Some(until) = until.filter(|until| until.saturating_duration_since(Instant::now()) < takes) else {
-        return Ok(());
+        return Ok(true);
     };
-    let Some(ticket) = ticket else { return Err(timed_out()) };
-    match within(engine, Some(until), ticket.handed_over_or_released()).await? {
-        true => Ok(()),
-        false => Err(timed_out()),
+    match ticket {
+        Some(ticket) => within(engine, Some(until), ticket.handed_over_or_released()).await,
+        None => Ok(false),
     }
 }
 
