@@ -105,11 +105,18 @@ enum QuorumTask {
     /// Vouch that no lock is held on any node, so that all of them vote at once in the quorum of the URL
     ///
     /// For servers that are new, while no service runs. It undoes the protection against nodes that have forgotten
-    /// their locks.
+    /// their locks. It is refused while a lock stands on a node, which is then named with its holder (exit code 75),
+    /// while a node does not answer or most of them have forgotten what they granted (69), and where nodes belong to
+    /// another quorum whose other members are not among these (64): `change` looks at both. Of servers that are all
+    /// others than those of before it knows nothing: use `change`.
     Bootstrap {
         /// Yes, no lock is held
         #[arg(long, required = true)]
         yes: bool,
+        /// Do it also where it is refused, and say why that was: a lock that is held may be granted a second time while
+        /// its holder goes on
+        #[arg(long)]
+        force: bool,
     },
     /// Give the quorum other members, or another longest lease, while services run
     ///
@@ -117,7 +124,7 @@ enum QuorumTask {
     /// and the last lock is released, the nodes of the new URL vote for clients with that URL, and for no others. So
     /// services can be restarted with it at any time meanwhile. A minority of the old nodes may be away for ever.
     /// Durable nodes have no marks: stop all services instead. When interrupted: run it again, or `bootstrap` the URL
-    /// of before.
+    /// of before. Nodes that belong to a third quorum are refused (exit code 64).
     Change {
         /// The new quorum: URL
         #[arg(long, value_name = "URL", required_unless_present = "to_file", conflicts_with = "to_file")]
@@ -125,6 +132,9 @@ enum QuorumTask {
         /// A file whose first line is the new URL
         #[arg(long, value_name = "PATH")]
         to_file: Option<std::path::PathBuf>,
+        /// Take nodes of a third quorum too, whose locks are not waited for
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -3,11 +3,11 @@
 use std::io::{Write, stdout};
 use std::time::Duration;
 
-use dlock::{NodeMark, NodeSetup, Quorum};
+use dlock::{ErrorKind, NodeMark, NodeSetup, Quorum, QuorumInUse};
 use serde_json::{Value, json};
 
 use crate::QuorumTask;
-use crate::show::{self, printable, short};
+use crate::show::{self, Person, printable, short};
 use crate::store;
 use crate::trouble::{DANGER, Trouble};
 
@@ -18,13 +18,13 @@ pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8
     let quorum = dlock::quorum_from_url(url).await?;
     match task {
         QuorumTask::Show => show(&quorum, json).await,
-        QuorumTask::Bootstrap { .. } => bootstrap(&quorum, json).await,
-        QuorumTask::Change { to, to_file } => {
+        QuorumTask::Bootstrap { force, .. } => bootstrap(&quorum, force, json).await,
+        QuorumTask::Change { to, to_file, force } => {
             let to = match to_file {
                 Some(path) => store::read_url(&path)?,
                 None => to.unwrap_or_default(),
             };
-            change(&quorum, &dlock::quorum_from_url(&to).await?, json).await
+            change(&quorum, &dlock::quorum_from_url(&to).await?, force, json).await
         }
     }
 }
@@ -78,12 +78,19 @@ async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
     Ok(if voting >= needed { 0 } else { DANGER })
 }
 
-async fn bootstrap(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
-    let done = quorum.bootstrap().await?;
-    report(&done, json)
+async fn bootstrap(quorum: &Quorum, force: bool, json: bool) -> Result<u8, Trouble> {
+    match quorum.bootstrap().await {
+        Err(refused) if force => forced(quorum, &refused, json).await,
+        done => report(&done?, None, json),
+    }
 }
 
-fn report(done: &[NodeSetup], json: bool) -> Result<u8, Trouble> {
+/// Does what was refused, and says over what.
+async fn forced(quorum: &Quorum, refused: &dlock::Error, json: bool) -> Result<u8, Trouble> {
+    report(&quorum.force_bootstrap().await?, Some(refused), json)
+}
+
+fn report(done: &[NodeSetup], forced_over: Option<&dlock::Error>, json: bool) -> Result<u8, Trouble> {
     let word = |setup: &NodeSetup| match setup {
         NodeSetup::Durable => "durable",
         NodeSetup::Kept => "kept",
@@ -94,13 +101,40 @@ fn report(done: &[NodeSetup], json: bool) -> Result<u8, Trouble> {
     let mut out = stdout().lock();
     if json {
         let nodes: Vec<&str> = done.iter().map(word).collect();
-        writeln!(out, "{}", show::json(&json!({ "nodes": nodes }))?)?;
+        let mut document = json!({ "nodes": nodes });
+        if let Some(refused) = forced_over {
+            document["forced_over"] = json!(refused.to_string());
+            document["held"] = in_use(refused).map_or_else(|| json!([]), held);
+        }
+        writeln!(out, "{}", show::json(&document)?)?;
     } else {
+        if let Some(refused) = forced_over {
+            writeln!(out, "by force, over: {}", printable(&refused.to_string()))?;
+        }
         for (place, setup) in done.iter().enumerate() {
             writeln!(out, "node {} votes ({})", place + 1, word(setup))?;
         }
     }
     Ok(0)
+}
+
+/// The locks because of which it was refused.
+fn in_use(refused: &dlock::Error) -> Option<&QuorumInUse> {
+    std::error::Error::source(refused)?.downcast_ref()
+}
+
+fn held(in_use: &QuorumInUse) -> Value {
+    let locks = in_use.locks.iter();
+    locks
+        .map(|lock| {
+            json!({
+                "key": lock.key.as_str(),
+                "nodes": lock.nodes,
+                "nodes_before": lock.nodes_before,
+                "holder": Person::of(&lock.holder),
+            })
+        })
+        .collect()
 }
 
 /// Says a step that takes its time, unless a document is wanted.
@@ -116,12 +150,21 @@ fn say(json: bool, text: &str) -> Result<(), Trouble> {
 /// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by
 /// a request that was still under way, is held or given up by its request timeout, which is less than the longest
 /// lease.
-async fn change(from: &Quorum, to: &Quorum, json: bool) -> Result<u8, Trouble> {
+async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u8, Trouble> {
     let Some(longest) = from.longest_lease().max(to.longest_lease()) else {
         return Err(Trouble::usage(
             "the nodes are durable and have no marks; stop all services to change them",
         ));
     };
+    if from.settings() == to.settings() {
+        return Err(Trouble::usage(
+            "both URLs have the same members, or the same name: nothing is to be changed, or clients of before would \
+             not be told from others; give the new quorum another name=",
+        ));
+    }
+    if !force {
+        are_of(&[from, to]).await?;
+    }
     for quorum in [from, to] {
         for unreached in quorum.suspend().await?.into_iter().filter_map(Result::err) {
             say(json, &format!("not suspended, a minority: {}", printable(&unreached.to_string())))?;
@@ -134,12 +177,40 @@ async fn change(from: &Quorum, to: &Quorum, json: bool) -> Result<u8, Trouble> {
         // A client may have left its mark in the place of one that was evicted or removed by hand.
         from.suspend().await?;
         let held = from.remaining().await?;
-        let Some((key, holder)) = held.first() else { break };
-        if before.replace(held.len()) != Some(held.len()) {
-            let (count, key) = (held.len(), printable(key.as_str()));
-            say(json, &format!("waiting for {count} locks that are still held, such as {key} by {holder}"))?;
+        let (count, such) = match held.first() {
+            Some((key, holder)) => (held.len(), format!("{} by {holder}", printable(key.as_str()))),
+            None => match to.bootstrap_after(from).await {
+                Err(refused) if refused.kind() == ErrorKind::Busy => {
+                    (in_use(&refused).map_or(0, |held| held.locks.len()), printable(&refused.to_string()))
+                }
+                Err(refused) if refused.kind() == ErrorKind::InvalidConfig && force => {
+                    return forced(to, &refused, json).await;
+                }
+                done => return report(&done?, None, json),
+            },
+        };
+        if before.replace(count) != Some(count) {
+            say(json, &format!("waiting for {count} locks that are still held, such as {such}"))?;
         }
         tokio::time::sleep(LOOKING).await;
     }
-    report(&to.bootstrap().await?, json)
+}
+
+/// Refuses nodes whose marks are of a third quorum: it would lose its votes, and what it granted is not waited for.
+async fn are_of(quorums: &[&Quorum]) -> Result<(), Trouble> {
+    for (which, quorum) in ["old", "new"].iter().zip(quorums) {
+        for (place, mark) in quorum.marks().await.into_iter().enumerate() {
+            if let Ok(NodeMark::Foreign(settings)) = mark
+                && !quorums.iter().any(|known| known.settings() == settings)
+            {
+                return Err(Trouble::usage(format!(
+                    "node {} of the {which} quorum belongs to a third one ({}); correct the URL, or give --force where \
+                     that one is in use no more",
+                    place + 1,
+                    printable(&settings),
+                )));
+            }
+        }
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Write, stderr, stdin, stdout};
 
-use dlock::Locks;
+use dlock::{Holder, Locks};
 use serde_json::json;
 
 use crate::Release;
@@ -25,7 +25,7 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
             return Err(Trouble::new(DENIED, "nothing was released (say y, or give --yes)"));
         }
         let now = locks.inspect(key).await?;
-        if now.as_ref().map(|now| now.fence) != Some(holder.fence) {
+        if !now.is_some_and(|now| is_same(&now, &holder)) {
             return Err(Trouble::new(
                 BUSY,
                 format!("{shown} has changed hands meanwhile; nothing was released"),
@@ -36,6 +36,12 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
     let text =
         if forced { format!("released {shown}, held by {holder}") } else { format!("nobody holds {shown}") };
     report(json, key, forced, Some(Person::of(&holder)), &text)
+}
+
+/// Whether it is the grant that was shown. Where there are no fences the process tells it.
+fn is_same(now: &Holder, shown: &Holder) -> bool {
+    let who = |of: &Holder| (of.fence, of.host.clone(), of.pid, of.label.clone(), of.mode);
+    who(now) == who(shown)
 }
 
 fn report(

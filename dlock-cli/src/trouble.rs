@@ -25,7 +25,7 @@ pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on thos
   64   a wrong argument, URL or key, such as one that the backend cannot keep, or another number of permits
   69   the backend cannot be reached, or it is not known what became of a request
   70   another error
-  75   somebody else holds the lock
+  75   somebody else holds the lock, or locks are held on the nodes of a quorum that is to be set up
   77   the backend refused the user or the password, or the user said no
   78   `doctor` found something by which locks may be lost or granted twice
   79   the lock was lost while the command ran

@@ -333,6 +333,28 @@ fn a_release_by_force_is_asked_for_and_needs_a_yes() {
 }
 
 #[test]
+fn a_lock_that_changed_hands_while_it_was_asked_for_is_left_alone_also_where_there_are_no_fences() {
+    let store = Store::new();
+    let nodes: Vec<_> = (0..3).map(|n| format!("{}{n}", store.url())).collect();
+    let quorum = Store::at(&format!("quorum:{}|?durable=true", nodes.join("|")));
+    assert_eq!(quorum.run("makes-the-databases", &[], "true").done().code, 0);
+    for store in [&store, &quorum] {
+        let mut first = store.holding("k");
+        let mut release = store.dlock(["release", "--force", "k"]).start();
+        assert!(release.asks().contains("k is held by"));
+        first.finish();
+        assert_eq!(first.wait().code, 0);
+        let mut second = store.holding("k");
+        release.answer("y\n");
+        let left = release.wait();
+        assert_eq!(left.code, 75, "{}{}", left.out, left.err);
+        assert!(left.err.contains("changed hands"), "{}", left.err);
+        second.finish();
+        assert_eq!(second.wait().code, 0, "it was not taken away");
+    }
+}
+
+#[test]
 fn the_fence_grows_over_a_release_by_force() {
     let store = Store::new();
     let fence = |text: &str| text.trim().parse::<u64>().expect("a fence");

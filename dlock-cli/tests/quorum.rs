@@ -165,3 +165,118 @@ fn a_node_that_is_away_for_ever_is_replaced() {
     let refused = Store::at(&after).dlock(["quorum", "change", "--to", &before]).done();
     assert_eq!(refused.code, 69, "{}{}", refused.out, refused.err);
 }
+
+/// Sees that the lock is renewed, and was never lost.
+async fn renews(guard: &dlock::Guard) {
+    for _ in 0..3 {
+        tokio::time::timeout(Duration::from_secs(60), async {
+            let mut left = guard.remaining();
+            while guard.remaining() <= left {
+                left = guard.remaining();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("it renews");
+        guard.check().unwrap();
+    }
+}
+
+async fn has_no_second_holder(url: &str) {
+    let theirs = locks(url).await;
+    for _ in 0..5 {
+        let second = theirs.lock("k").try_acquire().await;
+        assert!(!matches!(second, Ok(Some(_))), "a second holder");
+    }
+}
+
+fn with_longest(servers: &[&RedisServer], longest: &str) -> String {
+    url(servers).replace("longest_lease=1s", &format!("longest_lease={longest}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_a_lock_are_vouched_for_by_force_alone() {
+    let servers: Vec<_> = (0..7).map(|_| RedisServer::options().start().unwrap()).collect();
+    let all: Vec<_> = servers.iter().collect();
+    let [a, b, c, d, e, ..] = &servers[..] else { unreachable!("seven") };
+    let first = url(&[a, b, c]);
+    // What is refused, with which code, and what the message names.
+    for (shape, after, code, named) in [
+        ("the same", with_longest(&[a, b, c], "2s"), 75, "node 1 and node 2 and node 3"),
+        ("a superset", url(&all), 75, "node 1 and node 2 and node 3"),
+        ("a subset", url(&[a, b]), 75, "node 1 and node 2"),
+        ("one other", url(&[b, c, d]), 75, "node 1 and node 2"),
+        ("two others", url(&[c, d, e]), 75, "node 1, by"),
+    ] {
+        for server in &servers {
+            let () = server.command(&["FLUSHALL"]);
+        }
+        assert_eq!(Store::at(&first).dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
+        let holding = locks(&first).await;
+        let guard = holding.lock("k").with_wait(Duration::from_secs(30)).acquire().await.unwrap();
+        // The renewals bring it to a node that did not answer in time.
+        renews(&guard).await;
+        let store = Store::at(&after);
+        let refused = store.dlock(["quorum", "bootstrap", "--yes"]).done();
+        assert_eq!(refused.code, code, "{shape}: {}{}", refused.out, refused.err);
+        for part in [r#""k" on "#, named, "lease ends in", "dlock quorum change", "--force"] {
+            assert!(refused.err.contains(part), "{shape}, {part}: {}", refused.err);
+        }
+        has_no_second_holder(&after).await;
+        renews(&guard).await;
+        let forced = store.dlock(["--json", "quorum", "bootstrap", "--yes", "--force"]).done();
+        assert_eq!(forced.code, 0, "{shape}: {}{}", forced.out, forced.err);
+        let told = forced.json();
+        assert_eq!(told["held"][0]["key"], "k", "{shape}: {told}");
+        assert!(told["forced_over"].as_str().unwrap().contains(named), "{shape}: {told}");
+        assert_eq!(store.dlock(["--json", "quorum", "show"]).done().code, 0, "{shape}");
+        drop(guard);
+        holding.shutdown(Duration::from_secs(20)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_that_are_all_others_get_their_votes_when_the_lock_is_released() {
+    let servers: Vec<_> = (0..6).map(|_| RedisServer::options().start().unwrap()).collect();
+    let [a, b, c, d, e, f] = &servers[..] else { unreachable!("six") };
+    let (first, after) = (url(&[a, b, c]), url(&[d, e, f]));
+    let store = Store::at(&first);
+    assert_eq!(store.dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
+    let guard = locks(&first).await.lock("k").with_wait(Duration::from_secs(30)).acquire().await.unwrap();
+    let mut changing = store.dlock(["quorum", "change", "--to", &after]).start();
+    while !changing.line().contains("still held") {}
+    has_no_second_holder(&after).await;
+    renews(&guard).await;
+    guard.release().await.unwrap();
+    assert_eq!(changing.wait().code, 0);
+    assert!(locks(&after).await.lock("k").with_wait(Duration::from_secs(30)).acquire().await.is_ok());
+    has_no_second_holder(&first).await;
+}
+
+#[test]
+fn nodes_of_a_third_quorum_are_not_taken_and_a_name_is_not_used_again() {
+    let servers: Vec<_> = (0..6).map(|_| RedisServer::start().unwrap()).collect();
+    let [a, b, c, d, e, f] = &servers[..] else { unreachable!("six") };
+    let (first, third) = (url(&[a, b, c]), url(&[d, e, f]));
+    for url in [&first, &third] {
+        assert_eq!(Store::at(url).dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
+    }
+    for (from, to, says) in [
+        (&first, &url(&[a, b, d]), "node 3 of the new quorum belongs to a third one"),
+        (&url(&[a, b, d]), &url(&[a, b]), "node 1 of the old quorum belongs to a third one"),
+        (&first, &first, "nothing is to be changed"),
+        (&format!("{first}&name=n"), &format!("{}&name=n", url(&[c, d, e])), "another name="),
+    ] {
+        let refused = Store::at(from).dlock(["quorum", "change", "--to", to]).done();
+        assert_eq!(refused.code, 64, "{}{}", refused.out, refused.err);
+        assert!(refused.err.contains(says), "{}", refused.err);
+    }
+    for url in [&first, &third] {
+        let shown = Store::at(url).dlock(["quorum", "show"]).done();
+        assert_eq!(shown.code, 0, "both have their votes still: {}", shown.out);
+    }
+    let to = url(&[a, b, d]);
+    let done = Store::at(&first).dlock(["quorum", "change", "--force", "--to", &to]).done();
+    assert_eq!(done.code, 0, "{}{}", done.out, done.err);
+    assert!(done.out.contains("by force, over"), "{}", done.out);
+}

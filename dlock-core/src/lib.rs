@@ -29,7 +29,9 @@ mod token;
 pub use backend::{Backend, Capabilities, Claim};
 pub use backends::memory::{Faults, Memory};
 pub use backends::prefix::Prefixed;
-pub use backends::quorum::{Node, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumClaim, QuorumVotes};
+pub use backends::quorum::{
+    LockOnNodes, Node, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumClaim, QuorumInUse, QuorumVotes,
+};
 pub use clock::{Clock, ManualClock, Timestamp};
 #[cfg(dlock_schedules)]
 #[doc(hidden)]

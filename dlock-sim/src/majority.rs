@@ -44,12 +44,13 @@ pub(crate) fn quorum(process: usize, engine: usize, majority: Majority) -> Resul
     if durable { quorum.with_durable_nodes().build() } else { quorum.build() }
 }
 
-/// The operator vouches for empty nodes, again until it is done.
+/// The operator vouches for empty nodes before any process runs, again until it is done. There is nothing to look at,
+/// and the stores have no lists.
 pub(crate) async fn bootstrap(majority: Majority) -> Result<(), Error> {
     let mut tries = 0;
     loop {
         let alive = world(|w| w.processes.iter().position(|process| process.alive));
-        let done = quorum(alive.unwrap_or(0), 0, majority)?.bootstrap().await;
+        let done = quorum(alive.unwrap_or(0), 0, majority)?.force_bootstrap().await;
         tries += 1;
         if done.is_ok() || tries == 50 {
             return done.map(drop);

@@ -156,6 +156,22 @@ impl Running {
         while self.line().trim() != word {}
     }
 
+    /// Waits for the line before a question.
+    pub fn asks(&mut self) -> String {
+        let mut line = Vec::new();
+        let asking = self.child.stderr.as_mut().unwrap();
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            asking.read_exact(&mut byte).unwrap();
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).unwrap()
+    }
+
+    pub fn answer(&mut self, text: &str) {
+        self.input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
     /// Ends its input.
     pub fn finish(&mut self) {
         self.input = None;

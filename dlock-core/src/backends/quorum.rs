@@ -8,6 +8,7 @@ mod node;
 mod round;
 mod tally;
 mod vote;
+mod vouching;
 mod withdrawals;
 
 use std::fmt;
@@ -26,6 +27,8 @@ pub use marks::{NodeMark, NodeSetup};
 pub(crate) use node::LendsBackend;
 use node::Member;
 pub use node::Node;
+use vouching::Vouching;
+pub use vouching::{LockOnNodes, QuorumInUse};
 use withdrawals::Withdrawals;
 
 pub(crate) const NAME: &str = "quorum";
@@ -147,7 +150,7 @@ impl Quorum {
     ///
     /// Cancel-safe.
     pub async fn connect(&self) -> Result<()> {
-        self.0.connect().await.map_err(|failure| Error::new(Operation::Configure, failure).on(NAME))
+        self.0.connect().await.map_err(configuring)
     }
 
     /// Returns the longest lease that a lock may have; `None` where no node can forget a lock.
@@ -179,8 +182,8 @@ impl Quorum {
     /// as ever. Returns what became of each node.
     ///
     /// For the operator who changes the members while services run: no lock is granted when the longest lease has
-    /// passed since, and when [`remaining`](Self::remaining) is empty then, none is held. `dlock quorum change` does
-    /// all of it.
+    /// passed since, and when [`remaining`](Self::remaining) is empty then, none is held;
+    /// [`bootstrap_after`](Self::bootstrap_after) looks at it once more. `dlock quorum change` does all of it.
     ///
     /// # Errors
     ///
@@ -208,7 +211,7 @@ impl Quorum {
         let suspended = done.len() - failures.len();
         if suspended < self.0.needed() {
             let failure = too_few(&self.0.members, suspended, failures);
-            return Err(Error::new(Operation::Configure, failure).on(NAME));
+            return Err(configuring(failure));
         }
         Ok(done)
     }
@@ -228,6 +231,13 @@ impl Quorum {
         listed.map_err(|failure| Error::new(Operation::Inspect, failure).on(NAME))
     }
 
+    /// Returns what the marks of this quorum say of it: how many members it has, the longest lease, and a digest of the
+    /// members or the name. [`NodeMark::Foreign`] has the same of another one.
+    #[must_use]
+    pub fn settings(&self) -> &str {
+        self.0.settings()
+    }
+
     /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest
     /// lease. Returns what was done on each, in their order.
     ///
@@ -236,6 +246,59 @@ impl Quorum {
     /// service starts: it would undo the protection against nodes that have forgotten their locks. Nodes that vote in
     /// this quorum already are left as they are.
     ///
+    /// What the nodes can tell is checked, and nothing is set up while a lock stands on any of them, while one does not
+    /// answer, and where their marks are of a quorum of which too few nodes are seen here to know of all its locks. The
+    /// votes of such other quorums are taken away before the last look, so that no lock is granted in between. Only
+    /// one administrator at a time sets a node up. When all nodes are of this quorum and remember its locks, as after
+    /// [`suspend`](Self::suspend), they get their votes back whatever is held.
+    ///
+    /// # What it does not guarantee
+    ///
+    /// Of members without marks nothing is known: a quorum whose servers are all others is not seen from here; see
+    /// [`bootstrap_after`](Self::bootstrap_after). Nodes that have all forgotten their locks look like new ones, and
+    /// those that are [durable](QuorumBuilder::with_durable_nodes) have no marks. A process that stands still for over
+    /// a minute between its last look and its writing may write when another administrator is at work.
+    ///
+    /// # Errors
+    ///
+    /// * [`ErrorKind::Busy`]: locks stand on the nodes, which the source, [`QuorumInUse`], lists; or, without that
+    ///   source, another administrator sets up one of the nodes.
+    /// * [`ErrorKind::InvalidConfig`]: nodes belong to another quorum, most of whose members are not among these.
+    /// * [`ErrorKind::Unavailable`]: a node cannot be asked, or so many have forgotten what they granted that it may be
+    ///   held; and other kinds of the nodes, such as [`ErrorKind::Unsupported`] of one that cannot list its locks.
+    ///
+    /// Unless writing failed, nothing was set up. It may be called again. Nodes of another quorum that were suspended
+    /// meanwhile, which the error says, stay so: call it again, or `bootstrap` of that quorum.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, some nodes may have been set up or [suspended](Self::suspend), and for up to three minutes
+    /// another call may be refused by [`ErrorKind::Busy`]; call it again.
+    pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
+        self.vouch(None).await
+    }
+
+    /// Vouches as [`bootstrap`](Self::bootstrap) does, in the place of the quorum `before`, whose members are looked at
+    /// too: so many of them have to answer that each of its locks is seen.
+    ///
+    /// For changes of the members or the longest lease, when `before` was [suspended](Self::suspend) and the longest
+    /// lease has passed since; `dlock quorum change` does all of it. Durable members of `before` do not count, since
+    /// votes cannot be taken from them.
+    ///
+    /// # Errors
+    ///
+    /// As `bootstrap`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As `bootstrap`.
+    pub async fn bootstrap_after(&self, before: &Self) -> Result<Vec<NodeSetup>> {
+        self.vouch(Some(before)).await
+    }
+
+    /// Vouches as [`bootstrap`](Self::bootstrap) does, and looks at nothing: whoever calls it knows that no lock is
+    /// held, or accepts that one that is held is granted a second time while its holder goes on.
+    ///
     /// # Errors
     ///
     /// The first failure of a node, which may take 10 s to answer. It may be called again.
@@ -243,14 +306,13 @@ impl Quorum {
     /// # Cancel safety
     ///
     /// When dropped midway, some nodes may have been set up; call it again.
-    pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
-        let mut done = Vec::new();
-        for member in &self.0.members {
-            let set_up = tokio::time::timeout(ONE_NODE, member.bootstrap()).await;
-            let set_up = set_up.unwrap_or_else(|_| Err(no_answer()));
-            done.push(set_up.map_err(|failure| named(member, &failure))?);
-        }
-        Ok(done)
+    pub async fn force_bootstrap(&self) -> Result<Vec<NodeSetup>> {
+        self.0.set_up_all().await.map_err(configuring)
+    }
+
+    async fn vouch(&self, before: Option<&Self>) -> Result<Vec<NodeSetup>> {
+        let set_up = async { Vouching::new(&self.0, before.map(|before| &*before.0))?.set_up().await };
+        set_up.await.map_err(configuring)
     }
 }
 
@@ -431,9 +493,13 @@ impl Backend for Quorum {
     }
 }
 
+fn configuring(failure: Failure) -> Error {
+    Error::new(Operation::Configure, failure).on(NAME)
+}
+
 /// The failure of a node, with its number.
 fn named(member: &Member, failure: &Failure) -> Error {
-    Error::new(Operation::Configure, Failure::new(failure.kind(), member.says(failure))).on(NAME)
+    configuring(Failure::new(failure.kind(), member.says(failure)))
 }
 
 fn no_answer() -> Failure {

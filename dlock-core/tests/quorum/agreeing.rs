@@ -70,7 +70,7 @@ async fn a_node_of_another_quorum_is_refused_although_the_others_are_a_majority(
     let nodes = nodes(5);
     let ours = founded(of(&nodes, &[2, 3, 4])).await;
     drop(try_take(&ours).await.unwrap().expect("it is free"));
-    founded(of(&nodes, &[0, 1, 2])).await;
+    of(&nodes, &[0, 1, 2]).build().unwrap().force_bootstrap().await.unwrap();
     let error = try_take(&ours).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
 }

@@ -1,6 +1,7 @@
 //! A lock on a majority of backends: what it takes to get it, to keep it, and to give it back.
 
 mod administering;
+mod administrators;
 mod agreeing;
 mod asking;
 mod contending;
@@ -10,3 +11,4 @@ mod leaving;
 mod queueing;
 mod requests;
 mod support;
+mod vouching;

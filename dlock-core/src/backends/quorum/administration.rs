@@ -14,7 +14,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 
 /// How long the lists of all nodes may take.
-const LISTING: Duration = Duration::from_secs(25);
+pub(super) const LISTING: Duration = Duration::from_secs(25);
 /// How long a node may take to be connected to.
 const CONNECTING: Duration = Duration::from_secs(5);
 /// How long a node may take to look at itself.
@@ -259,10 +259,15 @@ fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize 
     numbers.get(nodes - 1).copied().unwrap_or(0)
 }
 
-/// Those of `holders` that are the same as `holder`. When it was taken differs from node to node.
+/// Those of `holders` that are the same as `holder`.
 fn same<'a>(holders: &'a [(usize, Holder)], holder: &'a Holder) -> impl Iterator<Item = &'a (usize, Holder)> {
+    holders.iter().filter(move |(_, other)| is_same_holder(other, holder))
+}
+
+/// Whether nothing tells one from the other. When it was taken differs from node to node.
+pub(super) fn is_same_holder(one: &Holder, other: &Holder) -> bool {
     let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone(), of.mode);
-    holders.iter().filter(move |(_, other)| who(other) == who(holder))
+    who(one) == who(other)
 }
 
 #[cfg(test)]

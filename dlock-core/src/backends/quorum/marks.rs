@@ -8,8 +8,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::node::{Member, Node};
+use crate::backend::dynamic::DynClaim;
 use crate::backend::{Attempt, ClaimRequest, Entropy, Host, Mode};
 use crate::error::{ErrorKind, Failure};
+use crate::handles::options::MAX_LEASE;
 use crate::holder::Identity;
 use crate::key::Key;
 use crate::telemetry::Trace;
@@ -22,20 +24,27 @@ const ROUNDING: Duration = Duration::from_secs(1);
 /// How often to see to the other mark, when one is old.
 const TENDING: Duration = Duration::from_secs(600);
 /// How long a request about a mark may take.
-const MARKING: Duration = Duration::from_secs(5);
+pub(super) const MARKING: Duration = Duration::from_secs(5);
 /// What the label of a mark begins with.
 const LABEL: &str = "dlock quorum";
-/// The label of marks that let no client have a vote.
+/// What the label of marks begins with that let no client have a vote. What follows is of which quorum the node was.
 const SUSPENDED: &str = "dlock quorum suspended";
+/// The label of an administrator at work.
+const ADMINISTRATOR: &str = "dlock quorum bootstrap";
+/// How long an administrator has a node for itself.
+pub(super) const RESERVED: Duration = Duration::from_secs(180);
 /// How often marks are replaced while clients leave theirs.
 const REPLACING: usize = 8;
 
 static MARKS: LazyLock<[Option<Key>; 2]> =
     LazyLock::new(|| ["dlock-quorum-memory-1", "dlock-quorum-memory-2"].map(|name| Key::new(name).ok()));
 
-/// Whether a key is that of a mark, and no lock of anybody.
+/// The lock of whoever sets nodes up.
+static SETUP: LazyLock<Option<Key>> = LazyLock::new(|| Key::new("dlock-quorum-bootstrap").ok());
+
+/// Whether a key is one that a quorum uses itself, and no lock of anybody.
 pub(super) fn is_mark(key: &Key) -> bool {
-    MARKS.iter().flatten().any(|mark| mark == key)
+    MARKS.iter().flatten().chain(SETUP.iter()).any(|mark| mark == key)
 }
 
 /// What [`Quorum::bootstrap`](super::Quorum::bootstrap) did on a node.
@@ -89,6 +98,11 @@ pub(super) fn settings(nodes: &[Node], name: Option<&str>, longest: Duration) ->
     format!("{LABEL} nodes={} longest={}ms members={members}", nodes.len(), longest.as_millis()).into()
 }
 
+/// The settings in the label of a mark: nothing where the node was suspended without having been a quorum's.
+pub(super) fn named_settings(label: &str) -> &str {
+    label.strip_prefix(SUSPENDED).unwrap_or_else(|| label.trim_start_matches(LABEL)).trim()
+}
+
 /// What is found in the place of a mark.
 enum Found {
     Nothing,
@@ -96,8 +110,41 @@ enum Found {
     Aged(Duration),
     /// It lasts longer than any mark: the node's clock was ahead when it was left.
     OfTheFuture,
-    /// Of clients with these settings.
-    Foreign(String),
+    /// Of clients with other settings, as the label says, and left so long ago; `None` by a clock that was ahead.
+    Foreign(String, Option<Duration>),
+}
+
+/// What the marks of a node say together.
+#[derive(Debug, Default)]
+pub(super) struct NodeMemory {
+    /// The label of the oldest mark; `None` without one.
+    label: Option<String>,
+    /// For how long it has certainly forgotten nothing.
+    pub(super) reach: Duration,
+    /// A mark keeps all clients from its vote.
+    pub(super) is_suspended: bool,
+    /// A mark lets clients have its vote, now or when it is old enough.
+    pub(super) is_open: bool,
+    /// Its marks are of several quorums, or one is of a clock that was ahead.
+    pub(super) is_mixed: bool,
+}
+
+impl NodeMemory {
+    /// Of which quorum it is, or was until it was suspended.
+    pub(super) fn settings(&self) -> Option<&str> {
+        self.label.as_deref().map(named_settings).filter(|settings| !settings.is_empty())
+    }
+
+    fn add(&mut self, label: String, reach: Option<Duration>) {
+        let is_suspended = label.starts_with(SUSPENDED);
+        self.is_suspended |= is_suspended;
+        self.is_open |= !is_suspended;
+        self.is_mixed |= reach.is_none()
+            || self.label.as_deref().is_some_and(|other| named_settings(other) != named_settings(&label));
+        if self.label.is_none() || reach > Some(self.reach) {
+            (self.label, self.reach) = (Some(label), reach.unwrap_or_default());
+        }
+    }
 }
 
 impl Member {
@@ -114,7 +161,7 @@ impl Member {
             match self.look(mark).await? {
                 Found::Nothing => {}
                 Found::OfTheFuture => of_the_future = true,
-                Found::Foreign(theirs) => return Err(self.disagreement(&theirs)),
+                Found::Foreign(theirs, _) => return Err(self.disagreement(&theirs)),
                 Found::Aged(age) if age >= longest => {
                     self.mark.store(mark, Ordering::Relaxed);
                     if age > MARK / 2 {
@@ -146,7 +193,7 @@ impl Member {
             let looked = tokio::time::timeout(limit, self.look(mark)).await;
             let found =
                 looked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {limit:?}"))));
-            if let Found::Foreign(theirs) = found? {
+            if let Found::Foreign(theirs, _) = found? {
                 return Err(self.disagreement(&theirs));
             }
         }
@@ -164,10 +211,10 @@ impl Member {
         Failure::invalid_config(format!(
             "node {} belongs to a quorum of other members or another longest lease ({}; here {}); configure all \
              processes alike (`with_name` where they reach its nodes by different addresses), or change them with \
-             `Quorum::bootstrap` while no lock is held",
+             `dlock quorum change`",
             self.number(),
             theirs.trim_start_matches(LABEL).trim().escape_debug(),
-            self.settings.trim_start_matches(LABEL).trim(),
+            named_settings(&self.settings),
         ))
     }
 
@@ -177,12 +224,13 @@ impl Member {
         // Marks of earlier versions say nothing of the settings.
         let foreign =
             |label: &String| label.starts_with(LABEL) && label != LABEL && **label != *self.settings;
+        let age =
+            holder.expires_in.filter(|left| *left <= MARK + ROUNDING).map(|left| MARK.saturating_sub(left));
         if let Some(theirs) = holder.label.filter(foreign) {
-            return Ok(Found::Foreign(theirs));
+            return Ok(Found::Foreign(theirs, age));
         }
         match holder.expires_in {
-            Some(left) if left > MARK + ROUNDING => Ok(Found::OfTheFuture),
-            Some(left) => Ok(Found::Aged(MARK.saturating_sub(left))),
+            Some(_) => Ok(age.map_or(Found::OfTheFuture, Found::Aged)),
             None => Err(Failure::new(
                 ErrorKind::Unsupported,
                 "it does not tell how long a lease still runs, so that its memory cannot be checked; use nodes that \
@@ -225,21 +273,7 @@ impl Member {
 
     async fn mark_as(&self, mark: usize, lease: Duration, label: &str) -> Result<(), Failure> {
         let Some(key) = MARKS[mark].clone() else { return Ok(()) };
-        let request = ClaimRequest {
-            mode: Mode::Exclusive,
-            fair: false,
-            prefers: false,
-            key,
-            token: Token::random()?,
-            lease,
-            request_timeout: MARKING,
-            recheck: false,
-            waits: false,
-            identity: Identity::of_this_process(Some(label.into())),
-            entropy: Entropy::new(),
-            trace: Trace::default(),
-            host: Host::default(),
-        };
+        let request = administrative(key, lease, label)?;
         // Never released. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);
         match tokio::time::timeout(MARKING, claim.attempt()).await {
@@ -266,10 +300,8 @@ impl Member {
         for mark in [0, 1] {
             match self.look(mark).await? {
                 Found::Nothing => {}
-                Found::Foreign(label) if label == SUSPENDED => return Ok(NodeMark::Suspended),
-                Found::Foreign(label) => {
-                    return Ok(NodeMark::Foreign(label.trim_start_matches(LABEL).trim().to_owned()));
-                }
+                Found::Foreign(label, _) if label.starts_with(SUSPENDED) => return Ok(NodeMark::Suspended),
+                Found::Foreign(label, _) => return Ok(NodeMark::Foreign(named_settings(&label).to_owned())),
                 Found::Aged(age) if age >= longest => best = NodeMark::Votes,
                 Found::Aged(age) if best != NodeMark::Votes => {
                     let left = longest - age;
@@ -286,20 +318,49 @@ impl Member {
         Ok(best)
     }
 
-    /// Lets no client have its vote until somebody vouches for it.
+    /// What its marks say together.
+    pub(super) async fn memory(&self) -> Result<NodeMemory, Failure> {
+        if self.longest.is_none() {
+            return Ok(NodeMemory { reach: Duration::MAX, ..NodeMemory::default() });
+        }
+        let mut memory = NodeMemory::default();
+        for mark in [0, 1] {
+            match self.look(mark).await? {
+                Found::Nothing => {}
+                Found::Aged(age) => memory.add(self.settings.to_string(), Some(age)),
+                Found::OfTheFuture => memory.add(self.settings.to_string(), None),
+                Found::Foreign(label, age) => memory.add(label, age),
+            }
+        }
+        Ok(memory)
+    }
+
+    /// A claim on the node's lock for administrators, to be attempted; `None` where it has no marks.
+    pub(super) fn reservation(&self) -> Result<Option<Box<dyn DynClaim>>, Failure> {
+        let key = SETUP.clone().filter(|_| self.may_forget());
+        key.map(|key| Ok(self.claim(administrative(key, RESERVED, ADMINISTRATOR)?))).transpose()
+    }
+
+    /// Lets no client have its vote until somebody vouches for it. Its marks go on telling of which quorum it was, and
+    /// since when it remembers.
     pub(super) async fn suspend(&self) -> Result<(), Failure> {
         if self.longest.is_none() {
             return Err(Failure::invalid_config(
                 "it is durable and has no marks, so that clients cannot be kept from it; stop them instead",
             ));
         }
+        let memory = self.memory().await?;
+        let label = format!("{SUSPENDED} {}", memory.settings().unwrap_or_default());
+        // No longer than any lease, so that the mark lasts.
+        let lease = MARK - memory.reach.min(MAX_LEASE);
         for _ in 0..REPLACING {
             let mut changed = false;
             for mark in [0, 1] {
-                if !matches!(self.look(mark).await?, Found::Foreign(label) if label == SUSPENDED) {
+                if !matches!(self.look(mark).await?, Found::Foreign(label, _) if label.starts_with(SUSPENDED))
+                {
                     changed = true;
                     self.unmark([mark]).await?;
-                    self.mark_as(mark, MARK, SUSPENDED).await?;
+                    self.mark_as(mark, lease, label.trim_end()).await?;
                 }
             }
             // Somebody may have left another one in between.
@@ -320,7 +381,7 @@ impl Member {
                 Found::Nothing => {}
                 Found::Aged(age) if age >= longest => votes = true,
                 Found::Aged(_) => young.push(mark),
-                Found::OfTheFuture | Found::Foreign(_) => wrong.push(mark),
+                Found::OfTheFuture | Found::Foreign(..) => wrong.push(mark),
             }
         }
         if votes && wrong.is_empty() {
@@ -339,6 +400,25 @@ impl Member {
         }
         Ok(if had_none { NodeSetup::Marked } else { NodeSetup::Repaired })
     }
+}
+
+/// A claim that is no lock of anybody.
+fn administrative(key: Key, lease: Duration, label: &str) -> Result<ClaimRequest, Failure> {
+    Ok(ClaimRequest {
+        mode: Mode::Exclusive,
+        fair: false,
+        prefers: false,
+        key,
+        token: Token::random()?,
+        lease,
+        request_timeout: MARKING,
+        recheck: false,
+        waits: false,
+        identity: Identity::of_this_process(Some(label.into())),
+        entropy: Entropy::new(),
+        trace: Trace::default(),
+        host: Host::default(),
+    })
 }
 
 #[cfg(test)]
