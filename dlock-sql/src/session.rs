@@ -38,7 +38,9 @@ pub use on_connection::ConnectionLock;
 pub(crate) use queue::TURN;
 use queue::{Queue, Waiting};
 pub(crate) use strategy::Found;
-pub(crate) use strategy::{ByName, ByRow, Others, Owner, Strategy, TakeResult, settle_names, take_row};
+pub(crate) use strategy::{
+    ByName, ByRow, Freed, Others, Owner, Strategy, TakeResult, settle_names, take_row,
+};
 
 /// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
@@ -290,7 +292,9 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         let left = handle.call(|answer| Command::Release(Release { key, token, answer: Some(answer) })).await;
         // What could not be confirmed has ended with its connection.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
-        left
+        // Those of this process learn of the release from the engine.
+        let is_ours = self.waiting.has_turn_here(&self.request.key);
+        left.map(|left| if is_ours { left.with_others_waiting(0) } else { left })
     }
 
     fn request_clock(&self) -> Option<RequestClock> {

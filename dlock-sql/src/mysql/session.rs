@@ -15,8 +15,8 @@ use super::values::literal;
 use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, FENCE, Name, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN, TakeResult,
-    Wanted, settle_names, take_row,
+    ByName, ByRow, FENCE, Freed, Name, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN,
+    TakeResult, Wanted, settle_names, take_row,
 };
 use crate::table::TableName;
 use crate::text::hex;
@@ -88,6 +88,11 @@ fn name_of(name: &Name) -> String {
 pub(super) fn turn(name: &Name, is_row: bool) -> String {
     let of = if is_row { 'r' } else { 's' };
     format!("dlock:{of}:{}", hex(&name.digest[..MysqlServer::DIGEST]))
+}
+
+/// Whether somebody has the turn among those who wait for a lock.
+fn is_awaited(name: &Name, is_row: bool) -> String {
+    format!("CAST(IS_USED_LOCK('{}') IS NOT NULL AS SIGNED)", turn(name, is_row))
 }
 
 /// Runs a statement that may wait for a name, and says first whether it got it.
@@ -439,13 +444,17 @@ impl Strategy for ByName<MysqlServer> {
         settle_names::<Self>(on, wanted, asked).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        let free = |name| format!(", CAST(RELEASE_LOCK('{}') AS SIGNED)", name_of(name));
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let free = |name| {
+            format!(", {}, CAST(RELEASE_LOCK('{}') AS SIGNED)", is_awaited(name, false), name_of(name))
+        };
         let free: String =
             std::iter::once(format!("SELECT {SESSION}")).chain(names.iter().map(free)).collect();
         let row = sqlx::raw_sql(AssertSqlSafe(free)).fetch_one(on).await?;
-        let freed = |place| Ok(row.try_get::<Option<i64>, _>(place)? == Some(1));
-        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
+        let is_one = |place: usize| row.try_get::<Option<i64>, _>(place).map(|answer| answer == Some(1));
+        let freed =
+            |place: usize| Ok(Freed { awaited: is_one(place * 2 + 1)?, held: is_one(place * 2 + 2)? });
+        Ok((row.try_get(0)?, (0..names.len()).map(freed).collect::<SqlResult<_>>()?))
     }
 
     async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
@@ -516,9 +525,13 @@ impl Strategy for ByRow<MysqlServer> {
         take_row(others, on, wanted).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        let free = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED); COMMIT").fetch_all(on).await?;
-        Ok((free.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, vec![true; names.len()]))
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let awaited: String = names.iter().map(|name| format!(", {}", is_awaited(name, true))).collect();
+        let free = format!("SELECT {SESSION}{awaited}; COMMIT");
+        let rows = sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(on).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let freed = |place| Ok(Freed { awaited: row.try_get::<i64, _>(place)? == 1, held: true });
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
     }
 
     async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {

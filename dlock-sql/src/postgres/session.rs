@@ -11,7 +11,7 @@ use super::statements::ADVISORY;
 use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, Name, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted,
+    ByName, ByRow, Freed, Name, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted,
     settle_names, take_row,
 };
 use crate::table::TableName;
@@ -112,9 +112,14 @@ pub(super) fn counting(table: &str, from: &str) -> String {
 
 /// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
 pub(super) fn turn(name: &Name, is_row: bool) -> String {
+    let (one, other) = turn_numbers(name, is_row);
+    format!("{one}, {other}")
+}
+
+fn turn_numbers(name: &Name, is_row: bool) -> (i32, i32) {
     let from = if is_row { 16 } else { 8 };
     let number = |from: usize| i32::from_be_bytes([0, 1, 2, 3].map(|place| name.digest[from + place]));
-    format!("{}, {}", number(from), number(from + 4))
+    (number(from), number(from + 4))
 }
 
 /// Runs a statement that may wait.
@@ -238,10 +243,39 @@ impl PostgresServer {
         Ok((session, rows.iter().zip(wanted).map(taken).collect::<SqlResult<_>>()?))
     }
 
-    async fn free_name(on: &mut PgConnection, name: &Name) -> SqlResult<(i64, bool)> {
-        let free = sqlx::query("SELECT pg_backend_pid()::bigint, pg_advisory_unlock($1)").bind(number(name));
-        let row = free.fetch_one(on).await?;
-        Ok((row.try_get(0)?, row.try_get(1)?))
+    /// Releases names, and says of each whether somebody has its turn, which is asked for until the end of the
+    /// statement. All turns are asked for before any name is released: an error leaves all names as they were.
+    async fn free_names(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let rows = if let [one] = names {
+            let free = "SELECT pg_backend_pid()::bigint, NOT pg_try_advisory_xact_lock_shared($2, $3), \
+                        pg_advisory_unlock($1)";
+            let (turn, of) = turn_numbers(one, false);
+            sqlx::query(free).bind(number(one)).bind(turn).bind(of).fetch_all(on).await?
+        } else {
+            let free = "SELECT pg_backend_pid()::bigint, awaited, pg_advisory_unlock(number)
+                FROM unnest($1::bigint[], (
+                    SELECT array_agg(NOT pg_try_advisory_xact_lock_shared(turn, of) ORDER BY place)
+                    FROM unnest($2::integer[], $3::integer[]) WITH ORDINALITY AS turns (turn, of, place)
+                )) AS listed (number, awaited)";
+            let numbers: Vec<i64> = names.iter().map(number).collect();
+            let (turns, ofs): (Vec<i32>, Vec<i32>) =
+                names.iter().map(|name| turn_numbers(name, false)).unzip();
+            sqlx::query(free).bind(numbers).bind(turns).bind(ofs).fetch_all(on).await?
+        };
+        let freed = |row: &PgRow| Ok(Freed { awaited: row.try_get(1)?, held: row.try_get(2)? });
+        let freed = rows.iter().map(freed).collect::<SqlResult<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
+    }
+
+    /// Releases names where the server refused to say who waits, as it does when it has no room for one lock more.
+    async fn only_free_names(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let free =
+            "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
+        let numbers: Vec<i64> = names.iter().map(number).collect();
+        let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
+        let freed = |row: &PgRow| Ok(Freed { awaited: false, held: row.try_get(1)? });
+        let freed = rows.iter().map(freed).collect::<SqlResult<_>>()?;
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 }
 
@@ -267,18 +301,11 @@ impl Strategy for ByName<PostgresServer> {
         settle_names::<Self>(on, wanted, asked).await
     }
 
-    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        if let [one] = names {
-            return PostgresServer::free_name(on, one)
-                .await
-                .map(|(session, was_held)| (session, vec![was_held]));
+    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        match PostgresServer::free_names(on, names).await {
+            Err(sqlx::Error::Database(_)) => PostgresServer::only_free_names(on, names).await,
+            freed => freed,
         }
-        let free =
-            "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
-        let numbers: Vec<i64> = names.iter().map(number).collect();
-        let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
-        let freed = rows.iter().map(|row| row.try_get(1)).collect::<SqlResult<_>>()?;
-        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
     async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
@@ -341,9 +368,21 @@ impl Strategy for ByRow<PostgresServer> {
         take_row(others, on, wanted).await
     }
 
-    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<bool>)> {
-        let freed = sqlx::raw_sql("SELECT pg_backend_pid()::bigint; COMMIT").fetch_all(on).await?;
-        Ok((freed.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, vec![true; names.len()]))
+    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let awaited = |name| format!(", NOT pg_try_advisory_xact_lock_shared({})", turn(name, true));
+        let awaited: String = names.iter().map(awaited).collect();
+        let free = format!("SELECT pg_backend_pid()::bigint{awaited}; COMMIT");
+        let (rows, is_told) = match sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(&mut *on).await {
+            // As where the server has no room for one lock more. Nothing was written in the transaction.
+            Err(sqlx::Error::Database(_)) => {
+                let free = "ROLLBACK; SELECT pg_backend_pid()::bigint";
+                (sqlx::raw_sql(free).fetch_all(on).await?, false)
+            }
+            rows => (rows?, true),
+        };
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let freed = |place| Ok(Freed { awaited: is_told && row.try_get(place)?, held: true });
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
     }
 
     async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {

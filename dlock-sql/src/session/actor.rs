@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
-use super::strategy::{Others, Strategy, TakeError, alive};
+use super::strategy::{Freed, Others, Strategy, TakeError, alive};
 use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
 use crate::failure::{copy, unchanged};
 use crate::rows::{gone, sleep_on_own_thread};
@@ -104,7 +104,7 @@ enum Statement {
 enum Outcome {
     Alive,
     Taken(Vec<Taken>),
-    Left { all_were_held: bool },
+    Left(Vec<Freed>),
 }
 
 /// One connection, and the locks on it.
@@ -356,7 +356,7 @@ impl<M: Strategy> ConnectionActor<M> {
         for leave in leaves {
             let (id, name) = self.name(&leave.key);
             if !ids.contains(&id) && self.held.get(&id).is_some_and(|held| held.token == leave.token) {
-                ours.extend(leave.answer);
+                ours.push(leave.answer);
                 ids.push(id);
                 names.push(name);
             } else if let Some(answer) = leave.answer {
@@ -373,21 +373,25 @@ impl<M: Strategy> ConnectionActor<M> {
         if self.held.is_empty() {
             self.shortest = Duration::MAX;
         }
-        let fault = match left {
-            Ok(Outcome::Left { all_were_held: true }) => None,
+        let left = match left {
+            Ok(Outcome::Left(freed)) if freed.iter().all(|freed| freed.held) => Ok(freed),
             Ok(_) => {
                 self.give_up("the server had not kept a lock of this connection");
-                Some("the server had not kept it".to_owned())
+                Err("the server had not kept it".to_owned())
             }
             Err(fault) => {
                 self.give_up("a lock could not be released");
-                Some(fault.failure.to_string())
+                Err(fault.failure.to_string())
             }
         };
-        for answer in ours {
-            drop(answer.send(match &fault {
-                None => Ok(Withdrawal::REMOVED),
-                Some(fault) => Err(Failure::unknown(format!(
+        for (place, answer) in ours.into_iter().enumerate() {
+            let Some(answer) = answer else { continue };
+            drop(answer.send(match &left {
+                Ok(freed) => {
+                    let awaited = freed.get(place).is_some_and(|freed| freed.awaited);
+                    Ok(Withdrawal::REMOVED.with_others_waiting(awaited.into()))
+                }
+                Err(fault) => Err(Failure::unknown(format!(
                     "the connection was closed; the lock is free as soon as the server notices ({fault})"
                 ))),
             }));
@@ -518,8 +522,8 @@ async fn answer<M: Strategy>(
             Ok((session, Outcome::Taken(taken)))
         }
         Statement::Release(names) => {
-            let (session, held) = M::release(on, names).await.map_err(TakeError::Unknown)?;
-            Ok((session, Outcome::Left { all_were_held: held.iter().all(|was_held| *was_held) }))
+            let (session, freed) = M::release(on, names).await.map_err(TakeError::Unknown)?;
+            Ok((session, Outcome::Left(freed)))
         }
     }
 }

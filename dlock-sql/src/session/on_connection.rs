@@ -39,7 +39,8 @@ where
     /// connection broke. The server's limits for sessions that are idle (`idle_session_timeout`, `wait_timeout`) end it
     /// with its session. The connection must be one to the same database and no proxy may share it; under
     /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for
-    /// every 5 to 150 ms. One connection takes a key once: what it has already it may be given again.
+    /// every 5 to 150 ms, and a process that takes the lock again and again does not leave it to this caller. One
+    /// connection takes a key once: what it has already it may be given again.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -139,7 +140,7 @@ where
         let Self { connection, name, key, session, .. } = self;
         let fail = |failure| Error::new(Operation::Release, failure).on(ByName::<S>::NAME).of(&key);
         match ByName::<S>::release(connection, &[name]).await {
-            Ok((by, held)) if by == session && held.iter().all(|held| *held) => Ok(()),
+            Ok((by, freed)) if by == session && freed.iter().all(|freed| freed.held) => Ok(()),
             Ok(_) => Err(fail(Failure::new(ErrorKind::Lost, "the connection did not have it any more"))),
             Err(error) => Err(fail(
                 Failure::unknown("the connection broke, and the lock ends with it").with_source(error),

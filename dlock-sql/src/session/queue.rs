@@ -1,17 +1,20 @@
 //! Waiting on the server, in its own first-come queues.
 //!
 //! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and
-//! then until the lock is free. Then the claim tries; the turn is kept until it has the lock or is cancelled. So the
-//! lock goes around among the processes that want it, and a release is noticed at once. There are few of these
-//! connections; who gets none asks.
+//! then until the lock is free. Then the claim tries; the turn is kept until it has the lock or is cancelled. A release
+//! looks whether somebody has the turn, so that its process leaves the lock to others after its time. So the lock goes
+//! around among the processes that want it, and a release is noticed at once. There are few of these connections; who
+//! gets none asks, and is not seen to wait.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::backend::Backoff;
 use dlock_core::{Failure, Key, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::strategy::{Others, Strategy};
 use super::{Name, POLLING};
@@ -26,8 +29,9 @@ const MOST: usize = 4;
 pub(crate) const TURN: Duration = Duration::from_secs(30);
 /// When a connection whose statement is not answered counts as cut off.
 const CUT_OFF: Duration = Duration::from_secs(60);
-/// So often in a row somebody else may be faster before a claim pauses: what it learns may be of another server.
-const LOSSES: u32 = 16;
+/// For so long somebody else may be faster each time before a claim pauses: what it learns may be of another server.
+/// Not sooner: those who are faster leave the lock to others for a moment every now and then, in which it has to ask.
+const LOSING: Duration = Duration::from_secs(1);
 /// How often a statement that nobody waits for any more is cancelled before its session is ended, and the pause
 /// between.
 const CANCELS: (u32, Duration) = (4, Duration::from_millis(50));
@@ -39,11 +43,17 @@ const PATIENCE: Duration = Duration::from_millis(5);
 pub(super) struct Queue<M: Strategy> {
     others: Others<M::Server>,
     permits: Arc<Semaphore>,
+    /// How many connections of this process have the turn for a name, or are leaving it to the next.
+    turns: Mutex<HashMap<[u8; 32], usize>>,
 }
 
 impl<M: Strategy> Queue<M> {
     pub(super) fn new(others: Others<M::Server>) -> Arc<Self> {
-        Arc::new(Self { others, permits: Arc::new(Semaphore::new(MOST)) })
+        Arc::new(Self { others, permits: Arc::new(Semaphore::new(MOST)), turns: Mutex::default() })
+    }
+
+    fn turns(&self) -> MutexGuard<'_, HashMap<[u8; 32], usize>> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn close(&self) {
@@ -63,6 +73,27 @@ impl<M: Strategy> Queue<M> {
     }
 }
 
+/// The turn for the name of this digest, which a connection of this process has.
+struct TurnHere<'a, M: Strategy>(&'a Queue<M>, [u8; 32]);
+
+impl<'a, M: Strategy> TurnHere<'a, M> {
+    fn of(queue: &'a Queue<M>, name: &Name) -> Self {
+        *queue.turns().entry(name.digest).or_default() += 1;
+        Self(queue, name.digest)
+    }
+}
+
+impl<M: Strategy> Drop for TurnHere<'_, M> {
+    fn drop(&mut self) {
+        let mut turns = self.0.turns();
+        let Some(count) = turns.get_mut(&self.1) else { return };
+        *count -= 1;
+        if *count == 0 {
+            turns.remove(&self.1);
+        }
+    }
+}
+
 /// A claim's way to wait.
 pub(super) struct Waiting<M: Strategy> {
     queue: Arc<Queue<M>>,
@@ -73,8 +104,8 @@ pub(super) struct Waiting<M: Strategy> {
     known: u64,
     /// It has waited for the time before it joins.
     patient: bool,
-    /// How often the lock was seen free, and was not to be had.
-    losses: u32,
+    /// Since when the lock was seen free, and was not to be had.
+    losing_since: Option<Instant>,
     pauses: Backoff,
 }
 
@@ -97,7 +128,7 @@ impl<M: Strategy> Waiting<M> {
             leaving: Vec::new(),
             known: 0,
             patient: false,
-            losses: 0,
+            losing_since: None,
             pauses: Backoff::new(POLLING.0, POLLING.1),
         }
     }
@@ -121,8 +152,7 @@ impl<M: Strategy> Waiting<M> {
         }
         if let Some(place) = &mut self.place {
             if *place.seen.borrow() == self.known && self.known > place.asked_again {
-                self.losses += 1;
-                if self.losses > LOSSES {
+                if self.losing_since.get_or_insert_with(Instant::now).elapsed() > LOSING {
                     tokio::time::sleep(self.pauses.next_pause()).await;
                 }
                 place.asked_again = self.known;
@@ -142,6 +172,12 @@ impl<M: Strategy> Waiting<M> {
     pub(super) fn leave(&mut self) {
         // The sender goes, which the connection notices.
         self.leaving.extend(self.place.take().map(|place| place.left));
+    }
+
+    /// Whether a connection of this process has the turn for a key.
+    pub(super) fn has_turn_here(&self, key: &Key) -> bool {
+        let name = self.queue.others.server().name(key);
+        self.queue.turns().contains_key(&name.digest)
     }
 
     /// Whether nothing of this claim is in a queue, for certain.
@@ -189,11 +225,11 @@ impl<M: Strategy> Visit<M> {
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> SqlResult<()> {
         let Self { queue, name, tell, asked, .. } = self;
         let session = queue.others.server().ping(on).await?;
-        let mut queued = false;
+        let mut turn = None;
         loop {
             let waited = {
                 let waiting = async {
-                    if queued {
+                    if turn.is_some() {
                         M::wait(queue.others.server(), on, name).await
                     } else {
                         M::Server::queue(on, name, !M::SHARED).await
@@ -224,13 +260,13 @@ impl<M: Strategy> Visit<M> {
             };
             let Some(waited) = waited else { return M::Server::leave(on, name, !M::SHARED).await };
             match waited {
-                Ok(Ok(true)) if queued => {
+                Ok(Ok(true)) if turn.is_some() => {
                     tell.send_modify(|seen| *seen += 1);
                     if asked.recv().await.is_none() {
                         return M::Server::leave(on, name, !M::SHARED).await;
                     }
                 }
-                Ok(Ok(true)) => queued = true,
+                Ok(Ok(true)) => turn = Some(TurnHere::of(queue, name)),
                 // It has waited for as long as a statement may.
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => {

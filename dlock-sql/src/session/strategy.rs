@@ -21,6 +21,15 @@ pub enum TakeError {
     Unknown(sqlx::Error),
 }
 
+/// What a release found.
+#[derive(Clone, Copy, Debug)]
+pub struct Freed {
+    /// Whether the session had the lock.
+    pub(crate) held: bool,
+    /// Whether some session, perhaps of this process, has the turn among those who wait for it.
+    pub(crate) awaited: bool,
+}
+
 /// What came of asking: the session that answered, and what became of each lock.
 pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 
@@ -50,12 +59,12 @@ pub trait Strategy: Send + Sync + Sized + 'static {
         session: i64,
         wanted: &[Wanted],
     ) -> impl Future<Output = TakeResult> + Send;
-    /// Gives them back: the session, and whether it had each.
+    /// Gives them back: the session, and what it found of each.
     #[doc(hidden)]
     fn release(
         on: &mut Conn<Self::Server>,
         names: &[Name],
-    ) -> impl Future<Output = SqlResult<(i64, Vec<bool>)>> + Send;
+    ) -> impl Future<Output = SqlResult<(i64, Vec<Freed>)>> + Send;
     /// Waits until nobody has the lock, and leaves it alone; whether that was so.
     #[doc(hidden)]
     fn wait(

@@ -1,5 +1,7 @@
 //! Fenced writes, optimistic writes and the modes beyond lease rows, on real databases.
 
+#[path = "../by_hand/mod.rs"]
+mod by_hand;
 mod clocks;
 mod documented;
 mod fenced;

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Guard, Locks, Result, Wait};
+use dlock_core::backend::Withdrawal;
+use dlock_core::{Backend, Claim, ErrorKind, Guard, Locks, Result, Wait};
 use dlock_rig::proxy::{Pgwire, Proxy};
+use dlock_rig::servers::postgres::PostgresServer;
+use futures_util::future::join_all;
+use sqlx::{Connection, PgConnection};
 use tokio::task::JoinHandle;
 
+use crate::by_hand::{busy, granted, request};
 use crate::kept::{
     Kind, LONG, MysqlRow, MysqlSession, PostgresRow, PostgresSession, locks, on_each_kind, over, soon, take,
     until,
@@ -54,6 +59,51 @@ on_each_kind! {
         guard.check().expect("nobody killed the session that has the lock");
         guard.release().await.unwrap();
         got(waiter).await.release().await.unwrap();
+    }
+
+    /// So that its process stands back for a moment after its time.
+    async fn a_release_tells_that_another_process_waits_and_of_none_of_its_own<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (K::connect(&K::url(&server)).await.unwrap(), K::connect(&K::url(&server)).await.unwrap());
+        for (waits, told) in [(None, 0), (Some(&theirs), 1), (Some(&ours), 0), (Some(&theirs), 1), (None, 0)] {
+            let mut holder = ours.claim(request("k", LONG).await);
+            granted(holder.attempt().await.unwrap());
+            let mut waiter = None;
+            if let Some(backend) = waits {
+                let waiting = waiter.insert(backend.claim(request("k", LONG).await));
+                busy(waiting.attempt().await.unwrap());
+                tokio::select! {
+                    told = waiting.changed() => panic!("{told:?} while it is held"),
+                    () = until("it waits on the server", || K::waiting(&server) == 1) => {}
+                }
+            }
+            assert_eq!(holder.withdraw().await.unwrap(), Withdrawal::REMOVED.with_others_waiting(told));
+            if let Some(mut waiter) = waiter {
+                soon("the release", waiter.changed()).await.unwrap();
+                assert_eq!(waiter.withdraw().await.unwrap(), Withdrawal::ABSENT);
+            }
+            until("nobody waits any more", || K::waiting(&server) == 0 && K::held(&server) == 0).await;
+        }
+    }
+
+    /// Those of a session go out in one statement.
+    async fn releases_at_one_moment_tell_of_each_key_whether_it_is_waited_for<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (K::connect(&K::url(&server)).await.unwrap(), locks::<K>(&server, LONG).await);
+        let mut holders = Vec::new();
+        for n in 0..9 {
+            let mut holder = ours.claim(request(&format!("k{n}"), LONG).await);
+            granted(holder.attempt().await.unwrap());
+            holders.push(holder);
+        }
+        let waiters = [1, 4, 5].map(|n| wait(&theirs, &format!("k{n}")));
+        until("they wait on the server", || K::waiting(&server) == waiters.len()).await;
+        let released = join_all(holders.iter_mut().map(Claim::withdraw)).await;
+        let told: Vec<u32> = released.into_iter().map(|left| left.unwrap().others_waiting).collect();
+        assert_eq!(told, [0, 1, 0, 0, 1, 1, 0, 0, 0]);
+        for waiter in waiters {
+            got(waiter).await.release().await.unwrap();
+        }
     }
 
     async fn who_goes_away_while_it_waits_is_in_nobodys_way<K: Kind>() {
@@ -131,10 +181,88 @@ async fn a_thousand_who_ask_a_session_at_once_are_answered_by_few_statements() {
     let before = asked();
     let lock = theirs.lock("hot").with_wait(Wait::No);
     let asking = (0..1_000).map(|_| lock.acquire()).collect::<Vec<_>>();
-    for answer in futures_util::future::join_all(asking).await {
+    for answer in join_all(asking).await {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Busy);
     }
     let asked = asked() - before;
     assert!(asked <= 100, "{asked} statements");
     guard.release().await.unwrap();
+}
+
+/// Who waits is asked for by a lock, for which the server may have no room.
+async fn a_release_loses_nothing_where_the_server_has_no_room<K: Kind<Server = PostgresServer>>() {
+    let server = K::start(&[("max_locks_per_transaction", "10"), ("max_connections", "20")]);
+    let locks = locks::<K>(&server, LONG).await;
+    let guards = [take(&locks, "a").await, take(&locks, "b").await, take(&locks, "c").await];
+    let connections =
+        || server.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'");
+    let open = connections();
+    let mut other = PgConnection::connect(&server.url()).await.unwrap();
+    let [one, two, three] = guards;
+    fill(&mut other).await;
+    one.release().await.unwrap();
+    fill(&mut other).await;
+    // Those of a session in one statement.
+    let (two, three) = tokio::join!(two.release(), three.release());
+    two.and(three).unwrap();
+    assert_eq!(locks.stats().lost, 0);
+    other.close().await.unwrap();
+    assert_eq!(connections(), open, "a connection was given up");
+    until("every lock is free", || K::held(&server) == 0).await;
+}
+
+/// Takes locks until there is no room for another.
+async fn fill(on: &mut PgConnection) {
+    // Once more, since a statement that fails gives back what it needed itself.
+    for _ in 0..3 {
+        let fill = "SELECT pg_advisory_lock(number) FROM generate_series(1, 1000000) AS number";
+        let full = sqlx::query(fill).execute(&mut *on).await.unwrap_err();
+        assert!(full.to_string().contains("shared memory"), "{full}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_sessions_loses_nothing_where_postgresql_has_no_room_for_one_lock_more() {
+    a_release_loses_nothing_where_the_server_has_no_room::<PostgresSession>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_rows_loses_nothing_where_postgresql_has_no_room_for_one_lock_more() {
+    a_release_loses_nothing_where_the_server_has_no_room::<PostgresRow>().await;
+}
+
+mod in_time {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Longer than a process may go on while others wait.
+    const SECTION: Duration = Duration::from_millis(60);
+    const SECTIONS: usize = 40;
+
+    on_each_kind! {
+        async fn two_that_take_it_again_at_once_take_turns<K: Kind>() {
+            let server = K::start(&[]);
+            let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+            let mut tasks = Vec::new();
+            for process in 0..2 {
+                let (locks, order) = (locks::<K>(&server, LONG).await, Arc::clone(&order));
+                tasks.push(tokio::spawn(async move {
+                    take(&locks, "other").await.release().await.unwrap();
+                    while order.lock().unwrap().len() < SECTIONS {
+                        let guard = take(&locks, "hot").await;
+                        order.lock().unwrap().push(process);
+                        tokio::time::sleep(SECTION).await;
+                        guard.release().await.unwrap();
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let order = order.lock().unwrap();
+            let longest = order.chunk_by(|one, next| one == next).map(<[_]>::len).max();
+            assert!(longest <= Some(5), "{longest:?} in a row: {order:?}");
+        }
+    }
 }
