@@ -40,6 +40,9 @@ pub(crate) struct Op {
     attempts: u64,
     changes: u64,
     ended: bool,
+    /// Which one that came later was granted the lock before. One that times out leaves the line a little earlier, so
+    /// that this breaks a rule only when it is granted the lock too.
+    overtaken_by: Option<OpId>,
 }
 
 /// A grant that the store made.
@@ -189,6 +192,7 @@ impl World {
             attempts: 0,
             changes,
             ended: false,
+            overtaken_by: None,
         };
         self.judge.ops.push(op);
         self.judge.current.insert(self.tasks.current, id);
@@ -275,14 +279,17 @@ impl World {
         // quorum, the answer of one node is not yet that of all, after which a waiter joins the line.
         let lines_up = !self.plan.sessions || self.plan.healthy;
         if in_line && result.is_ok() && lines_up && self.plan.majority.is_none() {
-            let overtaken = self.judge.ops.iter().position(|other| {
-                other.in_line
+            if let Some(by) = self.judge.ops[id].overtaken_by {
+                self.violate(format!("o{by} was granted before o{id}, which was in line when it came"));
+            }
+            for other in &mut self.judge.ops {
+                let is_before = other.in_line
                     && !other.ended
                     && (other.process, other.engine, other.key) == (process, engine, key)
-                    && other.busy_at.is_some_and(|at| at < started)
-            });
-            if let Some(other) = overtaken {
-                self.violate(format!("o{id} was granted before o{other}, which was in line when it came"));
+                    && other.busy_at.is_some_and(|at| at < started);
+                if is_before {
+                    other.overtaken_by.get_or_insert(id);
+                }
             }
         }
         self.judge_idle(key);

@@ -44,8 +44,8 @@ impl<'a> Pending<'a> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let engine = &self.spec.engine;
-        if self.leaves_something()
-            && let Some(claim) = self.claim.take()
+        if let Some(claim) = self.claim.take()
+            && (self.unsettled || !claim.is_clean())
             && let Some(activity) = self.activity.take()
         {
             let cleanup = Cleanup {
