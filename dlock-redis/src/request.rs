@@ -123,7 +123,7 @@ enum HolderLine {
 }
 
 /// What is stored of one holder at the most: scripts read no more than 512 bytes of a lock.
-const LONGEST: usize = 400;
+const LONGEST: usize = 380;
 
 impl Who {
     pub(crate) fn of(request: &ClaimRequest) -> Self {

@@ -148,7 +148,9 @@ impl SharedKeys {
             }
             let end = key.holders.iter().map(|holder| holder.expires).min();
             let busy_until = if key.has_room(one.mode) {
-                key.kept_out(one.token, time).or(key.others_turn(one.token, time))
+                // Whose turn it is, is said by the line alone.
+                let kept_out = if one.fair { None } else { key.kept_out(one.token, time) };
+                kept_out.or(key.others_turn(one.token, time))
             } else {
                 end.or(Some(time))
             };

@@ -259,6 +259,8 @@ pub enum Needs {
     FairAndLease,
     /// Waiters in line, and [`Capabilities::administered`].
     FairAndAdministration,
+    /// Waiters in line, and [`Capabilities::shared`].
+    FairAndShared,
     /// [`Capabilities::leaves`], and [`Capabilities::administered`].
     Leaving,
     /// The same, and a lease.
@@ -281,7 +283,11 @@ impl Needs {
         );
         let shared = matches!(
             self,
-            Self::Shared | Self::SharedAndFences | Self::SharedAndLease | Self::SharedAndAdministration
+            Self::Shared
+                | Self::SharedAndFences
+                | Self::SharedAndLease
+                | Self::SharedAndAdministration
+                | Self::FairAndShared
         );
         let downgrades = matches!(
             self,
@@ -319,7 +325,11 @@ impl Needs {
         );
         let fair = matches!(
             self,
-            Self::Fair | Self::FairAndFences | Self::FairAndLease | Self::FairAndAdministration
+            Self::Fair
+                | Self::FairAndFences
+                | Self::FairAndLease
+                | Self::FairAndAdministration
+                | Self::FairAndShared
         );
         if shared && !capabilities.shared {
             Some("the backend has no readers")

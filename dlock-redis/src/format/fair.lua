@@ -1,9 +1,7 @@
 -- One step on a lock whose waiters are served in the order in which they came.
--- Such a lock is a hash: f, the last place in line that was given; q, the first that may still be waited in; for each
--- of these q<place>, the token that waits there and until when it is alive, and ?<token>, its place, the mark of its last
--- request, and who it is; while it is held, n is 1, e until when, h the token, and for the token until when, 0, the
--- fence, and who it is; l, where somebody who does not stand in line listens for the release. Times are in ms of the
--- server's clock.
+-- Such a lock is a hash with a line: see there. While it is held, n is 1, e until when, h the token, and for the token
+-- until when, 0, the fence, and who it is; l, where somebody who does not stand in line listens for the release. Times
+-- are in ms of the server's clock.
 -- A release takes the lock for the first in line who is alive, until it would lose its place, and publishes the mark and
 -- the fence to that one. The mark says which request of that one was the last before the grant: its lease counts from
 -- there. One that has no mark, as those of earlier versions, and any where no fence can be drawn, is told that it is its
@@ -16,39 +14,40 @@
 --             {ms to wait or -1, value or ''} when it is taken, or another one's turn
 --   renew     1, or 0 when there was nothing
 --   withdraw  the same
-local ALIVE = 2000
+-- What is held alone has room for one more in line while its value is shorter; a hash while it has fewer fields.
+local LONGEST, FIELDS = 455, 10000
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
+local acquires, waits = operation == 'acquire', ARGV[7] == '1'
+local wrong = 'WRONGTYPE the key holds something that is no lock'
 
 local kind = call('TYPE', name)
 kind = kind.ok or kind
-if kind ~= 'hash' and operation ~= 'acquire' then
-  return done(0)
-elseif kind == 'string' then
-  -- Held by one who does not stand in line.
+if kind == 'string' then
+  -- Held by one who does not stand in line, behind whom this one is to have its turn, or not any more.
   local value = call('GETRANGE', name, 0, 511)
-  if not string.find(value, '^%x+ %d+%+%d+ ') then
-    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  if acquires and not string.find(value, '^%x+ %d+%+%d+ ') then
+    return redis.error_reply(wrong)
   end
-  return done({ call('PTTL', name), value })
-elseif kind ~= 'hash' and kind ~= 'none' then
-  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  local own, mark = ' >' .. token .. ':', string.match(value, ' %??!$') or ''
+  local entry = acquires and waits and own .. text(now + ALIVE) or ''
+  local changed, found = string.gsub(string.sub(value, 1, #value - #mark), own .. '%d+', entry)
+  if found == 0 and #value < LONGEST then
+    changed, mark = changed .. entry, mark == '' and entry ~= '' and ' !' or mark
+  end
+  local left = call('PTTL', name)
+  if changed .. mark ~= value and left > 0 then
+    try('SET', name, changed .. mark, 'PX', left)
+  end
+  return done(acquires and { left, value } or 0)
+elseif kind ~= 'hash' and acquires and kind ~= 'none' then
+  return redis.error_reply(wrong)
+elseif kind ~= 'hash' and not acquires then
+  return done(0)
 end
-local found = call('HMGET', name, 'f', 'q', 'n', 'e', 'h', 'l', '?' .. token, token, 'of')
-local last, head, ends, holder = tonumber(found[1]), tonumber(found[2]) or 1, tonumber(found[4]), found[5]
-local listens, own = found[6], found[8]
+local found = call('HMGET', name, 'f', 'q', 'n', 'e', 'h', 'l', '?' .. token, token, 'of', 'F', 'r')
+local last, head = tonumber(found[1]), tonumber(found[2]) or 1
+local n, ends, holder, listens, own = tonumber(found[3]), tonumber(found[4]), found[5], found[6], found[8]
 local place = found[7] and tonumber(string.match(found[7], '^%d+'))
-if kind == 'hash' and not last then
-  if operation ~= 'acquire' then
-    return done(0)
-  elseif not found[3] or not ends then
-    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
-  end
-  -- Readers have it, or it is a semaphore.
-  return done(found[9] and { -1, tonumber(found[9]) } or { math.max(ends - now, 1), '' })
-end
-last = last or 0
-local held = found[3] == '1' and ends > now
-own = held and own
 
 -- As long as the longest of what is in it.
 local function keep(least)
@@ -59,18 +58,63 @@ end
 
 -- Returns the first in line who is alive, and until when.
 local function first()
-  while head <= last do
-    local entry = call('HGET', name, 'q' .. head)
-    if entry then
-      local waiter, alive = string.match(entry, '^(%x+) (%d+)$')
-      if tonumber(alive) > now or operation == 'acquire' and waiter == token then
-        return waiter, alive
-      end
-      call('HDEL', name, 'q' .. head, '?' .. waiter)
-    end
-    head = head + 1
-  end
+  local waiter, alive
+  waiter, head, alive = first_in_line(head, last, acquires and token)
+  return waiter, alive
 end
+
+-- Takes a place in line, or keeps it. The last place is in this field.
+local function stand(field)
+  if not place then
+    last = last + 1
+    place = last
+    call('HSET', name, field, last)
+  end
+  local mark = ARGV[10] ~= '' and ' ' .. ARGV[10] .. ' ' .. ARGV[9] or ''
+  local alive = text(now + ALIVE)
+  call('HSET', name, 'q', head, 'q' .. place, token .. ' ' .. alive, '?' .. token, place .. mark)
+  keep(ALIVE)
+end
+
+if kind == 'hash' and not last then
+  -- Readers have it, or it is a semaphore.
+  local chance = tonumber(found[11]) or 0
+  last = tonumber(found[10]) or 0
+  if operation == 'renew' or operation == 'withdraw' and not place then
+    return done(0)
+  elseif operation == 'withdraw' then
+    call('HDEL', name, 'q' .. place, '?' .. token)
+    if not first() then
+      -- Those it kept out may come in.
+      call('HDEL', name, 'F', 'q')
+      if listens then
+        try('PUBLISH', name, '')
+      end
+    end
+    return done(0)
+  elseif not n or not ends then
+    return redis.error_reply(wrong)
+  elseif found[9] then
+    return done({ -1, tonumber(found[9]) })
+  end
+  if n > 0 and ends <= now then
+    n, ends = purge()
+  end
+  if n > 0 or chance > now then
+    local waiter = first()
+    if waits and (place or call('HLEN', name) < FIELDS) then
+      stand('F')
+    end
+    -- Those behind the first have no reason to ask when one of them ends.
+    local left = (not waiter or waiter == token) and math.max((n > 0 and ends or chance) - now, 1) or -1
+    return done({ left, n > 0 and holder and call('HGET', name, holder) or '' })
+  end
+  keep_for_line(last, head)
+  holder = false
+end
+last = last or 0
+local held = n == 1 and ends > now
+own = held and own
 
 -- Gives the lock, which nobody holds, to the first in line, or tells it that it is its turn; whether somebody waits.
 local function pass_on(tells)
@@ -125,7 +169,7 @@ if operation == 'withdraw' then
   return done(own and 1 or 0)
 end
 
-local lease, waits, who = tonumber(ARGV[4]), ARGV[7] == '1', ARGV[9]
+local lease, who = tonumber(ARGV[4]), ARGV[9]
 if own then
   -- The reply of an earlier attempt was lost.
   local rest, fence = string.match(own, '^%d+( 0 (%d+) .*)$')
@@ -143,15 +187,7 @@ if not held and waiter and waiter ~= token then
 end
 if held or waiter and waiter ~= token then
   if waits then
-    if not place then
-      last = last + 1
-      place = last
-      call('HSET', name, 'f', last)
-    end
-    local mark = ARGV[10] ~= '' and ' ' .. ARGV[10] .. ' ' .. who or ''
-    local alive = text(now + ALIVE)
-    call('HSET', name, 'q', head, 'q' .. place, token .. ' ' .. alive, '?' .. token, place .. mark)
-    keep(ALIVE)
+    stand('f')
   end
   -- Those behind the first have no reason to ask when it ends.
   local left = held and (not waiter or waiter == token) and math.max(ends - now, 1) or -1

@@ -3,7 +3,8 @@
 -- each text that it makes, costs the server about as much as all that is around the script.
 -- A lock is a string that expires: the token, the fence as a sum, and who holds it. It ends with "!" where somebody
 -- listens for its release, and with " ?!" where one who listens wants to read: a release then leaves the field r of what
--- several hold, see there, until when readers have their chance.
+-- several hold, see there, until when readers have their chance. Before that are the tokens of those who wait for it in
+-- line: a release then leaves the line, see there.
 -- KEYS: the locks to release, those to renew, and those to acquire; then, where any is acquired, the counter of fences.
 -- ARGV: the number of the call; then, in one of three forms:
 --   only releases: their tokens
@@ -62,11 +63,29 @@ for place = 1, own do
   else
     reply = removed and 1 or try('DEL', name)
     if byte(value, -1) == 33 then
-      if sub(value, -3) == ' ?!' and reply == 1 then
+      local line, reads = find(value, ' >', 40, true), sub(value, -3) == ' ?!'
+      if (line or reads) and reply == 1 then
         local time = call('TIME')
-        local chance = time[1] * 1000 + math.floor(time[2] / 1000) + 100
-        if type(try('HSET', name, 'n', 0, 'e', 0, 'l', 1, 'r', string.format('%.0f', chance))) == 'number' then
-          try('PEXPIRE', name, 100)
+        local now = time[1] * 1000 + math.floor(time[2] / 1000)
+        local left, last, head, term = { 'n', 0, 'e', 0, 'l', 1 }, 0, nil, 100
+        if reads then
+          left[7], left[8] = 'r', string.format('%.0f', now + 100)
+        end
+        for waiter, alive in string.gmatch(line and value or '', ' >(%x+):(%d+)') do
+          if tonumber(alive) > now then
+            last, head, term = last + 1, head or waiter, 2000
+            left[#left + 1], left[#left + 2] = 'q' .. last, waiter .. ' ' .. alive
+            left[#left + 1], left[#left + 2] = '?' .. waiter, last
+          end
+        end
+        if head then
+          left[#left + 1], left[#left + 2] = reads and 'F' or 'f', last
+        end
+        if (head or reads) and type(try('HSET', name, unpack(left))) == 'number' then
+          try('PEXPIRE', name, term)
+        end
+        if head then
+          try('PUBLISH', name .. '#' .. head, '')
         end
       end
       local notified = try('PUBLISH', name, '')

@@ -5,8 +5,9 @@
 -- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; r, until
 -- when only readers are let in, since one of them waited while the lock was held alone, if nobody had it since; and for
 -- each token until when it holds the lock, how many permits, the fence, and who it is. Times are in ms of the server's
--- clock. A lock that is held alone is a string, as in the other scripts. One with waiters in line has the field f, and
--- is not changed here: see the script for these.
+-- clock. A lock that is held alone is a string, as in the other scripts. One that is only for those in line has the
+-- field f, and is not changed here: see the script for these. Beside readers a line has the field F: nobody else comes
+-- in, and the last of them leaves the lock to the line.
 -- KEYS: the lock; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; then:
 --   acquire   token; lease in ms; 'read', 'write', or the number of permits; how many are taken; 1 if it keeps
@@ -25,21 +26,22 @@
 --   look      {number of permits or 0, ms now, value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
 --   force     1, or 0 when nobody holds it
-local PREFERENCE, ALIVE, REMEMBERED, JOIN = 10000, 2000, 86400000, 5
+local PREFERENCE, REMEMBERED, JOIN = 10000, 86400000, 5
 -- So many hold it at a time at most, and its hash has so many fields: a larger one is none of ours, and never read.
-local HOLDERS, FIELDS = 10000, 10016
+local HOLDERS, FIELDS = 10000, 20016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local wrong = 'WRONGTYPE the key holds something that is no lock'
 
 local kind = call('TYPE', name)
 kind = kind.ok or kind
-local n, ends, of, last, listens, waits, own, fair
+local n, ends, of, last, listens, waits, own, fair, line, head
 local chance = 0
 if kind == 'hash' then
-  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token, 'f', 'r')
+  local found = call('HMGET', name, 'n', 'e', 'of', 'h', 'l', 'w', token, 'f', 'r', 'F', 'q')
   n, ends, of = tonumber(found[1]), tonumber(found[2]), tonumber(found[3])
   last, listens, waits, own, fair = found[4], found[5], found[6], found[7], found[8]
   chance = tonumber(found[9]) or 0
+  line, head = tonumber(found[10]), tonumber(found[11]) or 1
   if not n or not ends then
     return redis.error_reply(wrong)
   end
@@ -53,9 +55,9 @@ if kind == 'hash' and reads and call('HLEN', name) > FIELDS then
 end
 
 if operation == 'look' or operation == 'force' then
-  local held = { of or 0, text(now) }
+  local held, all = { of or 0, text(now) }, {}
   if kind == 'hash' then
-    local all = call('HGETALL', name)
+    all = call('HGETALL', name)
     for at = 1, #all, 2 do
       local until_ms = #all[at] == 32 and tonumber(string.match(all[at + 1], '^(%d+) '))
       if until_ms and until_ms > now then
@@ -68,11 +70,15 @@ if operation == 'look' or operation == 'force' then
   if operation == 'look' then
     return done(held)
   end
-  if fair then
-    -- Those in line ask more often than this.
-    call('HDEL', name, last or 'h', 'h')
-    call('HSET', name, 'n', 0)
+  if fair or line then
+    -- Those in line ask more often than it is kept.
+    for at = 1, #all, 2 do
+      if #all[at] == 32 then
+        call('HDEL', name, all[at])
+      end
+    end
     call('PEXPIRE', name, ALIVE)
+    keep_for_line(fair or line, head)
   else
     call('DEL', name)
   end
@@ -104,27 +110,8 @@ end
 
 -- What has run out is taken away before anything is decided by it. No share ends before `e`.
 if purges then
-  local all = call('HGETALL', name)
-  n, ends = 0, nil
-  for at = 1, #all, 2 do
-    if #all[at] == 32 then
-      local until_ms, taken = string.match(all[at + 1], '^(%d+) (%d+) ')
-      until_ms, taken = tonumber(until_ms), tonumber(taken)
-      if not until_ms or until_ms <= now then
-        call('HDEL', name, all[at])
-        if all[at] == token then
-          own = false
-        end
-      else
-        n = n + taken
-        if not ends or until_ms < ends then
-          ends = until_ms
-        end
-      end
-    end
-  end
-  ends = ends or now
-  call('HSET', name, 'n', n, 'e', text(ends))
+  n, ends = purge()
+  own = own and call('HGET', name, token)
 end
 
 -- As long as the longest of what is in it.
@@ -138,18 +125,22 @@ end
 if operation == 'renew' or operation == 'downgrade' then
   if kind == 'string' then
     local value = call('GETRANGE', name, 0, 511)
-    local first, number, line = string.match(value, '^%x+ (%d+)%+(%d+) (.*)$')
+    local first, number, who = string.match(value, '^%x+ (%d+)%+(%d+) (.*)$')
     if string.sub(value, 1, #token) ~= token or not first then
       return done(0)
     elseif operation == 'renew' then
       return done(call('PEXPIRE', name, ARGV[4]))
     end
-    local expires, mark = text(now + tonumber(ARGV[4])), string.match(line, ' %??!$') or ''
-    line = string.sub(line, 1, #line - #mark)
-    local share = expires .. ' 1 ' .. text(first + number) .. ' ' .. line
+    local expires, mark = text(now + tonumber(ARGV[4])), string.match(who, ' %??!$') or ''
+    who = string.gsub(string.sub(who, 1, #who - #mark), ' >%x+:%d+', '')
+    local share = expires .. ' 1 ' .. text(first + number) .. ' ' .. who
     call('DEL', name)
+    local places = line_behind(value)
     call('HSET', name, 'n', 1, 'e', expires, 'h', token, token, share)
-    call('PEXPIRE', name, ARGV[4])
+    if places > 0 then
+      call('HSET', name, 'F', places, 'q', 1)
+    end
+    keep(tonumber(ARGV[4]))
     if mark ~= '' then
       call('HSET', name, 'l', 1)
       try('PUBLISH', name, '')
@@ -175,6 +166,13 @@ if operation == 'withdraw' then
     if string.sub(value, -1) ~= '!' then
       return done(1)
     end
+    local places, next = line_behind(value)
+    if next then
+      call('HSET', name, 'l', 1)
+      keep_for_line(places, 1)
+      try('PUBLISH', name .. '#' .. next, '')
+      return done(2)
+    end
     try('PUBLISH', name, '')
     return done(2)
   elseif kind == 'none' then
@@ -191,7 +189,15 @@ if operation == 'withdraw' then
     call('HDEL', name, 'w')
     waits = false
   end
-  if n == 0 and not of and not waits and chance <= now then
+  local next, place
+  if own and n == 0 and line then
+    next, place = first_in_line(head, line)
+  end
+  if next then
+    keep_for_line(line, place)
+    try('PUBLISH', name .. '#' .. next, '')
+    return done(listens and 2 or 1)
+  elseif n == 0 and not of and not waits and chance <= now then
     call('DEL', name)
   elseif own and of then
     keep(0)
@@ -244,6 +250,10 @@ if kind == 'hash' then
   end
   local ours = waiter == token
   local kept_out = waiter and not ours and math.min(alive, since + PREFERENCE) or 0
+  if line then
+    local _, _, alive = first_in_line(head, line)
+    kept_out = math.max(kept_out, tonumber(alive) or 0)
+  end
   if mode == 'read' and chance > now then
     kept_out = 0
   end

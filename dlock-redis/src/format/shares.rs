@@ -12,9 +12,9 @@ use super::{Script, hash_of, since, text};
 use crate::keys::Names;
 use crate::request::{Answer, By, CallNumber, ShareRequest, ShareStep};
 
-const TEXT: &str = concat!(include_str!("head.lua"), include_str!("shares.lua"));
+const TEXT: &str = concat!(include_str!("head.lua"), include_str!("line.lua"), include_str!("shares.lua"));
 static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
-const FAIR_TEXT: &str = concat!(include_str!("head.lua"), include_str!("fair.lua"));
+const FAIR_TEXT: &str = concat!(include_str!("head.lua"), include_str!("line.lua"), include_str!("fair.lua"));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
 pub(super) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {

@@ -80,6 +80,94 @@ async fn hundreds_who_stand_in_line_are_all_served_once_and_leave_nothing() {
     assert_eq!(held(&server), [""; 0]);
 }
 
+/// How many have left their tokens in what is held alone, or stand in line.
+fn waiting(server: &RedisServer) -> usize {
+    match &*server.command::<String>(&["TYPE", "dlock:room"]) {
+        "string" => server.command::<String>(&["GET", "dlock:room"]).matches(" >").count(),
+        "hash" => in_line(server),
+        _ => 0,
+    }
+}
+
+async fn wait_behind_any(server: &RedisServer, locks: &Locks) -> JoinHandle<dlock_core::Result<Guard>> {
+    let before = waiting(server);
+    let lock = fair(locks);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    until("the place in line", || waiting(server) > before).await;
+    waiter
+}
+
+#[tokio::test]
+async fn those_behind_one_who_does_not_stand_in_line_are_served_in_the_order_in_which_they_came() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let room = || clients[0].lock("room");
+    for (reads, downgrades) in [(false, false), (true, false), (false, true)] {
+        let lock = if reads { room().read() } else { room() };
+        let mut guard = lock.acquire().await.unwrap();
+        let mut waiters = Vec::new();
+        for number in [0, 1, 1, 0] {
+            waiters.push(wait_behind_any(&server, &clients[number]).await);
+        }
+        if downgrades {
+            guard.downgrade().await.unwrap();
+            assert_eq!(clients[1].inspect("room").await.unwrap().unwrap().mode, Mode::Shared);
+        }
+        for newcomer in [room(), room().read(), fair(&clients[1])] {
+            assert!(newcomer.try_acquire().await.unwrap().is_none(), "others came before");
+        }
+        for waiter in waiters {
+            guard.release().await.unwrap();
+            assert!(room().read().try_acquire().await.unwrap().is_none(), "it is another one's turn");
+            guard = soon("its turn", waiter).await.unwrap().unwrap();
+        }
+        guard.release().await.unwrap();
+        assert_eq!(held(&server), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn one_who_waited_behind_any_holder_and_was_cancelled_keeps_nobody_waiting() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    for reads in [false, true] {
+        let lock = if reads { locks.lock("room").read() } else { locks.lock("room") };
+        let guard = lock.acquire().await.unwrap();
+        let waiter = wait_behind_any(&server, &locks).await;
+        let behind = wait_behind_any(&server, &locks).await;
+        waiter.abort();
+        until("the place to be left", || waiting(&server) == 1).await;
+        let seen = locks.inspect("room").await.unwrap().unwrap();
+        assert_eq!((seen.fence, seen.pid), (guard.fence(), Some(std::process::id())));
+        behind.abort();
+        until("the places to be left", || waiting(&server) == 0 && locks.stats().background == 0).await;
+        guard.release().await.unwrap();
+        locks.lock("room").try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
+        assert_eq!(held(&server), [""; 0]);
+    }
+}
+
+/// Its line about the holder leaves room for few. The others have their turn all the same, and nothing grows.
+#[tokio::test]
+async fn more_than_there_is_room_for_behind_a_holder_have_their_turns_too() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let labelled = Locks::builder(redis).with_label("=".repeat(64)).build().unwrap();
+    let others = locks(&server.url(), LONG).await;
+    let guard = labelled.lock("room").acquire().await.unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..12 {
+        let lock = fair(&others);
+        waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
+    }
+    let value = || server.command::<String>(&["GET", "dlock:room"]);
+    until("no more room", || value().len() >= 455).await;
+    assert!(value().len() < 512 && (1..12).contains(&waiting(&server)), "{}", value());
+    guard.release().await.unwrap();
+    soon("their turns", waiters.join_all()).await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
 /// Before anybody who wants to write, whether it waited already or comes at that moment.
 #[tokio::test]
 async fn a_reader_that_waits_gets_in_at_the_next_release() {
@@ -294,7 +382,10 @@ async fn no_writer_is_beside_anybody_while_connections_are_killed_and_scripts_fo
         let (lock, inside) = (clients[task % 2].lock("room").with_wait(LONG), Arc::clone(&inside));
         let (alone, beside) = (Arc::clone(&inside), inside);
         match task % 4 {
-            0 => tasks.spawn(rounds(lock, move || Arc::clone(&alone).try_write_owned().expect("not alone"))),
+            kind @ 0..=1 => {
+                let enter = move || Arc::clone(&alone).try_write_owned().expect("not alone");
+                tasks.spawn(rounds(lock.with_fairness(kind == 1), enter))
+            }
             _ => tasks.spawn(rounds(lock.read(), move || {
                 Arc::clone(&beside).try_read_owned().expect("beside a writer")
             })),

@@ -41,7 +41,7 @@ fn first(table: &str, places: &Places, what: &str, or: &str) -> String {
     )
 }
 
-fn range(places: &Places) -> String {
+pub(super) fn range(places: &Places) -> String {
     format!("held.`key` > {} AND held.`key` < {}", literal(&places.low), literal(&places.high))
 }
 

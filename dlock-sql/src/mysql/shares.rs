@@ -13,12 +13,12 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::number;
-use super::line::Line;
+use super::line::{Line, range};
 use super::server::{MysqlServer, bytes, holder};
 use super::session::UNLOGGED;
-use super::statements::{LONGEST_LINE, NOW, is_barred, is_wanted, kept_for_line, turn, unmarked};
+use super::statements::{LONGEST_LINE, NOW, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
 use super::values::literal;
-use crate::rows::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
+use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
 use crate::server::{Lease, Server, SqlResult};
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::micros;
@@ -244,12 +244,13 @@ impl MysqlServer {
         key: &Key,
         token: &Token,
     ) -> SqlResult<bool> {
-        let (table, beside) = (self.quoted(), Beside::of(key));
+        let (table, beside, line) = (self.quoted(), Beside::of(key), range(&Places::of(key)));
         let (key, own, token) = (literal(bytes(key)), literal(&beside.own(token)), literal(token.as_bytes()));
         let look = format!(
             "SELECT {NOW}, COALESCE(main.token = {SHARED} AND main.expires > {NOW}, FALSE), COALESCE({permits}, 0),
-                own.`key` IS NOT NULL, beside.last, COALESCE(main.token = {token} AND main.expires > {NOW}, FALSE)
-            INTO @dlock_now, @dlock_several, @dlock_permits, @dlock_own, @dlock_last, @dlock_alone
+                own.`key` IS NOT NULL, beside.last, COALESCE(main.token = {token} AND main.expires > {NOW}, FALSE),
+                HEX((SELECT held.token FROM {table} AS held WHERE {line} AND held.expires > {NOW} ORDER BY held.`key` LIMIT 1))
+            INTO @dlock_now, @dlock_several, @dlock_permits, @dlock_own, @dlock_last, @dlock_alone, @dlock_next
             FROM (SELECT 1) AS one LEFT JOIN {table} AS main ON main.`key` = {key}
             LEFT JOIN {table} AS own ON own.`key` = {own} AND own.token = {token} AND own.expires > {NOW}
             LEFT JOIN (SELECT MAX(held.expires) AS last FROM {table} AS held
@@ -265,12 +266,17 @@ impl MysqlServer {
             format!("DELETE FROM {table} WHERE `key` = {} AND token = {token}", literal(&beside.preferred)),
             format!(
                 "UPDATE {table} SET
-                    expires = IF(@dlock_several, IF(@dlock_permits > 0, GREATEST(@dlock_now + {}, COALESCE(@dlock_last, 0)),
-                        COALESCE(@dlock_last, @dlock_now)), IF({wanted}, LEAST(expires, @dlock_now + {kept_for_line}), expires)),
+                    expires = IF({turns}, @dlock_now + {kept_for_line},
+                        IF(@dlock_several, IF(@dlock_permits > 0, GREATEST(@dlock_now + {}, COALESCE(@dlock_last, 0)),
+                        COALESCE(@dlock_last, @dlock_now)), IF({wanted}, LEAST(expires, @dlock_now + {kept_for_line}), expires))),
                     token = IF(@dlock_several AND (@dlock_permits > 0 OR @dlock_last IS NOT NULL), token,
-                        IF(NOT @dlock_several AND {wanted}, {turn}, NULL))
+                        IF({turns} OR NOT @dlock_several AND {wanted}, {turn}, NULL)),
+                    holder = IF({turns}, {mark_of_next}, holder)
                 WHERE `key` = {key} AND (token = {token} OR @dlock_several AND @dlock_own)",
                 micros(PERMITS_REMEMBERED),
+                // The last of those who read leaves it to those in line.
+                turns = "(@dlock_several AND @dlock_permits = 0 AND @dlock_last IS NULL AND @dlock_next IS NOT NULL)",
+                mark_of_next = mark_of("UNHEX(@dlock_next)"),
                 wanted = is_wanted(""),
                 kept_for_line = kept_for_line(),
                 turn = turn(),

@@ -209,6 +209,6 @@ impl PostgresServer {
 }
 
 /// The rows of those in line, as `held`.
-fn range(places: &Places) -> String {
+pub(super) fn range(places: &Places) -> String {
     format!("held.key > {} AND held.key < {}", Bytes(&places.low).literal(), Bytes(&places.high).literal())
 }

@@ -12,11 +12,11 @@ use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use super::line::Line;
+use super::line::{Line, range};
 use super::server::{PostgresServer, bytes, holder};
-use super::statements::{channel_of_first, is_barred, is_wanted, kept_for_line, turn, unmarked};
+use super::statements::{channel_of_first, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
 use super::values::Value::{self, Bytes, Number, Text};
-use crate::rows::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
+use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
 use crate::server::{Lease, Server, SqlResult};
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::{hex, micros};
@@ -222,6 +222,10 @@ impl PostgresServer {
         let release = format!(
             r"WITH {asked}, {standing}, others AS MATERIALIZED (
                 SELECT max(expires) AS last FROM shares WHERE NOT is_own
+            ), next_in_line AS MATERIALIZED (
+                SELECT held.token AS next FROM asked, main, others, {table} AS held
+                WHERE {line} AND held.expires > now AND several AND permits = 0 AND last IS NULL
+                ORDER BY held.key LIMIT 1
             ), gone AS (
                 DELETE FROM {table} AS held USING asked WHERE held.key = asked.own
             ), not_preferred AS (
@@ -230,11 +234,13 @@ impl PostgresServer {
             ), freed AS (
                 UPDATE {table} AS held SET
                     token = CASE WHEN several AND (permits > 0 OR last IS NOT NULL) THEN held.token
-                        WHEN NOT several AND {wanted} THEN {turn} END,
-                    expires = CASE WHEN NOT several AND {wanted} THEN least(held.expires, now + {kept_for_line})
+                        WHEN next IS NOT NULL OR NOT several AND {wanted} THEN {turn} END,
+                    holder = coalesce({mark_of_next}, held.holder), awaited = held.awaited OR next IS NOT NULL,
+                    expires = CASE WHEN next IS NOT NULL THEN now + {kept_for_line}
+                        WHEN NOT several AND {wanted} THEN least(held.expires, now + {kept_for_line})
                         WHEN NOT several THEN held.expires WHEN permits > 0 THEN greatest({remembered}, last)
                         ELSE coalesce(last, now) END
-                FROM asked, main, others WHERE held.key = asked.main
+                FROM asked, main, others LEFT JOIN next_in_line ON true WHERE held.key = asked.main
                     AND (held.token = asked.token OR EXISTS (SELECT FROM shares WHERE is_own))
                 RETURNING held.token IS NULL OR permits > 0 AS is_free, is_held,
                     CASE WHEN held.token = {turn} THEN {first} END AS first
@@ -245,6 +251,8 @@ impl PostgresServer {
                 THEN pg_notify({channel}, '') END
             FROM main",
             standing = standing(&table),
+            line = range(&Places::of(key)),
+            mark_of_next = mark_of("next"),
             remembered = later("now", PERMITS_REMEMBERED),
             wanted = is_wanted("held."),
             turn = turn(),

@@ -91,7 +91,8 @@ impl SharedLocks {
         if lock.holders.iter().any(|holder| holder.token == request.token) {
             return Ok(None);
         }
-        let other = lock.preferred.as_ref().filter(|preferred| preferred.token != request.token);
+        // Whose turn it is, is said by the line alone.
+        let other = lock.preferred.as_ref().filter(|other| !request.fair && other.token != request.token);
         let kept_out = other.and_then(|preferred| preferred.keeps_out_until(now));
         let has_room = match request.mode {
             Mode::Exclusive => lock.holders.is_empty(),

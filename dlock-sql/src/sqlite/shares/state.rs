@@ -223,7 +223,9 @@ impl State {
             Mode::Permits { of, take } => self.taken.saturating_add(i64::from(take)) <= i64::from(of),
             _ => self.taken == 0,
         };
-        let other = self.preferred.as_ref().filter(|preferred| preferred.token != request.token.to_hex());
+        // Whose turn it is, is said by the line alone.
+        let other =
+            self.preferred.as_ref().filter(|other| !request.fair && other.token != request.token.to_hex());
         match other.map(Preferred::keeps_out_until).filter(|until| *until > self.now) {
             Some(until) if has_room => Verdict::Busy(until),
             None if has_room => match self.first().filter(|first| !first.is(&request.token)) {

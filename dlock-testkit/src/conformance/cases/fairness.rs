@@ -78,9 +78,13 @@ pub const FAIRNESS: &[&str] = &[
     "no_two_hold_a_fair_lock_at_once",
     "lines_of_different_keys_do_not_know_each_other",
     "locks_that_are_required_to_be_fair_are_so",
+    "a_waiter_in_line_has_its_turn_between_readers_that_never_stop",
+    "a_waiter_in_line_has_its_turn_between_writers_that_do_not_ask_for_theirs",
+    "a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in",
+    "the_last_reader_leaves_the_lock_to_those_in_line",
 ];
 
-fn fair(process: &Process, key: &str) -> Lock {
+pub(super) fn fair(process: &Process, key: &str) -> Lock {
     process.locks.lock(key).with_wait(SOON * 2).with_fairness(true)
 }
 
@@ -97,10 +101,10 @@ async fn cannot_take(process: &Process, key: &str) {
     assert!(tried.is_none(), "{key:?} is free, and should not be");
 }
 
-type Waiter = JoinHandle<dlock_core::Result<Guard>>;
+pub(super) type Waiter = JoinHandle<dlock_core::Result<Guard>>;
 
 /// Begins to wait, and has a place in line when this returns: the first attempt takes it.
-async fn stand_in_line(process: &Process, lock: Lock) -> Waiter {
+pub(super) async fn stand_in_line(process: &Process, lock: Lock) -> Waiter {
     let before = process.wire.attempts();
     let waiter = tokio::spawn(async move { lock.acquire().await });
     let wire = &process.wire;
@@ -115,7 +119,7 @@ async fn wait_behind(stage: &Stage, key: &str) -> (Process, Waiter) {
     (process, waiter)
 }
 
-async fn turn_of(waiter: Waiter) -> Guard {
+pub(super) async fn turn_of(waiter: Waiter) -> Guard {
     soon("its turn", waiter).await.expect("it does not panic").expect("it has its turn")
 }
 

@@ -80,6 +80,9 @@ pub const SHARING: &[&str] = &[
     "a_batch_enters_what_its_owner_writes_and_does_not_write_what_it_reads",
     "batches_that_read_and_write_the_same_keys_come_to_their_end",
     "no_writer_is_beside_anybody",
+    "a_waiter_in_line_has_its_turn_between_readers_that_never_stop",
+    "a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in",
+    "the_last_reader_leaves_the_lock_to_those_in_line",
 ];
 
 pub(super) fn reader(process: &Process, key: &str) -> Lock {

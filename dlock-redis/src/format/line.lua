@@ -1,0 +1,67 @@
+-- A line of waiters in a hash, for the scripts of those who stand in line and of those who do not.
+-- For each place from q on, to the last that was given: q<place>, the token that waits there and until when it is
+-- alive, and ?<token>, its place, the mark of its last request, and who it is. The last place is in the field f where
+-- the lock is only for those in line, and in F while readers have it, or have their chance: these go on, and nobody else
+-- comes in.
+-- Behind what is held alone by one who does not stand in line, those who do leave ' ><token>:<until when alive>', as
+-- far as there is room, before the mark of one who listens: a release makes the line of that.
+local ALIVE = 2000
+
+-- Returns the first in line who is alive, or who asks, its place, and until when. Those before lose their places.
+local function first_in_line(head, last, asks)
+  while head <= last do
+    local entry = call('HGET', KEYS[1], 'q' .. head)
+    if entry then
+      local waiter, alive = string.match(entry, '^(%x+) (%d+)$')
+      if tonumber(alive) > now or waiter == asks then
+        return waiter, head, alive
+      end
+      call('HDEL', KEYS[1], 'q' .. head, '?' .. waiter)
+    end
+    head = head + 1
+  end
+  return nil, head
+end
+
+-- Takes away the shares that have run out of a lock that several hold. Returns how much is taken of it, and when the
+-- first of the others ends.
+local function purge()
+  local all, taken, ends = call('HGETALL', KEYS[1]), 0, nil
+  for at = 1, #all, 2 do
+    if #all[at] == 32 then
+      local until_ms, share = string.match(all[at + 1], '^(%d+) (%d+) ')
+      until_ms, share = tonumber(until_ms), tonumber(share)
+      if not until_ms or until_ms <= now then
+        call('HDEL', KEYS[1], all[at])
+      else
+        taken = taken + share
+        ends = math.min(ends or until_ms, until_ms)
+      end
+    end
+  end
+  ends = ends or now
+  call('HSET', KEYS[1], 'n', taken, 'e', text(ends))
+  return taken, ends
+end
+
+-- The lock, which nobody has, is only for those in line from now on.
+local function keep_for_line(last, head)
+  call('HDEL', KEYS[1], 'F', 'h', 'r', 'w')
+  call('HSET', KEYS[1], 'f', last, 'q', head, 'n', 0, 'e', 0)
+  if call('PTTL', KEYS[1]) < ALIVE then
+    call('PEXPIRE', KEYS[1], ALIVE)
+  end
+end
+
+-- Makes the line of those who left their tokens in what was held alone. Returns the last place, 0 without any, and the
+-- first of them.
+local function line_behind(value)
+  local last, head = 0, nil
+  for waiter, alive in string.gmatch(value, ' >(%x+):(%d+)') do
+    if tonumber(alive) > now then
+      last, head = last + 1, head or waiter
+      call('HSET', KEYS[1], 'q' .. last, waiter .. ' ' .. alive, '?' .. waiter, last)
+    end
+  end
+  return last, head
+end
