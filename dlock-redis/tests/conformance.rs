@@ -86,7 +86,7 @@ impl Harness for WithRedisson {
                 conformance::SHARING,
                 conformance::DOWNGRADING,
                 conformance::LEAVING,
-                JUMPED,
+                IN_LINE_BESIDE_READERS,
             ],
             _ => &[conformance::WAITERS, conformance::FAIRNESS, conformance::LEAVING],
         }
@@ -111,6 +111,13 @@ fn with_redisson(topology: &str, url: String) -> Vec<Trial> {
     tests.extend(readers);
     tests
 }
+
+/// What a recipe without readers cannot have of fair locks.
+const IN_LINE_BESIDE_READERS: &[&str] = &[
+    "a_waiter_in_line_has_its_turn_between_readers_that_never_stop",
+    "a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in",
+    "the_last_reader_leaves_the_lock_to_those_in_line",
+];
 
 /// An `RLock` jumps the line of an `RFairLock`.
 const JUMPED: &[&str] = &["a_waiter_in_line_has_its_turn_between_writers_that_do_not_ask_for_theirs"];
