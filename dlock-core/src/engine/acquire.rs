@@ -203,7 +203,7 @@ impl<'a> Acquire<'a> {
             self.span.turn();
         }
         // Why the last attempt took nothing, where that was not somebody else.
-        let mut failed = None;
+        let mut failed: Option<Failure> = None;
         loop {
             scope::may_acquire(engine)?;
             if let Some((_, ticket)) = &line
@@ -219,6 +219,12 @@ impl<'a> Acquire<'a> {
             if self.waits && (self.is_again || self.span.attempts() > 0) && is_over(self.until) {
                 return Err(failed.unwrap_or_else(timed_out));
             }
+            // What is known ends it, rather than a request that is cut off.
+            if let Some(failure) = failed.take_if(|failure| failure.kind() != ErrorKind::Unknown)
+                && !self.leaves_time_for_an_answer(None).await?
+            {
+                return Err(failure);
+            }
             // Before the request: a release while it is under way may not be in its answer.
             let releases: SmallVec<[u32; 1]> = match lines {
                 true => self.specs.iter().map(|spec| engine.wait_queue.releases(&spec.key)).collect(),
@@ -228,7 +234,7 @@ impl<'a> Acquire<'a> {
                 ticket.ask();
             }
             self.reserve(line.as_ref());
-            failed = None;
+            let before = failed.take();
             match self.attempt().await {
                 AttemptOutcome::Granted(grants) => {
                     if let Some(shares) = self.accept(grants)? {
@@ -282,6 +288,11 @@ impl<'a> Acquire<'a> {
                     self.span.woken();
                 }
                 AttemptOutcome::Unknown(failure) => {
+                    // The last one was cut off; the one before may have been told why.
+                    let failure = match before {
+                        Some(before) if is_over(self.until) => failure.with_source(before),
+                        _ => failure,
+                    };
                     let again = self.rechecks.is_none_or(|limit| self.unknowns < limit);
                     self.span.unknown(&failure, again);
                     if !again {

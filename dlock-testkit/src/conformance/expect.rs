@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use dlock_core::{Error, ErrorKind, Guard, Result};
+use dlock_core::{Error, ErrorKind, Guard, Lock, Result};
 
 use super::Process;
 
@@ -42,14 +42,30 @@ pub(super) async fn until(what: &str, mut test: impl FnMut() -> bool + Send) {
     .await;
 }
 
+/// Tries to take `lock`.
+pub(super) async fn tried(lock: Lock) -> Result<Option<Guard>> {
+    lock.try_acquire().await
+}
+
+/// The outcome of an attempt. A busy machine may be late with an answer, so that an unknown outcome is asked about again.
+pub(super) async fn outcome_of<F: Future<Output = Result<Option<Guard>>>>(
+    try_it: impl Fn() -> F,
+) -> Option<Guard> {
+    let mut late = 0;
+    loop {
+        match try_it().await {
+            Ok(guard) => return guard,
+            Err(error) if error.kind() == ErrorKind::Unknown && late < 5 => late += 1,
+            Err(error) => panic!("it could not be asked for: {error}"),
+        }
+    }
+}
+
 impl Process {
     /// Takes `key`, which nobody holds.
     pub(super) async fn take(&self, key: &str) -> Guard {
-        match self.locks.lock(key).try_acquire().await {
-            Ok(Some(guard)) => guard,
-            Ok(None) => panic!("{key:?} is held, and should be free"),
-            Err(error) => panic!("{key:?} could not be taken: {error}"),
-        }
+        let guard = outcome_of(|| tried(self.locks.lock(key))).await;
+        guard.unwrap_or_else(|| panic!("{key:?} is held, and should be free"))
     }
 
     /// Takes `key` as soon as it is free, which is soon.
@@ -67,11 +83,8 @@ impl Process {
 
     /// `key` is held by somebody else.
     pub(super) async fn sees_held(&self, key: &str) {
-        match self.locks.lock(key).try_acquire().await {
-            Ok(None) => {}
-            Ok(Some(_)) => panic!("{key:?} is free, and should be held"),
-            Err(error) => panic!("{key:?} could not be asked for: {error}"),
-        }
+        let guard = outcome_of(|| tried(self.locks.lock(key))).await;
+        assert!(guard.is_none(), "{key:?} is free, and should be held");
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::cases;
 use crate::cancel::every_await_point;
-use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
+use crate::conformance::expect::{SOON, error_of, give_back, outcome_of, soon, tried, until};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -89,15 +89,12 @@ pub(super) fn fair(process: &Process, key: &str) -> Lock {
 }
 
 async fn take(process: &Process, key: &str) -> Guard {
-    match fair(process, key).try_acquire().await {
-        Ok(Some(guard)) => guard,
-        Ok(None) => panic!("{key:?} is held, and should be free"),
-        Err(error) => panic!("{key:?} could not be taken: {error}"),
-    }
+    let guard = outcome_of(|| tried(fair(process, key))).await;
+    guard.unwrap_or_else(|| panic!("{key:?} is held, and should be free"))
 }
 
 async fn cannot_take(process: &Process, key: &str) {
-    let tried = fair(process, key).try_acquire().await.expect("it can be asked for");
+    let tried = outcome_of(|| tried(fair(process, key))).await;
     assert!(tried.is_none(), "{key:?} is free, and should not be");
 }
 

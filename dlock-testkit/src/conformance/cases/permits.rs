@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::cases;
 use super::dropping::unpolled_keeps_nobody_from_other_keys;
 use crate::cancel::every_await_point;
-use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
+use crate::conformance::expect::{SOON, error_of, give_back, outcome_of, soon, until};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -91,15 +91,14 @@ pub(super) fn semaphore(process: &Process, key: &str, of: u32) -> Semaphore {
 }
 
 pub(super) async fn take(process: &Process, key: &str, (of, permits): (u32, u32)) -> Guard {
-    match semaphore(process, key, of).take(permits).try_acquire().await {
-        Ok(Some(guard)) => guard,
-        Ok(None) => panic!("there are fewer than {permits} of {of} permits of {key:?}"),
-        Err(error) => panic!("{key:?} could not be asked for: {error}"),
-    }
+    let semaphore = semaphore(process, key, of).take(permits);
+    let guard = outcome_of(|| semaphore.try_acquire()).await;
+    guard.unwrap_or_else(|| panic!("there are fewer than {permits} of {of} permits of {key:?}"))
 }
 
 async fn cannot_take(process: &Process, key: &str, (of, permits): (u32, u32)) {
-    let tried = semaphore(process, key, of).take(permits).try_acquire().await.expect("it can be asked for");
+    let semaphore = semaphore(process, key, of).take(permits);
+    let tried = outcome_of(|| semaphore.try_acquire()).await;
     assert!(tried.is_none(), "there are {permits} of {of} permits of {key:?}, and should not be");
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::cases;
 use super::dropping::unpolled_keeps_nobody_from_other_keys;
 use crate::cancel::every_await_point;
-use crate::conformance::expect::{SOON, error_of, give_back, soon, until};
+use crate::conformance::expect::{SOON, error_of, give_back, outcome_of, soon, tried, until};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -90,15 +90,12 @@ pub(super) fn reader(process: &Process, key: &str) -> Lock {
 }
 
 pub(super) async fn read(process: &Process, key: &str) -> Guard {
-    match reader(process, key).try_acquire().await {
-        Ok(Some(guard)) => guard,
-        Ok(None) => panic!("{key:?} is held, and should be free to read"),
-        Err(error) => panic!("{key:?} could not be read: {error}"),
-    }
+    let guard = outcome_of(|| tried(reader(process, key))).await;
+    guard.unwrap_or_else(|| panic!("{key:?} is held, and should be free to read"))
 }
 
 async fn cannot_read(process: &Process, key: &str) {
-    let tried = reader(process, key).try_acquire().await.expect("it can be asked for");
+    let tried = outcome_of(|| tried(reader(process, key))).await;
     assert!(tried.is_none(), "{key:?} can be read, and should not be");
 }
 
