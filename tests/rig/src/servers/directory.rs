@@ -17,7 +17,7 @@ const ROOM: u64 = 4 << 30;
 ///
 /// The data directory of a database server has a thousand files. ext4 gives no number of a file away again for five
 /// seconds after the file was deleted, and searches past all of those for a free one. Tests that make and delete such
-/// directories one after the other spend most of their processor time on that search.
+/// directories one after the other spend a third of their processor time on that search.
 pub(crate) fn temporary() -> Result<TempDir, ServerError> {
     let made = match in_memory() {
         Some(place) => TempDir::new_in(place),
