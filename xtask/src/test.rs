@@ -26,10 +26,10 @@ pub(crate) fn all() -> Vec<Step> {
         Step::counting("tests", || {
             let programs = programs::build_all()?;
             let mut parts: Vec<_> = programs.iter().map(gate::whole).collect();
-            parts.push(Part::of_cargo(
-                "documentation",
-                &["test", "--quiet", "--doc", "--workspace", "--all-features"],
-            ));
+            // Its library is the engine once more, under another name: `--doc` overrules the manifest, which says so.
+            let without = ["--exclude", "dlock-schedules"];
+            let arguments = ["test", "--quiet", "--doc", "--workspace", "--all-features"];
+            parts.push(Part::of_cargo("documentation", &[&arguments[..], &without].concat()));
             runner::run(parts, 1)
         }),
     ]

@@ -13,7 +13,8 @@ use crate::support::{LONG, error_of, fence, locks, places, soon, until, until_in
 /// A place of another library's client.
 const FOREIGN: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
 
-#[tokio::test]
+/// On more than one thread: the administrator's questions block theirs, and nobody who waits is to go unpolled by that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_release_wakes_one_waiter_of_two_hundred_and_each_watches_one_other_and_itself() {
     const CLIENTS: usize = 13;
     const WAITERS: usize = CLIENTS * 16;
