@@ -118,7 +118,7 @@ impl Database {
             sqlx::query(statements.mark.clone()).fetch_all(connection).await?;
         }
         let noted = Noted::read(&mut writer, &statements).await?;
-        let marks = Presence::beside(files.real());
+        let marks = Presence::beside(files.real(), path);
         let mark_of = |name: &[u8]| Mark::of(&identity, &options.table, name);
         let is_used = |name: &[u8]| marks.as_ref().is_some_and(|marks| marks.has_equals(mark_of(name)));
         let mut name = boot.name(&noted.boot, is_used).map_err(Wrong::Table)?;

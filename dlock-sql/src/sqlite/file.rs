@@ -61,22 +61,32 @@ pub(super) fn linked(path: &Path) -> Failure {
 
 /// For a file that was mounted by itself, SQLite keeps the log beside the place where it is mounted, so that those who
 /// open it in its own directory share nothing with it. They cannot see that it is mounted elsewhere; whoever opens it
-/// there can.
+/// there can. The same holds for a log, or an area of locks, over which another one was mounted.
 #[cfg(target_os = "linux")]
 fn refuse_mount(path: &Path) -> Result<(), Failure> {
-    let is_mount = is_mount(path).map_err(|error| {
-        let what =
-            format!("whether {} was mounted by itself cannot be found out; mount /proc", path.display());
-        Failure::invalid_config(what).with_source(error)
-    })?;
-    if !is_mount {
-        return Ok(());
+    let files = Files::of(path)?;
+    for file in [&files.real, &files.log, &files.locks] {
+        match is_mount(file) {
+            Ok(false) => {}
+            Ok(true) => return Err(mounted(file)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.exists() => {}
+            Err(error) => {
+                let shown = file.display();
+                let what = format!("whether {shown} was mounted by itself cannot be found out; mount /proc");
+                return Err(Failure::invalid_config(what).with_source(error));
+            }
+        }
     }
-    Err(Failure::invalid_config(format!(
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn mounted(path: &Path) -> Failure {
+    Failure::invalid_config(format!(
         "{} is a file that was mounted by itself, into a container for instance, and whoever opens it elsewhere does not see the locks \
          that are held here; mount its directory instead",
         path.display()
-    )))
+    ))
 }
 
 /// Whether the file is on another mount than its directory.
@@ -331,6 +341,24 @@ mod tests {
         std::os::unix::fs::symlink("/proc", &link).unwrap();
         assert!(is_mount(&link).unwrap() && is_mount(Path::new("/proc")).unwrap());
         assert!(is_mount(&directory.path().join("b.db")).is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_database_over_whose_log_or_area_of_locks_something_is_mounted_is_refused() {
+        for beside in ["a.db-wal", "a.db-shm"] {
+            let directory = tempfile::tempdir().unwrap();
+            let (path, beside) = (directory.path().join("a.db"), directory.path().join(beside));
+            create(&path).unwrap();
+            std::fs::write(&beside, "").unwrap();
+            check(&path).unwrap();
+            std::fs::remove_file(&beside).unwrap();
+            // Leads to another mount than its directory's, without the right to mount anything.
+            std::os::unix::fs::symlink("/proc", &beside).unwrap();
+            let refused = check(&path).unwrap_err();
+            let names = refused.message().contains(&*beside.to_string_lossy());
+            assert!(names && refused.message().contains("mounted by itself"), "{refused}");
+        }
     }
 
     #[cfg(target_os = "linux")]

@@ -8,6 +8,9 @@
 //! same table with another name does not open it: the two would take each other's leases for those of another boot. The
 //! kernel removes a mark with its process. The file can be opened by those who may write the database, and by nobody
 //! else.
+//!
+//! Who opens the database by a symbolic link leaves the same mark beside the link, where those find it who come when
+//! the link has been turned to another database.
 
 use std::path::Path;
 
@@ -17,10 +20,11 @@ use super::file::is_trusted;
 use crate::table::TableName;
 use crate::text::number;
 
-/// The file of the marks, and ours in it. Removed when dropped.
+/// The files of the marks, and ours in each of them: beside the database, and beside the link that led to it. Removed
+/// when dropped.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
-pub(super) struct Presence(std::fs::File);
+pub(super) struct Presence(Vec<std::fs::File>);
 
 /// The offset of a mark: some bits of the identity, then some of the table, then some of the name of its boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,20 +55,28 @@ impl Mark {
 
 #[cfg(target_os = "linux")]
 impl Presence {
-    /// Opens the file of the marks beside a database, whose path leads through no symbolic link. `None` where there can
-    /// be none; a replaced database is then noticed only by the processes themselves, at their next renewal.
-    pub(super) fn beside(path: &Path) -> Option<Self> {
-        let mut name = std::ffi::OsString::from(".");
-        name.push(path.file_name()?);
-        name.push(".dlock");
-        open(&path.with_file_name(name), &path.metadata().ok()?).map(Self)
+    /// Opens the file of the marks beside a database, whose path leads through no symbolic link, and beside the path as
+    /// it was given if that is a link. `None` where there can be none beside the database; a replaced one is then
+    /// noticed only by the processes themselves, at their next renewal.
+    pub(super) fn beside(database: &Path, given: &Path) -> Option<Self> {
+        let mut files = vec![beside(database)?];
+        if given.is_symlink() {
+            files.extend(beside(given));
+        }
+        Some(Self(files))
     }
 
     /// Leaves a mark. `None` where the file system has no such locks.
-    pub(super) fn show(self, mark: Mark) -> Option<Self> {
+    pub(super) fn show(mut self, mark: Mark) -> Option<Self> {
         use nix::fcntl::{FcntlArg, fcntl};
 
-        fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(nix::libc::F_RDLCK, mark.0, 1))).ok()?;
+        let mark = range(nix::libc::F_RDLCK, mark.0, 1);
+        let shown = |file: &std::fs::File| fcntl(file, FcntlArg::F_OFD_SETLK(&mark)).is_ok();
+        if !shown(self.0.first()?) {
+            return None;
+        }
+        let beside_link = self.0.split_off(1);
+        self.0.extend(beside_link.into_iter().filter(shown));
         Some(self)
     }
 
@@ -91,10 +103,21 @@ impl Presence {
         if from >= to {
             return false;
         }
-        let mut found = range(nix::libc::F_WRLCK, from, to - from);
-        let asked = fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found));
-        asked.is_ok() && i32::from(found.l_type) != nix::libc::F_UNLCK
+        self.0.iter().any(|file| {
+            let mut found = range(nix::libc::F_WRLCK, from, to - from);
+            let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
+            asked.is_ok() && i32::from(found.l_type) != nix::libc::F_UNLCK
+        })
     }
+}
+
+/// Opens the file of the marks beside this path of a database.
+#[cfg(target_os = "linux")]
+fn beside(path: &Path) -> Option<std::fs::File> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name()?);
+    name.push(".dlock");
+    open(&path.with_file_name(name), &path.metadata().ok()?)
 }
 
 /// Opens the file of the marks, which is made with the rights of a database, but for those who may only read it.
@@ -135,7 +158,7 @@ pub(super) struct Presence;
 
 #[cfg(not(target_os = "linux"))]
 impl Presence {
-    pub(super) fn beside(_: &Path) -> Option<Self> {
+    pub(super) fn beside(_: &Path, _: &Path) -> Option<Self> {
         None
     }
 
@@ -176,7 +199,7 @@ mod tests {
         let (one, another) = (identity("a.db"), identity("b.db"));
         let (table, beside) = (TableName::default(), TableName::new("dlocks").unwrap());
         let ours = Mark::of(&one, &table, b"boot");
-        let us = Presence::beside(&path).unwrap().show(ours).unwrap();
+        let us = Presence::beside(&path, &path).unwrap().show(ours).unwrap();
         assert!(!us.has_equals(ours) && !us.has_others(ours) && !us.has_strangers(ours), "it finds itself");
         for (theirs, expected) in [
             (ours, (true, false, false)),
@@ -184,7 +207,7 @@ mod tests {
             (Mark::of(&one, &table, b"boot 2"), (false, false, true)),
             (Mark::of(&one, &beside, b"boot 2"), (false, false, false)),
         ] {
-            let them = Presence::beside(&path).unwrap().show(theirs).unwrap();
+            let them = Presence::beside(&path, &path).unwrap().show(theirs).unwrap();
             assert_eq!(
                 (us.has_equals(ours), us.has_others(ours), us.has_strangers(ours)),
                 expected,
