@@ -10,6 +10,7 @@ use sqlx::Pool;
 
 use crate::diagnosis;
 use crate::options::ServerOptions;
+use crate::question::asked;
 use crate::rows::{RowClaim, Rows};
 use crate::server::Server;
 
@@ -67,8 +68,9 @@ impl<S: Server> LeaseRows<S> {
     ///
     /// When dropped midway, some rows may have been deleted.
     pub async fn prune(&self, older_than: Duration) -> Result<u64> {
-        let pruned = self.0.prune(older_than).await;
-        pruned.map_err(|failure| Error::new(Operation::Configure, failure).on(S::NAME))
+        let rows = Arc::clone(&self.0);
+        let pruned = asked(async move { rows.prune(older_than).await });
+        pruned.await.map_err(|failure| Error::new(Operation::Configure, failure).on(S::NAME))
     }
 }
 
@@ -106,27 +108,33 @@ impl<S: Server> Backend for LeaseRows<S> {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.0.inspect(key).await
+        let (rows, key) = (Arc::clone(&self.0), key.clone());
+        asked(async move { rows.inspect(&key).await }).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        self.0.occupancy(key).await
+        let (rows, key) = (Arc::clone(&self.0), key.clone());
+        asked(async move { rows.occupancy(&key).await }).await
     }
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.0.resize(key, permits).await
+        let (rows, key) = (Arc::clone(&self.0), key.clone());
+        asked(async move { rows.resize(&key, permits).await }).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.holders().await
+        let rows = Arc::clone(&self.0);
+        asked(async move { rows.holders().await }).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.force(key).await
+        let (rows, key) = (Arc::clone(&self.0), key.clone());
+        asked(async move { rows.force(&key).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
-        diagnosis::diagnose(&self.0.connections).await
+        let rows = Arc::clone(&self.0);
+        asked(async move { diagnosis::diagnose(&rows.connections).await }).await
     }
 
     async fn close(&self) {

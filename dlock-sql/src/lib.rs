@@ -40,6 +40,8 @@ mod options;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod question;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod renewals;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod rows;

@@ -26,6 +26,7 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 use crate::diagnosis;
 use crate::failure::unchanged;
 use crate::options::ServerOptions;
+use crate::question::asked;
 use crate::rows::QUESTION;
 use crate::server::{Server, Taken};
 use actor::{Command, Release, Take};
@@ -194,20 +195,27 @@ impl<M: Strategy> Backend for Sessions<M> {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        self.holder(key).await
+        let (sessions, key) = (self.clone(), key.clone());
+        asked(async move { sessions.holder(&key).await }).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.list().await
+        let sessions = self.clone();
+        asked(async move { sessions.list().await }).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.force(key).await
+        let (sessions, key) = (self.clone(), key.clone());
+        asked(async move { sessions.force(&key).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
-        self.handles.ready(QUESTION).await?;
-        diagnosis::diagnose(&self.others).await
+        let Self { handles, others, .. } = self.clone();
+        asked(async move {
+            handles.ready(QUESTION).await?;
+            diagnosis::diagnose(&others).await
+        })
+        .await
     }
 
     async fn close(&self) {

@@ -35,6 +35,7 @@ use database::{Database, FileState};
 use detached::detached;
 
 use crate::failure::closed;
+use crate::question::asked;
 
 const NAME: &str = "sqlite";
 
@@ -64,7 +65,7 @@ const NAME: &str = "sqlite";
 ///
 /// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be
 ///   recognised are refused; containers may share a file when they share the host's kernel, and mount its directory.
-///   A file that is mounted by itself is refused, and one that has hard links.
+///   A file that is mounted by itself is refused, with what lies beside it, and one that has hard links.
 /// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the
 ///   wall clock moves. A restart of the machine ends all leases; where a container with a boot id of its own uses the
 ///   table, leases that may still run are waited for, for one lease of the new holder. On other systems they run by the
@@ -74,8 +75,8 @@ const NAME: &str = "sqlite";
 ///   from the wall clock in microseconds and therefore grows, unless the clock was set back.
 /// * **The file.** If it is deleted or replaced while it is in use, every lock that is held in it is reported as lost
 ///   at the next renewal or attempt of its process, and nobody else is given a lock until all processes have noticed,
-///   or for one lease of the new holder. This does not hold when the whole directory is replaced, or on other systems
-///   than Linux.
+///   or for one lease of the new holder. This does not hold when the whole directory is replaced, when the file is
+///   opened by a new name that it was moved to, or on other systems than Linux.
 /// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
 ///   after the release; they ask every 1 to 50 ms, less often the longer they wait. A lock that is asked to be fair
 ///   goes to the one of all processes that came first; one that is not heard of loses its place after 2 s, and 2 ms
@@ -146,7 +147,7 @@ impl Sqlite {
     ///
     /// When dropped midway, some rows may have been deleted.
     pub async fn prune(&self, older_than: Duration) -> Result<u64> {
-        let pruned = async { self.0.current().await?.prune(older_than).await };
+        let pruned = self.0.ask(move |database| async move { database.prune(older_than).await });
         pruned.await.map_err(|failure| Error::new(Operation::Configure, failure).on(NAME))
     }
 }
@@ -167,6 +168,18 @@ impl Shared {
             FileState::Gone => Err(database.deleted()),
             FileState::Replaced => self.reopen().await,
         }
+    }
+
+    /// Has a question or an order that is no lock's answered by the database.
+    async fn ask<T: Send + 'static, F>(
+        self: &Arc<Self>,
+        question: impl FnOnce(Arc<Database>) -> F + Send + 'static,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let shared = Arc::clone(self);
+        asked(async move { question(shared.current().await?).await }).await
     }
 
     async fn reopen(&self) -> Result<Arc<Database>, Failure> {
@@ -216,38 +229,42 @@ impl Backend for Sqlite {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let database = self.0.current().await?;
-        Ok(match claim::read(&database, key, Until::after(Duration::from_secs(1))).await? {
-            Standing::Free => None,
-            Standing::Held(holder) => Some(*holder),
-            Standing::Shared => {
-                let key = key.clone();
-                let occupancy = detached(async move { database.occupancy(&key).await }).await?;
-                occupancy.holders.into_iter().next()
-            }
-        })
+        let key = key.clone();
+        self.0
+            .ask(move |database| async move {
+                Ok(match claim::read(&database, &key, Until::after(Duration::from_secs(1))).await? {
+                    Standing::Free => None,
+                    Standing::Held(holder) => Some(*holder),
+                    Standing::Shared => {
+                        let occupancy = detached(async move { database.occupancy(&key).await }).await?;
+                        occupancy.holders.into_iter().next()
+                    }
+                })
+            })
+            .await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        let (database, key) = (self.0.current().await?, key.clone());
-        detached(async move { database.occupancy(&key).await }).await
+        let key = key.clone();
+        self.0.ask(move |database| detached(async move { database.occupancy(&key).await })).await
     }
 
     async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        let (database, key) = (self.0.current().await?, key.clone());
-        detached(async move { database.resize(&key, permits).await }).await
+        let key = key.clone();
+        self.0.ask(move |database| detached(async move { database.resize(&key, permits).await })).await
     }
 
     async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.current().await?.holders().await
+        self.0.ask(move |database| async move { database.holders().await }).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.current().await?.force(key).await
+        let key = key.clone();
+        self.0.ask(move |database| async move { database.force(&key).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
-        diagnosis::diagnose(&*self.0.current().await?).await
+        self.0.ask(move |database| async move { diagnosis::diagnose(&database).await }).await
     }
 
     async fn close(&self) {

@@ -1,5 +1,7 @@
 //! Servers that have no connection left.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
@@ -47,6 +49,23 @@ on_both! {
         kept.check().unwrap();
         kept.release().await.unwrap();
         assert_eq!(db.held(), 0);
+    }
+
+    async fn a_question_that_nobody_polls_any_more_keeps_no_connection_from_locks<D: Db>(db: D) {
+        let backend = D::connect(&format!("{}{}&max_connections=1", db.url(), D::MIGRATE)).await.unwrap();
+        let locks = Locks::builder(backend).with_wait(Duration::from_secs(20)).build().unwrap();
+        take(&locks, "k").await.release().await.unwrap();
+        for rounds in 0..3 {
+            let mut question = std::pin::pin!(locks.inspect("other"));
+            // Now and then the answer is there already.
+            let polled = poll_fn(|context| Poll::Ready(question.as_mut().poll(context))).await;
+            take(&locks, "k").await.release().await.unwrap();
+            if polled.is_pending() {
+                assert!(question.await.unwrap().is_none());
+                return;
+            }
+            assert!(rounds < 2, "it never waits for an answer");
+        }
     }
 
     async fn a_lock_that_is_new_has_to_wait_for_a_connection<D: Db>(db: D) {

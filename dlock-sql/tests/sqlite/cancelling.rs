@@ -4,9 +4,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use dlock_core::Claim;
+use dlock_core::{Backend, Claim};
 
-use crate::support::{Site, claim, granted, until};
+use crate::support::{Site, busy, claim, granted, until};
 
 /// Polls a future so often at the most, and then drops it.
 struct AtMost<F>(Pin<Box<F>>, u32);
@@ -134,6 +134,40 @@ async fn a_caller_that_stands_still_in_the_middle_of_an_attempt_does_not_stop_th
     let _ = granted(others.attempt().await.unwrap());
     let _ = others.withdraw().await.unwrap();
     let _ = granted(attempt.await.unwrap());
+}
+
+#[tokio::test]
+async fn questions_that_nobody_polls_any_more_keep_no_connection_from_others() {
+    let site = Site::new();
+    let (backend, lease) = (site.backend().await, Duration::from_secs(30));
+    let mut theirs = claim(&backend, "k", lease).await;
+    let _ = granted(theirs.attempt().await.unwrap());
+    let key = dlock_core::Key::new("k").unwrap();
+    let mut asleep = Vec::new();
+    // Each on the next of the connections for reading. Now and then the answer is there already.
+    for pauses in 0..2 {
+        'again: for _ in 0..5 {
+            let mut question = Box::pin(backend.inspect(&key));
+            for _ in 0..pauses {
+                if poll_once(question.as_mut()).await.is_some() {
+                    continue 'again;
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            if poll_once(question.as_mut()).await.is_none() {
+                asleep.push(question);
+                break;
+            }
+        }
+    }
+    let mut ours = claim(&backend, "k", lease).await;
+    for _ in 0..2 {
+        let busy = busy(ours.attempt().await.unwrap());
+        assert!(busy.holder.is_some(), "who has it is read");
+    }
+    for question in asleep {
+        assert!(question.await.unwrap().is_some());
+    }
 }
 
 /// Polls once.
