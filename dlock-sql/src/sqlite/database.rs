@@ -219,6 +219,12 @@ impl Database {
         }
     }
 
+    /// Whether this process and the others see by marks who has the database open.
+    #[cfg(target_os = "linux")]
+    pub(super) fn has_marks(&self) -> bool {
+        self.holds().presence.is_some()
+    }
+
     pub(super) fn ended(&self, token: &Token) {
         self.holds().signals.remove(token);
     }

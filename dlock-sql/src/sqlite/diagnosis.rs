@@ -40,6 +40,8 @@ pub(super) async fn diagnose(database: &Database) -> Result<Vec<Finding>, Failur
             "take the right from others (chmod o-w), and share the file by a group",
         ),
     });
+    #[cfg(target_os = "linux")]
+    findings.push(marks(database.has_marks()));
     let directory = connections.files().real().parent().unwrap_or_else(|| Path::new("/"));
     if let Ok(found) = directory.metadata() {
         findings.push(of_directory(&found));
@@ -67,6 +69,18 @@ fn journal_mode(journal: &str) -> Finding {
             journal,
             "let dlock set it to WAL: close all that use the file, and connect again; readers and writers wait for each \
              other otherwise",
+        ),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn marks(are_there: bool) -> Finding {
+    match are_there {
+        true => Finding::fine("marks", "processes see each other"),
+        false => Finding::warning(
+            "marks",
+            "processes do not see who has the database open: one that is replaced is noticed at the next renewal only",
+            "give the user of this process the right to read and write the file .NAME.dlock beside the database, as the              database's own",
         ),
     }
 }
@@ -116,6 +130,15 @@ fn room(_: &Path) -> Option<Finding> {
 mod tests {
     use super::*;
     use dlock_core::backend::Severity;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_cannot_leave_a_mark_is_a_warning() {
+        assert_eq!(
+            [true, false].map(|are_there| marks(are_there).severity),
+            [Severity::Fine, Severity::Warning]
+        );
+    }
 
     #[test]
     fn a_journal_that_is_no_write_ahead_log_is_a_warning() {

@@ -135,7 +135,10 @@ fn open(path: &Path, database: &std::fs::Metadata) -> Option<std::fs::File> {
         return (!anybody || owner == database.uid() || is_trusted(owner)).then_some(file);
     };
     let writers = database.mode() & 0o222;
-    let _ = fchown(&file, None, Some(database.gid()));
+    // Only the administrator can give it to the owner of the database, who could not open it otherwise.
+    if fchown(&file, Some(database.uid()), Some(database.gid())).is_err() {
+        let _ = fchown(&file, None, Some(database.gid()));
+    }
     file.set_permissions(std::fs::Permissions::from_mode(writers | writers << 1)).ok()?;
     Some(file)
 }

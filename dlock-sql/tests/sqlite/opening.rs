@@ -266,6 +266,26 @@ async fn the_file_of_the_marks_has_the_rights_of_those_who_write_the_database() 
     assert_eq!(marks.mode() & 0o777, 0o660);
 }
 
+/// An administrator who looks at the locks of a service may be the first to need the file.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_file_of_the_marks_belongs_to_the_owner_of_the_database_whoever_makes_it() {
+    use std::os::unix::fs::{MetadataExt, chown};
+
+    let site = Site::new();
+    SqliteOptions::new(&site.path).migrate().await.unwrap();
+    let marks = site.directory.path().join(".locks.db.dlock");
+    let _ = std::fs::remove_file(&marks);
+    // Only the administrator can give files away.
+    let owner = if is_root() { 65_534 } else { site.path.metadata().unwrap().uid() };
+    chown(&site.path, Some(owner), Some(owner)).unwrap_or_else(|error| assert!(!is_root(), "{error}"));
+    let backend = SqliteOptions::new(&site.path).open().await.unwrap();
+    assert_eq!(marks.metadata().unwrap().uid(), owner);
+    let findings = backend.diagnose().await.unwrap();
+    let finding = findings.iter().find(|finding| finding.subject == "marks").unwrap();
+    assert_eq!(finding.severity, dlock_core::backend::Severity::Fine, "{finding:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_file_of_another_user_that_everybody_can_write_is_refused() {
