@@ -24,7 +24,8 @@ use crate::clock::Timestamp;
 use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
-    NotificationPace, is_over, leaves_time_for_an_answer, pause_after, pause_until, timed_out, within,
+    NotificationPace, is_over, leaves_time_for_an_answer, pause_after, pause_until, timed_out_unpolled,
+    within,
 };
 use crate::engine::acquire::listen::listen;
 use crate::engine::bounds::{RequestBounds, Unanswered};
@@ -185,6 +186,7 @@ impl<'a> Acquire<'a> {
         let in_order = engine.capabilities.fair || self.specs.iter().any(|spec| spec.options.fair);
         let lines = self.waits && !in_order;
         let mut line: QueuePlace<'a> = None;
+        self.until_withdrawn().await?;
         // With a line before us there is no point in asking: the first in line does. And others are to have their turn.
         let is_taken =
             |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
@@ -217,7 +219,7 @@ impl<'a> Acquire<'a> {
             }
             // The first one is made in any case.
             if self.waits && (self.is_again || self.span.attempts() > 0) && is_over(self.until) {
-                return Err(failed.unwrap_or_else(timed_out));
+                return Err(failed.unwrap_or_else(|| timed_out_unpolled(self.span.attempts())));
             }
             // What is known ends it, rather than a request that is cut off.
             if let Some(failure) = failed.take_if(|failure| failure.kind() != ErrorKind::Unknown)
@@ -253,7 +255,11 @@ impl<'a> Acquire<'a> {
                     let retry_after = busy.retry_after;
                     self.note_busy(busy);
                     if !self.waits {
-                        return Err(Failure::new(ErrorKind::Busy, ""));
+                        if !self.may_be_its_own() {
+                            return Err(Failure::new(ErrorKind::Busy, ""));
+                        }
+                        self.until_withdrawn().await?;
+                        continue;
                     }
                     scope::refuse_own(&self.specs[place])?;
                     if let Some((_, ticket)) = line.take_if(|(at, _)| *at != place) {

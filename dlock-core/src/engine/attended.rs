@@ -10,13 +10,17 @@
 //!                ┌──────────── poll ─────────────┐
 //!                ▼                               │
 //!   begun ──▶ polled ──▶ waits ──── wake ───▶ woken ── looks ──▶ taken back
-//!                │ ▲                                                │
+//!                │ ▲       └── keeper, after 2 s ─┘                 │
 //!     done ◀─────┘ └───────────────────── poll ─────────────────────┘
 //! ```
 //!
+//! What should wake an acquire may be gone with its caller: the timers of a runtime that nobody drives do not fire. And
+//! in a line of which nobody is polled each one is woken only when the one before was taken back. So whoever is not
+//! polled for 2 s is woken by the keeper, which finds out all of them at once.
+//!
 //! An acquire that never pends costs nothing of this. Each time that an acquire is taken back it gets twice the time,
-//! so that a caller who polls rarely gets its lock all the same, and an overloaded runtime is not kept busy with
-//! beginning anew.
+//! so that a caller who polls rarely gets its lock all the same. And while acquires are polled late, as on an
+//! overloaded runtime, all have twice the time that these took: it is not kept busy with beginning anew.
 
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, Weak};
@@ -30,7 +34,7 @@ use tokio::time::Instant;
 use crate::engine::tasks::Task;
 use crate::error::Error;
 use crate::guarded::{drop_guarded, wake};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Telemetry;
 
@@ -39,6 +43,12 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How many looks find an acquire woken before the first one takes it back: it had 100 ms at the least.
 const LOOKS: u32 = 2;
+
+/// How many looks all acquires have at the most because some were polled late: 2 s.
+const MOST_LOOKS: u32 = 40;
+
+/// How many looks for each of these find an acquire waiting, and not polled, before the keeper wakes it: 2 s at first.
+const QUIET: u32 = 20;
 
 /// How many looks that find no acquire end the looking, so that acquires that follow each other need not wake the
 /// keeper.
@@ -102,6 +112,8 @@ pub(crate) struct Listed<T: 'static> {
 /// Where an acquire is while nobody polls it.
 struct Slot<T> {
     woken: AtomicBool,
+    /// How many looks are left until the keeper wakes it.
+    quiet: AtomicU32,
     inner: Mutex<Inner<T>>,
 }
 
@@ -110,16 +122,19 @@ struct Inner<T> {
     acquire: Option<Begun<T>>,
     /// Of the caller, since the last poll and until it is woken.
     waker: Option<Waker>,
-    /// How many looks found it woken since the last poll.
+    /// How many looks found it woken since the last poll, also after it was taken back.
     looks: u32,
     /// How many of them it may have.
     patience: u32,
+    /// The keeper is dropping it. It begins anew after that, so that it does not meet itself.
+    leaves: bool,
 }
 
 impl<T: 'static> Listed<T> {
     fn new(attendance: &Arc<Attendance>, acquire: Begun<T>) -> Self {
-        let inner = Inner { acquire: Some(acquire), waker: None, looks: 0, patience: LOOKS };
-        let slot = Arc::new(Slot { woken: AtomicBool::new(false), inner: Mutex::new(inner) });
+        let inner = Inner { acquire: Some(acquire), waker: None, looks: 0, patience: LOOKS, leaves: false };
+        let (woken, quiet) = (AtomicBool::new(false), AtomicU32::new(LOOKS * QUIET));
+        let slot = Arc::new(Slot { woken, quiet, inner: Mutex::new(inner) });
         let place = attendance.list(Arc::<Slot<T>>::clone(&slot));
         let (attendance, waker) = (Arc::clone(attendance), Waker::from(Arc::clone(&slot)));
         Self { attendance, place, slot, waker, since: Instant::now() }
@@ -131,13 +146,19 @@ impl<T: 'static> Listed<T> {
         begin: &mut dyn FnMut(Instant) -> Result<Begun<T>, Error>,
     ) -> Poll<Result<T, Error>> {
         let waker = context.waker().clone();
-        let (before, acquire) = {
+        let (before, acquire, leaves) = {
             let mut inner = self.slot.inner();
-            self.slot.woken.store(false, Ordering::SeqCst);
-            inner.looks = 0;
-            (inner.waker.replace(waker), inner.acquire.take())
+            let looks = std::mem::take(&mut inner.looks);
+            if self.slot.woken.swap(false, Ordering::SeqCst) {
+                self.attendance.polled_after(looks);
+            }
+            self.slot.quiet.store(inner.patience.saturating_mul(QUIET), Ordering::Relaxed);
+            (inner.waker.replace(waker), inner.acquire.take(), inner.leaves)
         };
         drop_guarded(before);
+        if leaves {
+            return Poll::Pending;
+        }
         let mut acquire = match acquire {
             Some(acquire) => acquire,
             None => begin(self.since)?,
@@ -167,14 +188,8 @@ impl<T> Slot<T> {
     fn inner(&self) -> MutexGuard<'_, Inner<T>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl<T: 'static> Wake for Slot<T> {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
+    fn wake_caller(&self) {
         let waker = {
             let mut inner = self.inner();
             self.woken.store(true, Ordering::SeqCst);
@@ -184,33 +199,57 @@ impl<T: 'static> Wake for Slot<T> {
     }
 }
 
+impl<T: 'static> Wake for Slot<T> {
+    fn wake(self: Arc<Self>) {
+        self.wake_caller();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_caller();
+    }
+}
+
 /// An acquire as the keeper sees it.
 trait Attend: Send + Sync {
-    fn is_woken(&self) -> bool;
+    /// Whether there is something to be done with it: it was woken, or was not polled for long.
+    fn wants_a_look(&self) -> bool;
 
-    /// Takes the acquire back if it was woken long enough ago. Returns whether it did.
-    fn look(&self) -> bool;
+    /// Takes the acquire back if it was woken long enough ago, by so many looks at the least. Returns whether it did.
+    /// Wakes it if it was not.
+    fn look(&self, patience: u32) -> bool;
 }
 
 impl<T> Attend for Slot<T> {
-    fn is_woken(&self) -> bool {
-        self.woken.load(Ordering::SeqCst)
+    fn wants_a_look(&self) -> bool {
+        self.woken.load(Ordering::SeqCst) || self.quiet.fetch_sub(1, Ordering::Relaxed) <= 1
     }
 
-    fn look(&self) -> bool {
+    fn look(&self, patience: u32) -> bool {
+        if !self.woken.load(Ordering::SeqCst) {
+            self.wake_caller();
+            return false;
+        }
         let acquire = {
             let mut inner = self.inner();
-            if !self.is_woken() || inner.acquire.is_none() {
+            if !self.woken.load(Ordering::SeqCst) {
                 return false;
             }
-            inner.looks += 1;
-            if inner.looks <= inner.patience {
+            inner.looks = inner.looks.saturating_add(1);
+            if inner.acquire.is_none() || inner.looks <= inner.patience.max(patience) {
                 return false;
             }
             inner.patience = inner.patience.saturating_mul(2);
+            inner.leaves = true;
             inner.acquire.take()
         };
         drop_guarded(acquire);
+        let waker = {
+            let mut inner = self.inner();
+            inner.leaves = false;
+            inner.waker.take()
+        };
+        // Of one who polled it meanwhile.
+        wake(waker);
         true
     }
 }
@@ -223,6 +262,9 @@ pub(crate) struct Attendance {
     /// Whether the last acquire, or the first one, pended at its first poll. Then the next one is listed before that
     /// poll, since it is likely to pend too; where acquires do not pend, as in memory, they are not listed for nothing.
     pends: AtomicBool,
+    /// How many looks found acquires woken before they were polled, of late, in sixteenths: the most, which count for
+    /// less with each poll that follows.
+    late: AtomicU32,
     keeper: mpsc::UnboundedSender<Task>,
     telemetry: Arc<Telemetry>,
 }
@@ -233,12 +275,26 @@ const KEPT: usize = 1_024;
 impl Attendance {
     /// Creates the list of an engine, at which its keeper is to look.
     pub(super) fn new(keeper: mpsc::UnboundedSender<Task>, telemetry: Arc<Telemetry>) -> Arc<Self> {
-        let (watched, pends) = (AtomicBool::new(false), AtomicBool::new(true));
-        Arc::new(Self { acquires: Mutex::default(), watched, pends, keeper, telemetry })
+        let (watched, pends, late) = (AtomicBool::new(false), AtomicBool::new(true), AtomicU32::new(0));
+        Arc::new(Self { acquires: Mutex::default(), watched, pends, late, keeper, telemetry })
     }
 
     fn acquires(&self) -> MutexGuard<'_, Slab<Arc<dyn Attend>>> {
         self.acquires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that was woken is polled, after so many looks.
+    fn polled_after(&self, looks: u32) {
+        let before = self.late.load(Ordering::Relaxed);
+        let now = (looks.min(MOST_LOOKS) * 16).max(before - before.div_ceil(8));
+        if now != before {
+            self.late.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// How many looks each acquire has at the least.
+    fn patience(&self) -> u32 {
+        (self.late.load(Ordering::Relaxed) / 8).clamp(LOOKS, MOST_LOOKS)
     }
 
     /// Lists an acquire, and has the keeper look unless it does.
@@ -260,14 +316,17 @@ impl Attendance {
         acquire
     }
 
-    /// Takes back those that were woken long enough ago. Returns whether any are listed.
+    /// Takes back those that were woken long enough ago, and wakes those that were not polled for long. Returns whether
+    /// any are listed.
     fn look(&self) -> bool {
-        let (woken, are_some) = {
+        let (found, are_some) = {
             let acquires = self.acquires();
-            let woken = acquires.iter().map(|(_, acquire)| acquire).filter(|acquire| acquire.is_woken());
-            (woken.map(Arc::clone).collect::<Vec<_>>(), !acquires.is_empty())
+            let listed = acquires.iter().map(|(_, acquire)| acquire);
+            let found = listed.filter(|acquire| acquire.wants_a_look()).map(Arc::clone);
+            (found.collect::<Vec<_>>(), !acquires.is_empty())
         };
-        let taken_back = woken.iter().filter(|acquire| acquire.look()).count();
+        let patience = self.patience();
+        let taken_back = found.iter().filter(|acquire| acquire.look(patience)).count();
         if taken_back > 0 {
             self.telemetry.acquires_unpolled(taken_back);
         }

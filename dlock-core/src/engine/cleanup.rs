@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::Hold;
+use crate::engine::left::LeftClaim;
 use crate::engine::tenure::Tenure;
 use crate::error::Failure;
 use crate::key::Key;
@@ -32,6 +33,8 @@ pub(crate) struct Cleanup {
     pub(crate) trace: Trace,
     /// Until when the key stays taken.
     pub(crate) leave_until: Timestamp,
+    /// Of an acquire that was dropped before its end.
+    pub(super) left: Option<LeftClaim>,
 }
 
 impl Cleanup {
@@ -48,6 +51,7 @@ impl Cleanup {
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
             leave_until: hold.leave_until(),
+            left: None,
         }
     }
 
@@ -119,6 +123,7 @@ impl Cleanup {
             }
             tokio::time::sleep(backoff.pause(self.engine.entropy.fraction())).await;
         }
+        drop(self.left.take());
         self.engine.released(&self.key, self.tenure, others_waiting);
     }
 }

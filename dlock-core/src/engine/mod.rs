@@ -9,6 +9,7 @@ pub(crate) mod downgrade;
 pub(crate) mod handoff;
 pub(crate) mod hold;
 pub(crate) mod keeper;
+pub(crate) mod left;
 pub(crate) mod pending;
 pub(crate) mod registry;
 #[cfg(dlock_schedules)]
@@ -35,6 +36,7 @@ use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Ho
 use crate::clock::Clock;
 use crate::engine::attended::Attendance;
 use crate::engine::bounds::RoundTrip;
+use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
@@ -60,6 +62,7 @@ pub(crate) struct Engine {
     pub(crate) wait_queue: WaitQueue,
     pub(crate) attendance: Arc<Attendance>,
     pub(crate) round_trip: RoundTrip,
+    pub(crate) left_claims: Arc<LeftClaims>,
     pub(crate) tenures: Tenures,
     pub(crate) registry: Arc<HoldRegistry>,
     tasks: mpsc::UnboundedSender<Task>,
@@ -97,6 +100,7 @@ impl Engine {
             ),
             attendance,
             round_trip: RoundTrip::default(),
+            left_claims: Arc::default(),
             tenures: Tenures::new(limits, stand_back(&capabilities, &limits)),
             registry,
             tasks,

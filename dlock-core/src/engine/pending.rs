@@ -8,6 +8,7 @@ use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
+use crate::engine::left::LeftClaim;
 use crate::error::Failure;
 use crate::telemetry::Trace;
 
@@ -59,6 +60,7 @@ impl Drop for Pending<'_> {
                 tenure: None,
                 trace: Trace::default(),
                 leave_until: Timestamp::from_nanos(0),
+                left: Some(LeftClaim::new(&engine.left_claims, &self.spec.key)),
             };
             cleanup.later();
         }

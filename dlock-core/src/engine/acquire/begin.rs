@@ -7,10 +7,11 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{Acquire, Shares, Specs};
+use crate::engine::acquire::limits::within;
 use crate::engine::attended::Begun;
 use crate::engine::share::Share;
 use crate::engine::{Spec, scope, threads};
-use crate::error::{Error, Failure, Operation};
+use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::Spanned;
 
 /// Locks that are being taken; [`only_share`] has what comes of one.
@@ -77,4 +78,35 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
         engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
     }))
+}
+
+impl<'a> Acquire<'a> {
+    /// Whether what is in the way may be what it took itself, before it was taken back. One who waits need not know:
+    /// the withdrawal wakes it.
+    pub(super) fn may_be_its_own(&self) -> bool {
+        let left = &self.engine.left_claims;
+        self.is_again && !self.waits && self.specs.iter().any(|spec| left.has(&spec.key))
+    }
+
+    /// Waits until what it took itself is withdrawn, which is not to be taken for somebody else's.
+    pub(super) fn until_withdrawn(&self) -> impl Future<Output = Result<(), Failure>> + use<'a> {
+        let own = self.may_be_its_own();
+        let (engine, specs, until) = (self.engine, self.specs, self.until);
+        async move {
+            if !own {
+                return Ok(());
+            }
+            let withdrawn = async {
+                for spec in specs {
+                    engine.left_claims.withdrawn(&spec.key).await;
+                }
+            };
+            match Box::pin(within(engine, until, withdrawn)).await {
+                Err(end) if end.kind() == ErrorKind::TimedOut => Err(Failure::unavailable(
+                    "what it took before, when nobody polled it, is not withdrawn yet: who has the lock is not known",
+                )),
+                withdrawn => withdrawn,
+            }
+        }
+    }
 }

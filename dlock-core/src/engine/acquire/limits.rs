@@ -57,8 +57,16 @@ pub(super) async fn pause_after(
     }
 }
 
-pub(super) fn timed_out() -> Failure {
+fn timed_out() -> Failure {
     Failure::new(ErrorKind::TimedOut, "")
+}
+
+/// The time is up for one that is to ask once more, or that was taken back before it asked.
+pub(super) fn timed_out_unpolled(attempts: u32) -> Failure {
+    match attempts {
+        0 => Failure::new(ErrorKind::TimedOut, "nobody polled it until its wait was over"),
+        _ => timed_out(),
+    }
 }
 
 pub(super) fn is_over(until: Option<Instant>) -> bool {
