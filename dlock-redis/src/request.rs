@@ -105,6 +105,11 @@ impl Step {
     pub(crate) const fn acquires(&self) -> bool {
         matches!(self, Self::Acquire { .. })
     }
+
+    /// Whether it may have to follow, on the same connection, what was sent before.
+    pub(crate) const fn withdraws(&self) -> bool {
+        matches!(self, Self::Withdraw)
+    }
 }
 
 /// Who acquires: what is stored with the lock.
@@ -210,6 +215,8 @@ pub(crate) struct ShareRequest {
     /// Whether it is one of those who stand in line.
     pub(crate) fair: bool,
     pub(crate) step: ShareStep,
+    /// What tells the engine of its way to the wire.
+    pub(crate) clock: Option<RequestClock>,
 }
 
 /// What is to be done with it.

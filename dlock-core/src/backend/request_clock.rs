@@ -70,6 +70,9 @@ impl RequestClock {
     /// given up while it was queued must not be written, since the engine counts on it.
     #[must_use]
     pub fn written(&self) -> bool {
+        if self.0.at.load(Ordering::SeqCst) == CALLED {
+            return true;
+        }
         let now = self.0.clock.now().as_nanos().clamp(CALLED + 1, CANCELLED - 1);
         match self.0.at.compare_exchange(QUEUED, now, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => true,

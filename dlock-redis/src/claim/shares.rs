@@ -15,7 +15,8 @@ use crate::servers::Reply;
 impl RedisClaim {
     fn share(&self, step: ShareStep) -> ShareRequest {
         let (mode, fair) = (self.request.mode, self.request.fair);
-        ShareRequest { names: self.names.clone(), token: self.request.token, mode, fair, step }
+        let (names, clock) = (self.names.clone(), Some(self.clock.clone()));
+        ShareRequest { names, token: self.request.token, mode, fair, step, clock }
     }
 
     /// Whether what this claim has, or may have, is withdrawn by the script of what several hold. That knows what is
@@ -103,8 +104,10 @@ impl RedisClaim {
     pub(super) async fn withdraw_share(&mut self) -> Result<Withdrawal, Failure> {
         let gives = self.request.fair && self.client.format.passes_on();
         if !self.held && !self.unanswered.is_empty() {
-            // Nobody has it by this claim, most times.
+            // Nobody has it by this claim, most times. Those that follow attempts on their connections are under way
+            // for longer than this call.
             let request = self.share(ShareStep::Withdraw { passes_on: false });
+            let request = ShareRequest { clock: None, ..request };
             let limit = (self.request.lease, self.patience());
             let withdrawal = self.unanswered.withdraw(&self.client.servers, &request, limit).await?;
             self.waits_for_all &= !withdrawal.settled;

@@ -25,13 +25,18 @@ kind = kind.ok or kind
 if kind == 'string' then
   -- Held by one who does not stand in line, behind whom this one is to have its turn, or not any more.
   local value = call('GETRANGE', name, 0, 511)
-  if acquires and not string.find(value, '^%x+ %d+%+%d+ ') then
-    return redis.error_reply(wrong)
+  if not string.find(value, '^%x+ %d+%+%d+ ') then
+    return acquires and redis.error_reply(wrong) or done(0)
   end
-  local own, mark = ' >' .. token .. ':', string.match(value, ' %??!$') or ''
-  local entry = acquires and waits and own .. text(now + ALIVE) or ''
-  local changed, found = string.gsub(string.sub(value, 1, #value - #mark), own .. '%d+', entry)
-  if found == 0 and #value < LONGEST then
+  local mark, stands = string.match(value, ' %??!$') or '', false
+  local entry = acquires and waits and ' >' .. token .. ':' .. text(now + ALIVE) or ''
+  local function keeps(waiter, alive)
+    local own = waiter == token
+    stands = stands or own
+    return own and entry or tonumber(alive) <= now and '' or nil
+  end
+  local changed = string.gsub(string.sub(value, 1, #value - #mark), ' >(%x+):(%d+)', keeps)
+  if not stands and #changed + #mark < LONGEST then
     changed, mark = changed .. entry, mark == '' and entry ~= '' and ' !' or mark
   end
   local left = call('PTTL', name)

@@ -6,21 +6,27 @@
 -- Behind what is held alone by one who does not stand in line, those who do leave ' ><token>:<until when alive>', as
 -- far as there is room, before the mark of one who listens: a release makes the line of that.
 local ALIVE = 2000
+-- So many places that nobody has are not looked at again.
+local FAR = 16
 
 -- Returns the first in line who is alive, or who asks, its place, and until when. Those before lose their places.
 local function first_in_line(head, last, asks)
-  while head <= last do
+  local from, waiter, alive = head, nil, nil
+  while head <= last and not waiter do
     local entry = call('HGET', KEYS[1], 'q' .. head)
     if entry then
-      local waiter, alive = string.match(entry, '^(%x+) (%d+)$')
-      if tonumber(alive) > now or waiter == asks then
-        return waiter, head, alive
+      waiter, alive = string.match(entry, '^(%x+) (%d+)$')
+      if tonumber(alive) <= now and waiter ~= asks then
+        call('HDEL', KEYS[1], 'q' .. head, '?' .. waiter)
+        waiter, alive = nil, nil
       end
-      call('HDEL', KEYS[1], 'q' .. head, '?' .. waiter)
     end
-    head = head + 1
+    head = waiter and head or head + 1
   end
-  return nil, head
+  if head > from + FAR then
+    try('HSET', KEYS[1], 'q', head)
+  end
+  return waiter, head, alive
 end
 
 -- Takes away the shares that have run out of a lock that several hold. Returns how much is taken of it, and when the

@@ -10,5 +10,8 @@ if type(value) == 'table' or ARGV[1] == '1' and not string.find(value, '^%x+ %d+
 end
 redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.
+for waiter in string.gmatch(value, ' >(%x+):%d+') do
+  redis.pcall('PUBLISH', KEYS[1] .. '#' .. waiter, '')
+end
 redis.pcall('PUBLISH', KEYS[1], '')
 return { 1, ARGV[3] }

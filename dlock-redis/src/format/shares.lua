@@ -79,6 +79,10 @@ if operation == 'look' or operation == 'force' then
     end
     call('PEXPIRE', name, ALIVE)
     keep_for_line(fair or line, head)
+    local next = first_in_line(head, tonumber(fair or line))
+    if next then
+      try('PUBLISH', name .. '#' .. next, '')
+    end
   else
     call('DEL', name)
   end
@@ -98,14 +102,24 @@ if operation == 'resize' then
 end
 
 if fair then
+  local has, waiter, _, alive = n == 1 and ends > now, nil, nil, nil
   if operation ~= 'acquire' then
     return done(0)
-  elseif tonumber(ARGV[5]) then
-    return done({ -1, 0 })
-  elseif ARGV[8] == '1' and not listens then
-    call('HSET', name, 'l', 1)
+  elseif not has then
+    waiter, _, alive = first_in_line(head, tonumber(fair))
   end
-  return done({ call('PTTL', name), n == 1 and call('HGET', name, last) or '' })
+  if has or waiter then
+    if tonumber(ARGV[5]) then
+      return done({ -1, 0 })
+    elseif ARGV[8] == '1' and not listens then
+      call('HSET', name, 'l', 1)
+    end
+    local left = (has and ends or tonumber(alive)) - now
+    return done({ left, has and call('HGET', name, last) or '' })
+  end
+  -- Nobody has it, and of nobody in line is anything heard any more, however long it would still be kept.
+  call('DEL', name)
+  kind, n, ends, last, own = 'none', nil, nil, nil, nil
 end
 
 -- What has run out is taken away before anything is decided by it. No share ends before `e`.
@@ -251,8 +265,11 @@ if kind == 'hash' then
   local ours = waiter == token
   local kept_out = waiter and not ours and math.min(alive, since + PREFERENCE) or 0
   if line then
-    local _, _, alive = first_in_line(head, line)
+    local stands, _, alive = first_in_line(head, line)
     kept_out = math.max(kept_out, tonumber(alive) or 0)
+    if not stands then
+      call('HDEL', name, 'F', 'q')
+    end
   end
   if mode == 'read' and chance > now then
     kept_out = 0
@@ -305,7 +322,7 @@ end
 if kind == 'hash' and not waits then
   call('HDEL', name, 'w')
 end
-if listening and not listens then
+if listening and not listens or kind == 'none' and listens then
   call('HSET', name, 'l', 1)
 end
 if chance > now + JOIN then

@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use dlock_core::backend::RequestClock;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::open::Opened;
 use super::queue::{Call, Queue};
@@ -32,11 +34,19 @@ const AT_MOST_HELD_BACK: Duration = Duration::from_micros(300);
 const AT_MOST_HELD_BACK_BY_FULL: Duration = Duration::from_millis(2);
 /// How many calls are under way at once at the most; further requests wait here, where they can still be taken back.
 const MOST_CALLS: usize = 64;
+/// The same of calls with one step on what several may hold, or wait for in line: so many are read, carried out and
+/// answered well within a request timeout.
+const MOST_STEPS: usize = 256;
+
+/// What was not sent, since the other end is silent.
+const REPLACED: Fault = Fault::Unsent("another connection is in the place of this one");
 
 /// One connection.
 pub(crate) struct Connection {
     wire: Wire,
     queue: Arc<Queue>,
+    /// The turns of calls with one step on what several may hold, in the order of their makers.
+    steps: Semaphore,
     ended: Arc<AtomicBool>,
     tracking: Arc<ConnectionTracking>,
     resp3: bool,
@@ -53,7 +63,8 @@ impl Connection {
         let runtime = Handle::current();
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
         let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { wire, queue, ended, tracking, resp3, runtime, probing, silent }
+        let steps = Semaphore::new(MOST_STEPS);
+        Self { wire, queue, steps, ended, tracking, resp3, runtime, probing, silent }
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -64,6 +75,13 @@ impl Connection {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.tracking.ended();
+    }
+
+    /// Another connection is in its place: what waits for its turn here goes there. Only what follows on this one what
+    /// was sent on it, stays.
+    pub(crate) fn retire(&self) {
+        self.queue.retire(&REPLACED);
+        self.steps.close();
     }
 
     /// Has the server tell of changes of locks that are renewed over this connection, where it can.
@@ -99,12 +117,19 @@ impl Connection {
             return Err(Fault::Unsent("the connection has ended"));
         }
         let result = if let Some(_alone) = self.queue.alone() {
+            // It may have waited in another queue before.
+            if !request.clock.as_ref().is_none_or(RequestClock::written) {
+                return Err(Fault::Unsent("nobody waits for the answer any more"));
+            }
             // In a box, so that requests in the queue need no memory for it.
             Box::pin(self.wire.exchange(request)).await
         } else {
             match self.queue.push(request.clone()) {
                 Some(pending) => pending.await,
-                None => return Err(Fault::Unsent("the runtime that drives the connection is gone")),
+                None if self.queue.is_closed() => {
+                    return Err(Fault::Unsent("the runtime that drives the connection is gone"));
+                }
+                None => return Err(REPLACED),
             }
         };
         if matches!(result, Err(Fault::Cut(_))) {
@@ -160,15 +185,16 @@ impl Connection {
         answered(reply.answer, reply.acknowledged)
     }
 
-    /// Carries out a step on a lock that several may hold.
+    /// Carries out a step on a lock that several may hold, when it is its turn.
     ///
     /// # Cancel safety
     ///
-    /// As [`carry_out_all`](Self::carry_out_all).
+    /// As [`carry_out`](Self::carry_out).
     pub(crate) async fn carry_out_share(&self, request: &ShareRequest, asking: bool) -> Result<Reply, Fault> {
         let replicas =
             self.wire.options.replicas.filter(|_| !matches!(request.step, ShareStep::Withdraw { .. }));
         let format = &self.wire.options.format;
+        let _turn = self.turn(request).await?;
         let call = async |by| {
             self.carry_out_apart(|number| format.call_share(request, by, number), asking, replicas).await
         };
@@ -178,6 +204,26 @@ impl Connection {
         };
         let reply = reply?.read(|reply| format.read_share(reply, request))?;
         answered(reply.answer, reply.acknowledged)
+    }
+
+    /// Waits for the turn of a call with one step: what is handed to the wire can neither be taken back nor told apart
+    /// from what a server that is slow has not answered.
+    async fn turn(&self, request: &ShareRequest) -> Result<Option<SemaphorePermit<'_>>, Fault> {
+        let turn = match self.steps.try_acquire() {
+            Err(TryAcquireError::NoPermits) => {
+                request.clock.iter().for_each(RequestClock::queued);
+                self.steps.acquire().await.ok()
+            }
+            turn => turn.ok(),
+        };
+        if turn.is_none() && !matches!(request.step, ShareStep::Withdraw { .. }) {
+            return Err(REPLACED);
+        }
+        // One that the engine has given up while it waited must not be sent.
+        match request.clock.as_ref().is_none_or(RequestClock::written) {
+            true => Ok(turn),
+            false => Err(Fault::Unsent("nobody waits for the answer any more")),
+        }
     }
 
     /// Sends a call that takes no lock.

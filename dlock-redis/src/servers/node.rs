@@ -217,14 +217,17 @@ impl RuntimeConnection {
         let this = Arc::clone(self);
         self.runtime.spawn(async move {
             let opened = guard_opening(this.target.open()).await.and_then(|opened| opened);
-            let mut state = lock(&this.state);
+            let (mut state, mut before) = (lock(&this.state), None);
             state.opening = None;
             let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {
-                state.current = Some((endpoint, Arc::clone(&connection)));
+                before = state.current.replace((endpoint, Arc::clone(&connection)));
                 connection
             });
             drop(state);
             done.send_replace(Some(result));
+            if let Some((_, before)) = before {
+                before.retire();
+            }
         });
         state.opening = Some(opening.clone());
         opening

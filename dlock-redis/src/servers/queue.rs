@@ -43,6 +43,8 @@ impl Drop for Alone<'_> {
 struct Waiting {
     calls: VecDeque<Building>,
     closed: bool,
+    /// Another connection is in its place.
+    retired: bool,
 }
 
 /// A call that is not sent yet. A request that was taken back leaves a gap.
@@ -104,10 +106,10 @@ impl Queue {
         self.open.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// Adds a request; `None` when the queue is closed.
+    /// Adds a request; `None` when the queue is closed, or is only for withdrawals.
     pub(super) fn push(&self, request: Request) -> Option<Pending<'_>> {
         let mut waiting = lock(&self.waiting);
-        if waiting.closed {
+        if waiting.closed || waiting.retired && !request.step.withdraws() {
             return None;
         }
         if let Some(clock) = &request.clock {
@@ -177,6 +179,27 @@ impl Queue {
         self.news.notify_one();
     }
 
+    /// Returns what waits to its makers, but for withdrawals, which follow what was sent on this connection. Accepts
+    /// nothing else from now on.
+    pub(super) fn retire(&self, fault: &Fault) {
+        let mut returned = Vec::new();
+        let mut waiting = lock(&self.waiting);
+        waiting.retired = true;
+        for call in &mut waiting.calls {
+            for (place, request) in call.requests.iter_mut().enumerate() {
+                if request.take_if(|request| !request.step.withdraws()).is_some() {
+                    returned.push((Arc::clone(&call.makers), place));
+                }
+            }
+        }
+        drop(waiting);
+        self.done(returned.len());
+        for (makers, place) in returned {
+            let waker = answer(&mut lock(&makers.0), place, Err(fault.clone()));
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
     /// Accepts nothing more, and answers what waits.
     pub(super) fn fail(self: &Arc<Self>, fault: &Fault) {
         self.close();
@@ -215,17 +238,9 @@ impl Call {
         self.queue.crowded.store(self.places.len() > 1, Ordering::Relaxed);
         self.queue.done(self.places.len());
         let mut makers = lock(&self.makers.0);
-        let most = self.places.last().map_or(0, |last| last + 1);
-        if makers.len() < most {
-            makers.resize_with(most, Maker::default);
-        }
         let mut wakers = Vec::with_capacity(replies.len());
         for (place, reply) in self.places.iter().zip(replies) {
-            match std::mem::replace(&mut makers[*place], Maker::Answered(reply)) {
-                Maker::Waits(waker) => wakers.push(waker),
-                Maker::Gone => makers[*place] = Maker::Gone,
-                Maker::New | Maker::Answered(_) => {}
-            }
+            wakers.extend(answer(&mut makers, *place, reply));
         }
         drop(makers);
         wakers.into_iter().for_each(Waker::wake);
@@ -289,6 +304,21 @@ impl Drop for Pending<'_> {
             makers.resize_with(self.place + 1, Maker::default);
         }
         makers[self.place] = Maker::Gone;
+    }
+}
+
+/// Answers one of them. Returns what wakes it.
+fn answer(makers: &mut Vec<Maker>, place: usize, reply: Result<Reply, Fault>) -> Option<Waker> {
+    if makers.len() <= place {
+        makers.resize_with(place + 1, Maker::default);
+    }
+    match std::mem::replace(&mut makers[place], Maker::Answered(reply)) {
+        Maker::Waits(waker) => Some(waker),
+        Maker::Gone => {
+            makers[place] = Maker::Gone;
+            None
+        }
+        Maker::New | Maker::Answered(_) => None,
     }
 }
 

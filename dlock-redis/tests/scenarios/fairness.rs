@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::Mode;
-use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement};
+use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement, Wait};
 use dlock_redis::{Recipe, Redis};
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::sync::RwLock;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
+use crate::support::{HOUR, LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
 
 fn fair(locks: &Locks) -> Lock {
     locks.lock("room").with_wait(LONG).with_fairness(true)
@@ -144,6 +144,100 @@ async fn one_who_waited_behind_any_holder_and_was_cancelled_keeps_nobody_waiting
         guard.release().await.unwrap();
         locks.lock("room").try_acquire().await.unwrap().expect("nobody waits").release().await.unwrap();
         assert_eq!(held(&server), [""; 0]);
+    }
+}
+
+/// Whoever does not stand in line gets it when the place is lost, and not when the lease before would have ended.
+#[tokio::test]
+async fn one_who_was_given_its_turn_and_died_keeps_nobody_out_for_a_lease_of_others() {
+    let on = Proxied::start();
+    let locks = locks(&on.server.url(), HOUR).await;
+    for (reads, newcomer_reads) in [(true, true), (true, false), (false, true), (false, false)] {
+        let lock = locks.lock("room");
+        let lock = if reads { lock.read() } else { lock.with_fairness(true) };
+        let guard = lock.acquire().await.unwrap();
+        let cut_off = on.locks(LONG).await;
+        let dead = wait_behind(&on.server, &cut_off).await;
+        on.proxy.black_hole();
+        guard.release().await.unwrap();
+        let lock = locks.lock("room").with_wait(Wait::Forever);
+        let newcomer = if newcomer_reads { lock.read() } else { lock };
+        soon("the lock", newcomer.acquire()).await.unwrap().release().await.unwrap();
+        dead.abort();
+        drop(dead.await);
+        on.proxy.mend();
+        until("the clean-up", || cut_off.stats().background == 0 && held(&on.server).is_empty()).await;
+    }
+}
+
+const DEAD: &str = "0123456789abcdef0123456789abcdef";
+
+#[tokio::test]
+async fn the_dead_take_no_room_behind_a_holder_from_those_who_are_alive() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let mut value: String = server.command(&["GET", "dlock:room"]);
+    while value.len() < 455 {
+        value += &format!(" >{DEAD}:1795397472557");
+    }
+    server.command::<()>(&["SET", "dlock:room", &format!("{value} !"), "KEEPTTL"]);
+    let lock = fair(&locks);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let alive = || !server.command::<String>(&["GET", "dlock:room"]).contains(DEAD) && waiting(&server) == 1;
+    until("the place in line", alive).await;
+    guard.release().await.unwrap();
+    soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_places_of_the_dead_are_looked_at_once() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let reader = || locks.lock("room").read();
+    let guard = reader().acquire().await.unwrap();
+    let field = |name: &str| server.command::<Option<String>>(&["HGET", "dlock:room", name]);
+    let dead = format!("{DEAD} 1795397472557");
+    server.command::<u64>(&[
+        "HSET",
+        "dlock:room",
+        "F",
+        "400",
+        "q",
+        "1",
+        "q7",
+        &dead,
+        &format!("?{DEAD}"),
+        "7",
+    ]);
+    let alive = format!("{} 99795397472557", DEAD.replace('0', "f"));
+    server.command::<u64>(&["HSET", "dlock:room", "q300", &alive]);
+    assert!(reader().try_acquire().await.unwrap().is_none(), "one stands in line");
+    assert_eq!((field("q7"), field("q").as_deref()), (None, Some("300")));
+    server.command::<u64>(&["HSET", "dlock:room", "q300", &dead]);
+    reader().try_acquire().await.unwrap().expect("nobody stands in line").release().await.unwrap();
+    assert_eq!((field("q300"), field("F"), field("q")), (None, None, None));
+    guard.release().await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_release_by_force_tells_those_in_line() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let room = || locks.lock("room");
+    for lock in [room(), room().read(), room().with_fairness(true)] {
+        let guard = lock.acquire().await.unwrap();
+        let waiter = wait_behind_any(&server, &locks).await;
+        let mut connection = server.admin();
+        let mut told = connection.as_pubsub();
+        told.psubscribe("dlock:room#*").unwrap();
+        assert!(locks.force_release("room").await.unwrap());
+        told.set_read_timeout(Some(LONG)).unwrap();
+        told.get_message().expect("a message to the first in line");
+        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+        drop(guard);
     }
 }
 

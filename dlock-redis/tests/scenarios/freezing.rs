@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Wait};
+use dlock_core::{ErrorKind, Lock, Wait};
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, over, soon, until};
+use crate::support::{HOUR, LONG, Proxied, SHORT, error_of, fence, held, locks, over, soon, until};
 
 #[tokio::test]
 async fn acquires_that_gave_up_on_a_frozen_server_leave_nothing_once_it_thaws() {
@@ -32,24 +32,47 @@ async fn acquires_that_gave_up_on_a_frozen_server_leave_nothing_once_it_thaws() 
     assert_eq!(held(&server), [""; 0]);
 }
 
+/// Alone, by readers, and in line.
+const MODES: [fn(Lock) -> Lock; 3] = [|lock| lock, Lock::read, |lock| lock.with_fairness(true)];
+
 #[tokio::test]
 async fn only_requests_that_were_sent_to_a_frozen_server_are_asked_about_again() {
-    let server = RedisServer::start().unwrap();
-    let locks = locks(&server.url(), LONG).await;
-    locks.lock("before").acquire().await.unwrap().release().await.unwrap();
-    server.pause();
-    let mut acquires = JoinSet::new();
-    for number in 0..2_000 {
-        let lock = locks.lock(format!("room_{number}")).with_wait(Wait::Forever);
-        acquires.spawn(async move { lock.acquire().await?.release().await });
+    for mode in MODES {
+        let server = RedisServer::start().unwrap();
+        let locks = locks(&server.url(), LONG).await;
+        locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+        server.pause();
+        let mut acquires = JoinSet::new();
+        for number in 0..2_000 {
+            let lock = mode(locks.lock(format!("room_{number}")).with_wait(Wait::Forever));
+            acquires.spawn(async move { lock.acquire().await?.release().await });
+        }
+        // So many fit into the calls that are under way; the others wait in this process and were sent nowhere.
+        until("a request without an answer", || locks.stats().rechecks > 0).await;
+        server.resume();
+        for result in acquires.join_all().await {
+            result.unwrap();
+        }
+        let rechecks = locks.stats().rechecks;
+        assert!(rechecks < 1_000, "{rechecks} of 2000 were asked about again");
     }
-    // So many fit into the calls that are under way; the others wait in this process and were sent nowhere.
-    until("a request without an answer", || locks.stats().rechecks > 0).await;
-    server.resume();
-    for result in acquires.join_all().await {
-        result.unwrap();
+}
+
+#[tokio::test]
+async fn what_waits_for_its_turn_on_a_connection_that_falls_silent_goes_over_the_next_one() {
+    for (mode, count) in MODES.into_iter().zip([100, 600, 600]) {
+        let on = Proxied::start();
+        let locks = on.locks(HOUR).await;
+        mode(locks.lock("before")).acquire().await.unwrap().release().await.unwrap();
+        on.proxy.lose_reply(1, "EVALSHA", dlock_rig::proxy::Loss::Silence);
+        let mut acquires = JoinSet::new();
+        for number in 0..count {
+            let lock = mode(locks.lock(format!("room_{number}")).with_wait(Wait::Forever));
+            acquires.spawn(async move { lock.acquire().await });
+        }
+        let guards = soon("the locks", acquires.join_all()).await;
+        assert!(guards.iter().all(Result::is_ok));
     }
-    assert!(locks.stats().rechecks < 500, "{} of 2000 were asked about again", locks.stats().rechecks);
 }
 
 #[tokio::test]

@@ -10,6 +10,9 @@ use dlock_rig::servers::redis::RedisServer;
 /// A lease that no test waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+/// A lease that outlasts the patience of a test.
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
 /// A lease that is renewed, or runs out, while a test looks on.
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
