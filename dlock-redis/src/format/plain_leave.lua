@@ -14,9 +14,9 @@ local fence, line = string.match(value, '^ (%d+%+%d+) (.*)$', #ARGV[1] + 1)
 if string.sub(value, 1, #ARGV[1]) ~= ARGV[1] or not fence then
   return { 0, ARGV[5] }
 end
-local awaited = string.sub(line, -2) == ' !'
+local awaited = string.match(line, ' %??!$')
 if awaited then
-  line = string.sub(line, 1, -3)
+  line = string.sub(line, 1, #line - #awaited)
 end
 redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. fence .. ' ' .. ARGV[3] .. line, 'PX', ARGV[4])
 if awaited then

@@ -262,6 +262,24 @@ async fn more_than_there_is_room_for_behind_a_holder_have_their_turns_too() {
     assert_eq!(held(&server), [""; 0]);
 }
 
+#[tokio::test]
+async fn a_reader_that_waits_hears_of_a_release_that_leaves_the_key_taken() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let guard = locks.lock("room").with_hold_at_least(HOUR).acquire().await.unwrap();
+    let reader = locks.lock("room").read().with_wait(LONG);
+    let reader = tokio::spawn(async move { reader.acquire().await });
+    let value = || server.command::<String>(&["GET", "dlock:room"]);
+    until("the mark", || value().ends_with(" ?!")).await;
+    let mut connection = server.admin();
+    let mut told = connection.as_pubsub();
+    told.subscribe("dlock:room").unwrap();
+    told.set_read_timeout(Some(LONG)).unwrap();
+    guard.release().await.unwrap();
+    told.get_message().expect("a message to those who listen");
+    reader.abort();
+}
+
 /// Before anybody who wants to write, whether it waited already or comes at that moment.
 #[tokio::test]
 async fn a_reader_that_waits_gets_in_at_the_next_release() {
