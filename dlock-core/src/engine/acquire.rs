@@ -11,7 +11,6 @@ mod limits;
 mod line;
 mod listen;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +23,7 @@ use crate::clock::Timestamp;
 use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
-    NotificationPace, is_over, leaves_time_for_an_answer, pause_after, pause_until, timed_out_unpolled,
-    within,
+    NotificationPace, is_over, pause_after, pause_until, timed_out_unpolled, within,
 };
 use crate::engine::acquire::listen::listen;
 use crate::engine::bounds::{RequestBounds, Unanswered};
@@ -553,27 +551,6 @@ impl<'a> Acquire<'a> {
             }
         }
         self.leaves_time_for_an_answer(ticket).await
-    }
-
-    /// Waits for what is left, which is too little for an answer, with nothing that keeps others from the lock.
-    async fn time_out(&mut self) -> Failure {
-        self.pendings.clear();
-        let left = within(self.engine, self.until, std::future::pending::<Infallible>());
-        match Box::pin(left).await {
-            Err(failure) => failure,
-            Ok(never) => match never {},
-        }
-    }
-
-    /// Whether enough of the wait is left for an answer.
-    fn leaves_time_for_an_answer<'t>(
-        &self,
-        ticket: Option<&'t Ticket<'a>>,
-    ) -> impl Future<Output = Result<bool, Failure>> + use<'a, 't> {
-        let wait = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(self.started));
-        // What was slow for others ends no wait much earlier than it was to end.
-        let recent = self.engine.round_trip.recent().min(wait / 8);
-        leaves_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
     }
 
     /// When to ask again if nobody tells.

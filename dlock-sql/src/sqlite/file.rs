@@ -69,7 +69,6 @@ fn refuse_mount(path: &Path) -> Result<(), Failure> {
         match is_mount(file) {
             Ok(false) => {}
             Ok(true) => return Err(mounted(file)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.exists() => {}
             Err(error) => {
                 let shown = file.display();
                 let what = format!("whether {shown} was mounted by itself cannot be found out; mount /proc");
@@ -89,21 +88,27 @@ fn mounted(path: &Path) -> Failure {
     ))
 }
 
-/// Whether the file is on another mount than its directory.
+/// Whether the file is on another mount than its directory. A file that is not there, or not there any more, is not.
 #[cfg(target_os = "linux")]
 fn is_mount(path: &Path) -> std::io::Result<bool> {
+    use std::fs::File;
+    use std::io::{Error, ErrorKind};
     use std::os::fd::AsRawFd;
 
-    let mount = |path: &Path| {
-        // Opened for its path only, a file can be closed without taking away the locks that SQLite has on it.
-        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_PATH).open(path)?;
+    // Opened for its path only, a file can be closed without taking away the locks that SQLite has on it.
+    let open = |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_PATH).open(path);
+    let mount = |file: &File| {
         let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
         let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-        id.map(|id| id.trim().to_owned())
-            .ok_or_else(|| std::io::Error::other("/proc/self/fdinfo names no mount"))
+        id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::other("/proc/self/fdinfo names no mount"))
     };
-    let real = path.canonicalize()?;
-    Ok(mount(&real)? != mount(real.parent().unwrap_or(&real))?)
+    let opened =
+        path.canonicalize().and_then(|real| Ok((open(&real)?, open(real.parent().unwrap_or(&real))?)));
+    match opened {
+        Ok((file, directory)) => Ok(mount(&file)? != mount(&directory)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(not(target_os = "linux"))]

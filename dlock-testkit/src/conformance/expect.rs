@@ -47,7 +47,8 @@ pub(super) async fn tried(lock: Lock) -> Result<Option<Guard>> {
     lock.try_acquire().await
 }
 
-/// The outcome of an attempt. A busy machine may be late with an answer, so that an unknown outcome is asked about again.
+/// The outcome of an attempt. A busy machine may be late with an answer, so that an unknown outcome is asked about
+/// again.
 pub(super) async fn outcome_of<F: Future<Output = Result<Option<Guard>>>>(
     try_it: impl Fn() -> F,
 ) -> Option<Guard> {

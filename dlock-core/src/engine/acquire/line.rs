@@ -1,9 +1,12 @@
 //! An acquire in the line of its process: what it reserves for those behind it, and what it takes over from the section
 //! before.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Acquire;
+use super::limits::{leaves_time_for_an_answer, within};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::Condition;
 use crate::engine::pending::Pending;
@@ -76,5 +79,26 @@ impl<'a> Acquire<'a> {
         let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();
         let followers = if passes_on { ticket.followers(MOST_FOLLOWERS) } else { 0 };
         claim.reserve(self.engine.tenures.block(&spec.key, followers, self.tries > 0));
+    }
+
+    /// Waits for what is left, which is too little for an answer, with nothing that keeps others from the lock.
+    pub(super) async fn time_out(&mut self) -> Failure {
+        self.pendings.clear();
+        let left = within(self.engine, self.until, std::future::pending::<Infallible>());
+        match Box::pin(left).await {
+            Err(failure) => failure,
+            Ok(never) => match never {},
+        }
+    }
+
+    /// Whether enough of the wait is left for an answer.
+    pub(super) fn leaves_time_for_an_answer<'t>(
+        &self,
+        ticket: Option<&'t Ticket<'a>>,
+    ) -> impl Future<Output = Result<bool, Failure>> + use<'a, 't> {
+        let wait = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(self.started));
+        // What was slow for others ends no wait much earlier than it was to end.
+        let recent = self.engine.round_trip.recent().min(wait / 8);
+        leaves_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
     }
 }
