@@ -106,6 +106,11 @@ impl Step {
         matches!(self, Self::Acquire { .. })
     }
 
+    /// Whether the server shall tell of the next change.
+    pub(crate) const fn is_tracked(&self) -> bool {
+        matches!(self, Self::Renew { tracked: true, .. })
+    }
+
     /// Whether it may have to follow, on the same connection, what was sent before.
     pub(crate) const fn withdraws(&self) -> bool {
         matches!(self, Self::Withdraw)

@@ -65,10 +65,11 @@ impl Tracking {
 
     /// Enters a lock whose holder is asked to renew it when it has changed, if there is room.
     pub(crate) fn enter(self: &Arc<Self>, name: &Arc<str>, signal: &Signal) -> Option<TrackedLock> {
-        if !self.has_room() {
+        if !self.is_possible() {
             return None;
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
+        let more = |count| (count < self.most).then_some(count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         self.locks().entry(Arc::clone(name)).or_default().push((number, signal.clone()));
         Some(TrackedLock { tracking: Arc::clone(self), name: Arc::clone(name), number })

@@ -211,12 +211,15 @@ impl Queue {
 }
 
 impl Building {
-    /// Whether there is room, and no other request of the same lock.
+    /// Whether there is room, and no other request of the same lock. Tracked renewals share a call with nothing else:
+    /// for a read inside of a script, servers up to Redis 7.0 remember all keys of the call, and would track what was
+    /// not to be tracked.
     fn has_room_for(&self, request: &Request) -> bool {
-        let same = |other: &&Request| {
-            other.names.hash == request.names.hash && other.names.lock == request.names.lock
+        let apart = |other: &Request| {
+            other.step.is_tracked() != request.step.is_tracked()
+                || other.names.hash == request.names.hash && other.names.lock == request.names.lock
         };
-        self.requests.len() < MOST_IN_A_CALL && !self.requests.iter().flatten().any(|other| same(&other))
+        self.requests.len() < MOST_IN_A_CALL && !self.requests.iter().flatten().any(apart)
     }
 }
 
@@ -324,4 +327,30 @@ fn answer(makers: &mut Vec<Maker>, place: usize, reply: Result<Reply, Fault>) ->
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock_core::{Key, Token};
+
+    use super::*;
+    use crate::keys::{Counters, Namer};
+    use crate::request::Step;
+
+    #[test]
+    fn tracked_renewals_share_a_call_with_each_other_only() {
+        let namer = Namer::new("dlock:", Counters::Server, false, false).unwrap();
+        let renewal = |tracked| Step::Renew { lease: 5_000, tracked };
+        let steps = [renewal(true), renewal(true), renewal(false), Step::Withdraw, renewal(true)];
+        let queue = Arc::new(Queue::default());
+        let requests = steps.into_iter().enumerate().map(|(number, step)| Request {
+            names: namer.names(&Key::new(format!("room_{number}")).unwrap()),
+            token: Token::random().unwrap(),
+            step,
+            clock: None,
+        });
+        let _pending: Vec<_> = requests.map(|request| queue.push(request).unwrap()).collect();
+        let sizes = std::iter::from_fn(|| queue.pop().map(|call| call.requests.len()));
+        assert_eq!(sizes.collect::<Vec<_>>(), [2, 2, 1]);
+    }
 }
