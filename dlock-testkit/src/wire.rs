@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dlock_core::backend::{
     Attempt, BatchAttempt, ClaimRequest, Finding, LockId, NodeState, Occupancy, ServerAddress,
 };
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
 pub use claim::WiredClaim;
@@ -39,6 +40,8 @@ struct WireState {
     panicking_changes: AtomicBool,
     kept_answers: AtomicUsize,
     mended: Notify,
+    /// Where stalled requests wait, if not on dlock's own runtime.
+    stalls_on: OnceLock<Handle>,
     attempts: AtomicU64,
     returned_attempts: AtomicU64,
     renewals: AtomicU64,
@@ -91,6 +94,11 @@ impl Wire {
     /// when their sender was dropped long before.
     pub fn stall(&self) {
         self.0.stalling.store(true, Ordering::SeqCst);
+    }
+
+    /// Keeps stalled requests on `runtime`, so that they arrive in its time.
+    pub(crate) fn stalls_on(&self, runtime: Handle) {
+        let _ = self.0.stalls_on.set(runtime);
     }
 
     /// Loses notifications of changes from now on.
@@ -225,7 +233,11 @@ impl Wire {
         let answer = if self.0.stalling.load(Ordering::SeqCst) {
             let (tell, told) = oneshot::channel();
             let wire = self.clone();
-            keeper::runtime()?.spawn(async move {
+            let runtime = match self.0.stalls_on.get() {
+                Some(runtime) => runtime.clone(),
+                None => keeper::runtime()?.clone(),
+            };
+            runtime.spawn(async move {
                 wire.without(|state| &state.stalling).await;
                 // The sender may be gone.
                 let _ = tell.send(served.await);

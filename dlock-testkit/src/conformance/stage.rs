@@ -139,6 +139,9 @@ impl Stage {
     /// May be dropped and called again: as [`process`](Self::process).
     pub async fn process_with(&self, options: impl FnOnce(LocksBuilder) -> LocksBuilder + Send) -> Process {
         let wire = Wire::default();
+        if self.is_virtual {
+            wire.stalls_on(Handle::current());
+        }
         let (builder, delete) = match self.harness.open(wire.clone()).await {
             Ok(opened) => opened,
             Err(error) => panic!("the store could not be opened: {error}"),
