@@ -55,7 +55,8 @@ async fn a_lock_beyond_what_a_session_can_watch_is_watched_as_soon_as_others_are
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
+// With a thread for the first waiter, which keeps its place only while it is polled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_is_not_polled_while_it_lists_the_queue_holds_up_nobody() {
     const FOREIGN: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
     let on = Proxied::start();
