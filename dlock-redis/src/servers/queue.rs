@@ -212,7 +212,7 @@ impl Queue {
 
 impl Building {
     /// Whether there is room, and no other request of the same lock. Tracked renewals share a call with nothing else:
-    /// for a read inside of a script, servers up to Redis 7.0 remember all keys of the call, and would track what was
+    /// for a read of a script, servers up to Redis 7.0 remember all keys of the call, and would track what was
     /// not to be tracked.
     fn has_room_for(&self, request: &Request) -> bool {
         let apart = |other: &Request| {
