@@ -79,7 +79,7 @@ async fn the_documented_rights_are_enough_for_everything() {
     let rights: Vec<&str> = rights.iter().map(String::as_str).collect();
     let server = RedisServer::options().user("locks", "pw", &rights).start().unwrap();
     let url = server.url_as("locks", "pw");
-    let (ours, theirs) = (locks(&url, Duration::from_secs(3)).await, locks(&url, LONG).await);
+    let (ours, theirs) = (locks(&url, Duration::from_secs(9)).await, locks(&url, LONG).await);
     let guard = ours.lock("room").acquire().await.unwrap();
     until("a renewal", || ours.stats().renewals > 0).await;
     assert!(theirs.lock("room").try_acquire().await.unwrap().is_none());

@@ -17,7 +17,7 @@ pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
 /// How long anything may take that is certain to come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Locks of a client of its own.
 pub(crate) async fn locks(url: &str, lease: Duration) -> Locks {

@@ -16,7 +16,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 pub(crate) const SHORT: Duration = Duration::from_millis(1_500);
 
 /// How long anything may take that is certain to come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Locks of a session of their own, at the server or the servers at these addresses.
 pub(crate) async fn locks_at(addresses: &[SocketAddr], session: Duration) -> Locks {

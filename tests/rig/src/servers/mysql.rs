@@ -23,7 +23,7 @@ use super::{Ports, Process, Program, ServerError, SteppedClock, tls};
 const PACKAGE: &str = "mariadb-server";
 const CLIENT: Program = Program { name: "mariadb", package: "mariadb-client" };
 /// How long a server may take to start.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(90);
 /// The administrator, who is asked for no password.
 const ADMIN: &str = "admin";
 const DATABASE: &str = "locks";

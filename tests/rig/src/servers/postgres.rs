@@ -24,7 +24,7 @@ use super::{Certificates, Ports, Process, Program, ServerError, SteppedClock, tl
 
 const PACKAGE: &str = "postgresql";
 /// How long a server may take to start.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(90);
 /// The administrator, who is asked for no password.
 const ADMIN: &str = "postgres";
 /// What a server is started with: small, and not safe from power failures. Later arguments win.

@@ -53,7 +53,7 @@ pub fn is_at_least_7() -> bool {
 }
 
 /// How long a server may take to start.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(90);
 
 /// How long the first answer of a server may take.
 const ANSWER: Duration = Duration::from_secs(10);
