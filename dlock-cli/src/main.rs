@@ -216,11 +216,13 @@ struct Run {
     /// is under way has ended]
     #[arg(long, value_name = "TIME", value_parser = wait)]
     wait: Option<Wait>,
-    /// How long the lock outlives this process when it dies; it is renewed at a third of that
+    /// How long the lock outlives this process when it dies; it is renewed at a third of that. On ZooKeeper the URL's
+    /// session_timeout says it
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     lease: Duration,
-    /// How long the command may take to end before it is killed; at most a third of the lease, unless the lock was
-    /// taken away already
+    /// How long the command may take to end before it is killed; at most a third of the time for which the lock is
+    /// trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout), unless the
+    /// lock was taken away already
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     grace: Duration,
     /// Pass DLOCK_URL on to the command, although it may hold a password

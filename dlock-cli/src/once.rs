@@ -54,10 +54,8 @@ impl From<Error> for Undone {
 pub(crate) async fn once(locks: &Locks, run: &Run, window: Duration) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
     let options = &run.window;
-    let (on_error, lease) =
-        (options.on_error, if options.on_crash == Then::Skip { window } else { run.lease });
     let mut job = locks.once(&run.key).with_window(window).with_lease(run.lease);
-    if on_error == Then::Skip {
+    if options.on_error == Then::Skip {
         job = job.with_on_error(OnError::Skip);
     }
     if options.on_crash == Then::Skip {
@@ -79,7 +77,7 @@ pub(crate) async fn once(locks: &Locks, run: &Run, window: Duration) -> Result<u
         outcome = &mut job => outcome.map(|outcome| (outcome, Ok(0))),
         Ok(held) = begun => {
             let command = async {
-                let code = under(&held, run, lease, &mut signals).await;
+                let code = under(&held, run, &mut signals).await;
                 let _ = end.send(matches!(code, Ok(0)));
                 code
             };

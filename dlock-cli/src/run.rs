@@ -5,12 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use dlock::{Guard, Held, Locks, Wait};
+use dlock::{ErrorKind as Kind, Guard, Held, Locks, Wait};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::process::Command;
 use tokio::time::Instant;
 
-use crate::group::Group;
+use crate::group::{Group, LOOK};
 use crate::guardian::Guardian;
 use crate::signals::{Signals, exit_code};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
@@ -39,13 +39,13 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
             return Err(error.into());
         }
     };
-    let mut outcome = under(&guard.held(), run, run.lease, &mut signals).await;
+    let mut outcome = under(&guard.held(), run, &mut signals).await;
     match guard.release().await {
         Ok(()) => {}
         Err(_) if matches!(outcome, Ok(LOST)) => {}
         Err(error) => {
             // Somebody else may have had it while the command ran.
-            if error.kind() == dlock::ErrorKind::NotHeld && outcome.is_ok() {
+            if error.kind() == Kind::NotHeld && outcome.is_ok() {
                 outcome = Ok(LOST);
             }
             warn(&error.to_string());
@@ -66,16 +66,20 @@ async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
     if run.read { lock.read().acquire().await } else { lock.acquire().await }
 }
 
-/// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lease can
-/// end.
-pub(crate) async fn under(
-    held: &Held,
-    run: &Run,
-    lease: Duration,
-    signals: &mut Signals,
-) -> Result<u8, Trouble> {
-    // A renewal takes place at a third of the lease, and is tried again until two thirds have passed.
-    let grace = run.grace.min(lease / 3);
+/// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lock can be
+/// somebody else's.
+pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
+    // The backend confirms the lock in the first third of that time, and is asked again in the second.
+    let grace = held.trusted_for().map_or(run.grace, |trusted| run.grace.min(trusted / 3));
+    tokio::select! {
+        biased;
+        () = held.lost() => {
+            warn(&why_lost(held));
+            return Ok(LOST);
+        }
+        signal = signals.end() => return Ok(exit_code(signal.as_raw())),
+        () = has_more(held, grace) => {}
+    }
     let no_guardian = |error| {
         Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
     };
@@ -89,8 +93,7 @@ pub(crate) async fn under(
             biased;
             status = group.ended() => break status?,
             () = held.lost(), if deadline.is_none() => {
-                let why = held.check().err().map(|error| error.to_string()).unwrap_or_default();
-                deadline = Some(end(&group, &mut guardian, &why, run.grace));
+                deadline = Some(end(&group, &mut guardian, &why_lost(held), run.grace));
             }
             left = runs_short(held, grace), if deadline.is_none() => {
                 let why = format!("the lock cannot be renewed and ends in {left:.1?}");
@@ -105,7 +108,7 @@ pub(crate) async fn under(
                     // The command does not go on alone, without anybody who renews the lock.
                     group.send(Signal::STOP);
                     let _ = kill_process(getpid(), Signal::STOP);
-                    if held.check().is_ok() {
+                    if !is_lost(held) {
                         group.send(Signal::CONT);
                     }
                 }
@@ -118,7 +121,7 @@ pub(crate) async fn under(
             group.sweep(deadline).await;
             Ok(LOST)
         }
-        None if held.check().is_err() => {
+        None if is_lost(held) => {
             warn("the lock was lost just before the command ended");
             Ok(LOST)
         }
@@ -134,6 +137,23 @@ fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> In
     // One that was stopped cannot end.
     group.send(Signal::CONT);
     Instant::now() + grace
+}
+
+/// Whether the lock was lost. While it is only suspect nobody else has it.
+fn is_lost(held: &Held) -> bool {
+    held.check().is_err_and(|error| error.kind() != Kind::Suspect)
+}
+
+fn why_lost(held: &Held) -> String {
+    held.check().err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+/// Resolves when more than `reserve` is left of the lock. One that was given to a waiter in line is short until it is
+/// renewed, which is at once.
+async fn has_more(held: &Held, reserve: Duration) {
+    while held.remaining().is_some_and(|left| left <= reserve) {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Resolves when less than `reserve` is left of the lock, since its renewals fail.

@@ -402,6 +402,14 @@ impl Hold {
         }
     }
 
+    /// How long it is valid from one confirmation to the next; `None` without a known end.
+    pub(crate) fn trusted_for(&self) -> Option<Duration> {
+        match self.term {
+            Term::Lease(length) | Term::Session(Some(length)) => Some(length.saturating_sub(margin(length))),
+            Term::Session(None) => None,
+        }
+    }
+
     /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
     /// timers.
     pub(crate) async fn lost(&self) {

@@ -124,6 +124,20 @@ impl Held {
         }
     }
 
+    /// Returns for how long the lock stays valid after each confirmation by the backend, which is what
+    /// [`remaining`](Self::remaining) begins with: the lease, or where a session keeps the lock, as on ZooKeeper, how
+    /// long the backend trusts a session that it hears nothing of. Of a batch, the shortest; `None` when a session
+    /// keeps it without a known end, and zero for a body that runs without the lock.
+    ///
+    /// For time that is to be kept free at the end of a lock, such as a third of it to stop the work.
+    #[must_use]
+    pub fn trusted_for(&self) -> Option<Duration> {
+        match &self.0 {
+            HeldLocks::None => Some(Duration::ZERO),
+            _ => self.holds().iter().filter_map(|hold| hold.trusted_for()).min(),
+        }
+    }
+
     /// Waits until the lock, or one of the batch, is lost. Never resolves once it was released, and never without the
     /// lock: a task that watches a lock waits for [`ended`](Self::ended) instead, and does not stay behind.
     ///

@@ -257,6 +257,8 @@ async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
     signal.trust(clock.clock().now());
     guard.check().unwrap();
     assert_eq!(guard.remaining().unwrap(), LEASE - LEASE / 100);
+    clock.advance(LEASE / 4);
+    assert_eq!(guard.held().trusted_for(), Some(LEASE - LEASE / 100), "whatever is left of it");
     // No proof of life for a whole session: lost, whatever the backend says later.
     signal.suspect();
     clock.advance(LEASE);
@@ -290,7 +292,7 @@ async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
     let guard = locks.lock("k").acquire().await.unwrap();
     clock.advance(Duration::from_secs(1_000_000));
     guard.check().unwrap();
-    assert_eq!(guard.remaining(), None);
+    assert_eq!((guard.remaining(), guard.held().trusted_for()), (None, None));
     backend.signal().lost("the session expired");
     guard.lost().await;
     assert!(guard.check().unwrap_err().to_string().contains("the session expired"));
