@@ -98,15 +98,15 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
             return Err(Trouble::new(DENIED, "nobody was made to resign (say y, or give --yes)"));
         }
-        let now = election.leader().await?;
-        if now.as_ref().map(dlock::Leader::fence) != Some(leader.fence()) {
-            return Err(Trouble::new(
-                BUSY,
-                format!("{shown} has another leader by now; nothing was changed"),
-            ));
-        }
     }
-    let resigned = locks.force_release(key).await?;
+    // Whoever came since was not shown to anybody, and is not meant.
+    let now = election.leader().await?;
+    let term = |of: &dlock::Leader| (of.fence(), of.holder().candidate.clone());
+    if now.as_ref().is_some_and(|now| term(now) != term(&leader)) {
+        let what = format!("{shown} has another leader by now; nothing was changed");
+        return Err(Trouble::new(BUSY, what));
+    }
+    let resigned = now.is_some() && locks.force_release(key).await?;
     let text = match resigned {
         true => format!("took the term of {shown} away from {leader}"),
         false => format!("nobody leads {shown}"),

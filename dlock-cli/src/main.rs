@@ -94,7 +94,8 @@ enum Task {
     /// Take a lock away from whoever holds it
     ///
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
-    /// grant has a higher fence.
+    /// grant has a higher fence. All who share the lock lose it. Nothing is released when somebody has come to hold it
+    /// who was not shown: it is looked at again directly before (exit code 75).
     Release(Release),
 }
 
@@ -241,6 +242,9 @@ struct Release {
     /// Do not ask
     #[arg(long)]
     yes: bool,
+    /// Only the grant with this fence, as `inspect` shows it: for scripts, which look first and release later
+    #[arg(long, value_name = "FENCE")]
+    fence: Option<u64>,
     /// The lock's key
     key: String,
 }

@@ -355,6 +355,22 @@ fn a_lock_that_changed_hands_while_it_was_asked_for_is_left_alone_also_where_the
 }
 
 #[test]
+fn a_release_of_one_grant_leaves_a_later_one_alone() {
+    let store = Store::new();
+    let release = |fence: &str| store.dlock(["release", "--force", "--yes", "--fence", fence, "k"]).done();
+    let mut running = store.holding("k");
+    let inspected = store.dlock(["--json", "inspect", "k"]).done().json();
+    let fence = inspected["holder"]["fence"].as_u64().unwrap();
+    let refused = release(&(fence - 1).to_string());
+    assert_eq!(refused.code, 75, "{}{}", refused.out, refused.err);
+    assert!(refused.err.contains(&format!("fence {fence}")), "{}", refused.err);
+    assert_eq!(store.dlock(["--json", "ls"]).done().json()["held"].as_array().unwrap().len(), 1);
+    assert_eq!(release(&fence.to_string()).code, 0);
+    running.finish();
+    assert_eq!(running.wait().code, 79);
+}
+
+#[test]
 fn the_fence_grows_over_a_release_by_force() {
     let store = Store::new();
     let fence = |text: &str| text.trim().parse::<u64>().expect("a fence");
