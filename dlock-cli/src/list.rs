@@ -36,24 +36,36 @@ pub(crate) async fn lines(locks: &Locks) -> Result<Vec<Line>, Trouble> {
 
 /// Everything that is known of one lock.
 pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, Trouble> {
-    let holder = locks.inspect(key).await?;
+    let mut held = locks.occupancy(key).await?;
+    held.holders.sort_by_key(|holder| (holder.fence, holder.since));
     let waiters = if locks.capabilities().shows_waiters { Some(locks.waiters(key).await?) } else { None };
     let mut out = stdout().lock();
     if json {
-        let mut document =
-            json!({ "backend": locks.backend(), "key": key, "holder": holder.as_ref().map(Person::of) });
+        let people = |all: &[Holder]| json!(all.iter().map(Person::of).collect::<Vec<_>>());
+        let mut document = json!({
+            "backend": locks.backend(),
+            "key": key,
+            "holder": held.holders.first().map(Person::of),
+            "holders": people(&held.holders),
+        });
+        if let Some(permits) = held.permits {
+            document["permits"] = json!({ "of": permits, "taken": held.taken() });
+        }
         if let Some(waiters) = &waiters {
-            document["waiters"] = json!(waiters.iter().map(Person::of).collect::<Vec<_>>());
+            document["waiters"] = people(waiters);
         }
         writeln!(out, "{}", show::json(&document)?)?;
         return Ok(0);
     }
-    let Some(holder) = holder else {
+    if held.holders.is_empty() {
         writeln!(out, "nobody holds {}", show::printable(key))?;
         return Ok(0);
-    };
+    }
     writeln!(out, "key         {}", show::printable(key))?;
-    for (name, value) in facts(&holder) {
+    if let Some(permits) = held.permits {
+        writeln!(out, "permits     {} of {permits} are taken", held.taken())?;
+    }
+    for (name, value) in held.holders.iter().flat_map(facts) {
         writeln!(out, "{name:<11} {value}")?;
     }
     match waiters {
@@ -63,7 +75,8 @@ pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, 
             for (place, waiter) in waiters.iter().enumerate() {
                 let name = if place == 0 { "waiting" } else { "" };
                 let label = waiter.label.as_deref().map(show::printable).unwrap_or_default();
-                let who = format!("{name:<11} {}. {} {label}", place + 1, show::place(waiter));
+                let (who, mode) = (show::place(waiter), show::mode(waiter));
+                let who = format!("{name:<11} {}. {who} {mode} {label}", place + 1);
                 writeln!(out, "{}", who.trim_end())?;
             }
         }
@@ -72,12 +85,16 @@ pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, 
 }
 
 fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
-    let mut facts = vec![("holder", show::place(holder))];
+    let (who, left) = match holder.left_behind {
+        true => ("last holder", "free in"),
+        false => ("holder", "lease left"),
+    };
+    let mut facts = vec![(who, show::place(holder)), ("mode", show::mode(holder))];
     let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
     add("label", holder.label.as_deref().map(show::printable));
     add("since", holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()));
     add("held for", show::held_for(holder).map(show::short));
-    add("lease left", holder.expires_in.map(show::short));
+    add(left, holder.expires_in.map(show::short));
     add("fence", holder.fence.map(|fence| fence.to_string()));
     add("trace", holder.trace.as_deref().map(show::printable));
     facts

@@ -22,6 +22,15 @@ pub(crate) struct Held<'a> {
 /// A holder or a waiter, as JSON. What is not known is left out.
 #[derive(Debug, Serialize)]
 pub(crate) struct Person<'a> {
+    /// `write`, `read` or `permits`.
+    mode: &'static str,
+    /// Nobody holds it: it was released by this one, and stays taken.
+    left_behind: bool,
+    /// How many permits it has, and how many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits_of: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,6 +54,10 @@ pub(crate) struct Person<'a> {
 impl<'a> Person<'a> {
     pub(crate) fn of(holder: &'a Holder) -> Self {
         Self {
+            mode: holder.mode.as_str(),
+            left_behind: holder.left_behind,
+            permits: holder.mode.permits().map(|_| holder.mode.taken()),
+            permits_of: holder.mode.permits(),
             host: holder.host.as_deref(),
             pid: holder.pid,
             label: holder.label.as_deref(),
@@ -75,7 +88,7 @@ impl Line {
 pub(crate) fn table(lines: &[Line]) -> String {
     let waiters = lines.iter().any(|line| line.waiting.is_some());
     let mut table = Table::new();
-    let mut header = vec!["KEY", "HOLDER", "LABEL", "HELD FOR", "LEASE LEFT", "FENCE"];
+    let mut header = vec!["KEY", "HOLDER", "MODE", "LABEL", "HELD FOR", "LEASE LEFT", "FENCE"];
     header.extend(waiters.then_some("WAITING"));
     table.load_style(presets::NOTHING).set_header(header);
     for line in lines {
@@ -83,6 +96,7 @@ pub(crate) fn table(lines: &[Line]) -> String {
         let mut row = vec![
             printable(line.key.as_str()),
             place(holder),
+            mode(holder),
             printable(holder.label.as_deref().unwrap_or("-")),
             held_for(holder).map_or_else(dash, short),
             holder.expires_in.map_or_else(dash, short),
@@ -93,7 +107,7 @@ pub(crate) fn table(lines: &[Line]) -> String {
         }
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(3) {
+    for column in table.column_iter_mut().skip(4) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     for column in table.column_iter_mut() {
@@ -112,9 +126,15 @@ pub(crate) fn place(holder: &Holder) -> String {
     }
 }
 
+/// How it is held, if it is.
+pub(crate) fn mode(holder: &Holder) -> String {
+    if holder.left_behind { "released, kept taken".to_owned() } else { holder.mode.to_string() }
+}
+
 /// By this machine's clock, which may differ from the holder's.
 pub(crate) fn held_for(holder: &Holder) -> Option<Duration> {
-    SystemTime::now().duration_since(holder.since?).ok()
+    let since = holder.since.filter(|_| !holder.left_behind)?;
+    SystemTime::now().duration_since(since).ok()
 }
 
 /// A length of time with one or two units.
@@ -175,6 +195,8 @@ fn millis(length: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use dlock::backend::Mode;
+
     use super::*;
 
     #[test]
@@ -209,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_lock_and_columns_for_what_is_known() {
-        let mut holder = Holder::parse("host=web-1 pid=7 label=orders");
+        let mut holder = Holder::parse("host=web-1 pid=7 label=orders since=0");
         holder.fence = Some(Fence::new(42));
         let line = |waiting| Line { key: Key::new("room_7").unwrap(), holder: holder.clone(), waiting };
         let text = table(&[line(None), line(None)]);
@@ -219,10 +241,25 @@ mod tests {
         }
         assert!(!text.contains("WAITING"));
         assert!(table(&[line(Some(3))]).contains("WAITING"));
-        let json = json(&line(Some(3)).to_json()).unwrap();
+        let document = json(&line(Some(3)).to_json()).unwrap();
         assert_eq!(
-            json,
-            r#"{"key":"room_7","host":"web-1","pid":7,"label":"orders","fence":42,"waiting":3}"#
+            document,
+            r#"{"key":"room_7","mode":"write","left_behind":false,"host":"web-1","pid":7,"label":"orders","since":"1970-01-01T00:00:00.000Z","fence":42,"waiting":3}"#
         );
+        let shown = |mode, left_behind| {
+            let mut holder = holder.clone();
+            (holder.mode, holder.left_behind) = (mode, left_behind);
+            let line = Line { key: Key::new("k").unwrap(), holder, waiting: None };
+            (table(std::slice::from_ref(&line)), serde_json::to_value(line.to_json()).unwrap())
+        };
+        let (text, document) = shown(Mode::Permits { of: 4, take: 3 }, false);
+        assert!(text.contains("3 of 4 permits"), "{text}");
+        assert_eq!((&document["permits"], &document["permits_of"]), (&3.into(), &4.into()), "{document}");
+        let (text, document) = shown(Mode::Shared, false);
+        assert!(text.contains(" read "), "{text}");
+        assert_eq!((&document["mode"], &document["left_behind"]), (&"read".into(), &false.into()));
+        let (text, document) = shown(Mode::Exclusive, true);
+        assert!(text.contains("released, kept taken") && !text.contains("day"), "{text}");
+        assert_eq!(document["left_behind"], true);
     }
 }

@@ -1,5 +1,8 @@
 //! All stores, each with a server of its own, for tests of a process that is short of something for a while.
 
+// Each test target uses a part of it.
+#![allow(dead_code)]
+
 use std::time::{Duration, Instant};
 
 use dlock::{Locks, Wait};
