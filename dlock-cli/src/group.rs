@@ -4,39 +4,17 @@ use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use rustix::process::{
-    Pid, Signal, getpgrp, kill_process, kill_process_group, test_kill_process, test_kill_process_group,
-};
+use rustix::process::{Pid, Signal, getpgrp};
 use rustix::termios::tcgetpgrp;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use crate::members::{MARK, Members};
+
 /// How often to look whether all of a group are gone.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
-
-/// Whom signals reach.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Members {
-    pub(crate) pid: Pid,
-    /// The whole group that the process leads.
-    pub(crate) all: bool,
-}
-
-impl Members {
-    /// Reads what was written of them.
-    pub(crate) fn parse(pid: &str, all: &str) -> Option<Self> {
-        Some(Self { pid: pid.parse().ok().and_then(Pid::from_raw)?, all: all.parse().ok()? })
-    }
-
-    /// Sends a signal; those who are gone need none.
-    pub(crate) fn send(self, signal: Signal) {
-        let _ = if self.all { kill_process_group(self.pid, signal) } else { kill_process(self.pid, signal) };
-    }
-
-    pub(crate) fn are_there(self) -> bool {
-        if self.all { test_kill_process_group(self.pid) } else { test_kill_process(self.pid) }.is_ok()
-    }
-}
+/// How often what is killed may start something else meanwhile.
+pub(crate) const KILLS: u32 = 100;
 
 /// A command that runs.
 ///
@@ -54,23 +32,24 @@ impl Group {
         if leads {
             command.process_group(0);
         }
-        let child = command.spawn()?;
+        let mark = Members::draw_mark();
+        let child = command.env(MARK, Members::marked(mark)).spawn()?;
         let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = id.ok_or_else(|| io::Error::other("the command has no process"))?;
-        Ok(Self { child, members: Members { pid, all: leads } })
+        Ok(Self { child, members: Members::new(pid, leads, mark) })
     }
 
     /// Passes on a signal that this process was sent.
     pub(crate) fn pass_on(&self, signal: Signal) {
         // What is typed at the terminal went to the command already.
         if self.members.all || !matches!(signal, Signal::INT | Signal::QUIT) {
-            self.send(signal);
+            self.members.send(signal);
         }
     }
 
-    /// Sends a signal.
-    pub(crate) fn send(&self, signal: Signal) {
-        self.members.send(signal);
+    /// Sends a signal to the command and to all that it started.
+    pub(crate) fn send_all(&self, signal: Signal) {
+        self.members.send_all(signal);
     }
 
     /// The end of the command itself.
@@ -84,11 +63,26 @@ impl Group {
 
     /// Ends what the command has left behind, by force from `limit` on.
     pub(crate) async fn sweep(&self, limit: Instant) {
-        while self.members.all && self.members.are_there() {
-            if Instant::now() >= limit {
-                return self.send(Signal::KILL);
+        let Members { all, .. } = self.members;
+        let mut kills = KILLS;
+        // The command itself is gone, and its id may be another's where it is no group's.
+        loop {
+            let looked = Instant::now();
+            if !(all && self.members.are_there()) && self.members.others().is_empty() {
+                return;
             }
-            tokio::time::sleep(LOOK).await;
+            if Instant::now() >= limit {
+                if kills == 0 {
+                    return;
+                }
+                kills -= 1;
+                if all {
+                    self.members.send(Signal::KILL);
+                }
+                self.members.send_others(Signal::KILL);
+            }
+            // There may be many processes to look through.
+            tokio::time::sleep(LOOK.max(looked.elapsed() * 4)).await;
         }
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::group::{LOOK, Members};
+use crate::group::{KILLS, LOOK};
+use crate::members::Members;
 
 /// The command under which this program is the guardian.
 pub(crate) const NAME: &str = "guard-a-command";
@@ -36,7 +37,7 @@ impl Guardian {
 
     /// Says whom to end, and how long they may take.
     pub(crate) fn guard(&mut self, members: Members, grace: Duration) -> io::Result<()> {
-        let line = format!("{} {} {}\n", members.pid.as_raw_nonzero(), members.all, grace.as_millis());
+        let line = format!("{} {}\n", members.line(), grace.as_millis());
         self.0.write_all(line.as_bytes())
     }
 
@@ -58,11 +59,9 @@ pub(crate) fn be() -> io::Result<()> {
     let mut line = String::new();
     input.read_line(&mut line)?;
     let mut words = line.split_whitespace();
-    let (Some(pid), Some(all), Some(millis)) = (words.next(), words.next(), words.next()) else {
-        return Ok(());
-    };
-    let members = Members::parse(pid, all);
-    let (Some(members), Ok(millis)) = (members, millis.parse()) else { return Ok(()) };
+    let mut word = || words.next().unwrap_or_default();
+    let members = Members::parse(word(), word(), word());
+    let (Some(members), Ok(millis)) = (members, word().parse()) else { return Ok(()) };
     let mut grace = Duration::from_millis(millis);
     for byte in input.bytes() {
         match byte {
@@ -72,12 +71,20 @@ pub(crate) fn be() -> io::Result<()> {
             Err(_) => break,
         }
     }
-    members.send(Signal::TERM);
-    members.send(Signal::CONT);
+    members.send_all(Signal::TERM);
+    members.send_all(Signal::CONT);
     let end = Instant::now() + grace;
-    while members.are_there() && Instant::now() < end {
-        std::thread::sleep(LOOK);
+    let mut kills = KILLS;
+    while kills > 0 {
+        let looked = Instant::now();
+        if !members.are_there() && members.others().is_empty() {
+            break;
+        }
+        if Instant::now() >= end {
+            members.send_all(Signal::KILL);
+            kills -= 1;
+        }
+        std::thread::sleep(LOOK.max(looked.elapsed() * 4));
     }
-    members.send(Signal::KILL);
     Ok(())
 }

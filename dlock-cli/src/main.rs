@@ -13,6 +13,7 @@ mod group;
 mod guardian;
 mod leader;
 mod list;
+mod members;
 mod once;
 mod quorum;
 mod release;
@@ -69,10 +70,11 @@ enum Task {
     ///
     /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed
     /// on to it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse
-    /// lower ones. When the lock is lost, or cannot be renewed, it is stopped: TERM, so early that KILL comes before
-    /// the lease ends, and the exit code is 79. When dlock itself is killed, by KILL too, a second process of it stops
-    /// the command likewise; TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the
-    /// command goes on, and others get the lock after the lease: then only the fence protects.
+    /// lower ones. When the lock is lost, or cannot be renewed, it is stopped with all that it started: TERM, so early
+    /// that KILL comes before the lease ends, and the exit code is 79. When dlock itself is killed, by KILL too, a
+    /// second process of it stops the command likewise; TSTP stops both. When all of dlock's processes are killed at
+    /// once, or stopped by STOP, the command goes on, and others get the lock after the lease: then only the fence
+    /// protects.
     ///
     /// With --once the command is a job: when it has ended with 0, the key stays taken until the window is over, and
     /// whoever asks meanwhile, on whichever host, skips it, with a line that says who ran it and when, and exit code

@@ -100,16 +100,16 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
                 deadline = Some(end(&group, &mut guardian, &why, left * 9 / 10));
             }
             () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                group.send(Signal::KILL);
+                group.send_all(Signal::KILL);
                 break group.ended().await?;
             }
             signal = signals.next() => match signal {
                 Signal::TSTP => {
                     // The command does not go on alone, without anybody who renews the lock.
-                    group.send(Signal::STOP);
+                    group.send_all(Signal::STOP);
                     let _ = kill_process(getpid(), Signal::STOP);
                     if !is_lost(held) {
-                        group.send(Signal::CONT);
+                        group.send_all(Signal::CONT);
                     }
                 }
                 signal => group.pass_on(signal),
@@ -133,9 +133,9 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
 fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> Instant {
     warn(&format!("{why}; the command is stopped"));
     guardian.told();
-    group.send(Signal::TERM);
+    group.send_all(Signal::TERM);
     // One that was stopped cannot end.
-    group.send(Signal::CONT);
+    group.send_all(Signal::CONT);
     Instant::now() + grace
 }
 
