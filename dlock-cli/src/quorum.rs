@@ -15,44 +15,48 @@ use crate::trouble::{DANGER, Trouble};
 const LOOKING: Duration = Duration::from_millis(250);
 
 pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8, Trouble> {
-    let quorum = dlock::quorum_from_url(url).await?;
+    let members = || dlock::quorum_from_url(url);
     match task {
-        QuorumTask::Show => show(&quorum, json).await,
-        QuorumTask::Bootstrap { force, .. } => bootstrap(&quorum, force, json).await,
+        // Nodes that are away are what is to be seen.
+        QuorumTask::Show => show(&dlock::quorum_from_url(&lazily(url)).await?, json).await,
+        QuorumTask::Bootstrap { force, .. } => bootstrap(&members().await?, force, json).await,
         QuorumTask::Change { to, to_file, force } => {
+            let from = members().await?;
             let to = match to_file {
                 Some(path) => store::read_url(&path)?,
                 None => to.unwrap_or_default(),
             };
-            change(&quorum, &dlock::quorum_from_url(&to).await?, force, json).await
+            change(&from, &dlock::quorum_from_url(&to).await?, force, json).await
         }
     }
 }
 
-/// What a mark is in one word, and in a sentence.
-fn words(mark: &NodeMark) -> (&'static str, String) {
+/// The URL with `connect=lazy`.
+fn lazily(url: &str) -> String {
+    match url.rsplit('|').next() {
+        Some(last) if url.contains('|') && last.starts_with('?') => format!("{url}&connect=lazy"),
+        _ => format!("{url}|?connect=lazy"),
+    }
+}
+
+/// What a mark is in one word.
+const fn word(mark: &NodeMark) -> &'static str {
     match mark {
-        NodeMark::Durable => ("durable", "votes; it forgets no lock, and has no mark".into()),
-        NodeMark::Votes => ("votes", "votes".into()),
-        NodeMark::Missing => (
-            "missing",
-            "does not vote: it is new, or has forgotten its locks; the first client leaves a mark".into(),
-        ),
-        NodeMark::VotesIn(left) => ("young", format!("votes in {}", short(*left))),
-        NodeMark::Ahead => ("ahead", "does not vote: its clock was ahead when it was set up".into()),
-        NodeMark::Suspended => ("suspended", "does not vote: its members are being changed".into()),
-        NodeMark::Foreign(settings) => {
-            ("foreign", format!("does not vote here: it belongs to another quorum ({})", printable(settings)))
-        }
-        _ => ("unknown", "is in a state that this version does not know".into()),
+        NodeMark::Durable => "durable",
+        NodeMark::Votes => "votes",
+        NodeMark::Missing => "missing",
+        NodeMark::VotesIn(_) => "young",
+        NodeMark::Ahead => "ahead",
+        NodeMark::Suspended => "suspended",
+        NodeMark::Foreign(_) => "foreign",
+        _ => "unknown",
     }
 }
 
 /// The exit code is that of danger when no majority votes.
 async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
     let marks = quorum.marks().await;
-    let votes = |mark: &Result<NodeMark, _>| matches!(mark, Ok(NodeMark::Durable | NodeMark::Votes));
-    let (count, voting) = (marks.len(), marks.iter().filter(|mark| votes(mark)).count());
+    let (count, voting) = (marks.len(), marks.iter().flatten().filter(|mark| mark.votes()).count());
     let needed = count / 2 + 1;
     let mut out = stdout().lock();
     if json {
@@ -60,7 +64,7 @@ async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
             .iter()
             .enumerate()
             .map(|(place, mark)| match mark {
-                Ok(mark) => json!({ "node": place + 1, "mark": words(mark).0 }),
+                Ok(mark) => json!({ "node": place + 1, "mark": word(mark) }),
                 Err(error) => json!({ "node": place + 1, "error": error.to_string() }),
             })
             .collect();
@@ -69,7 +73,7 @@ async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
     } else {
         for (place, mark) in marks.iter().enumerate() {
             match mark {
-                Ok(mark) => writeln!(out, "node {} {}", place + 1, words(mark).1)?,
+                Ok(mark) => writeln!(out, "node {} {mark}", place + 1)?,
                 Err(error) => writeln!(out, "{}", printable(&error.to_string()))?,
             }
         }

@@ -280,3 +280,30 @@ fn nodes_of_a_third_quorum_are_not_taken_and_a_name_is_not_used_again() {
     assert_eq!(done.code, 0, "{}{}", done.out, done.err);
     assert!(done.out.contains("by force, over"), "{}", done.out);
 }
+
+#[test]
+fn a_quorum_of_which_nobody_votes_is_no_well_one_and_one_that_is_away_is_shown() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start().unwrap()).collect();
+    let url = url(&servers.iter().collect::<Vec<_>>());
+    let store = Store::at(&url);
+    let fresh = store.dlock(["--json", "doctor"]).done();
+    assert_eq!(fresh.code, 78, "{}{}", fresh.out, fresh.err);
+    let findings = fresh.json()["findings"].clone();
+    assert_eq!(findings[0]["found"], "0 of 3 nodes vote, and 2 have to", "{findings}");
+    let warned = |found: &serde_json::Value| found["subject"] == "vote" && found["severity"] == "warning";
+    assert_eq!(findings.as_array().unwrap().iter().filter(|found| warned(found)).count(), 3, "{findings}");
+    let refused = store.run("k", &["--wait", "0", "--lease", "800ms"], "true").done();
+    assert_eq!(refused.code, 69, "{}", refused.err);
+    assert!(refused.err.contains("0 of 3 nodes took part"), "they answered: {}", refused.err);
+    assert_eq!(store.dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
+    let well = store.dlock(["doctor"]).done();
+    assert_eq!(well.code, 0, "{}{}", well.out, well.err);
+    assert!(well.out.contains("fine     votes: 3 of 3 nodes vote"), "{}", well.out);
+    servers[0].kill();
+    servers[1].kill();
+    for plain in [url.clone(), url.split("|?").next().unwrap().to_owned()] {
+        let shown = Store::at(&plain).dlock(["quorum", "show"]).done();
+        assert_eq!((shown.code, shown.err.as_str()), (78, ""), "{}", shown.out);
+        assert!(shown.out.contains("node 1") && shown.out.contains(" of 3 vote, 2 have to"), "{}", shown.out);
+    }
+}

@@ -10,7 +10,7 @@ pub enum Severity {
     Fine,
     /// Locks are correct, and may be less available than they could be.
     Warning,
-    /// Locks may be lost or granted twice.
+    /// Locks may be lost or granted twice, or none can be granted.
     Danger,
 }
 
@@ -51,7 +51,7 @@ impl Finding {
         Self { subject, severity: Severity::Warning, found: found.into(), advice }
     }
 
-    /// Notes something by which locks may be lost or granted twice.
+    /// Notes something by which locks may be lost or granted twice, or none can be granted.
     pub fn danger(subject: &'static str, found: impl Into<String>, advice: &'static str) -> Self {
         Self { subject, severity: Severity::Danger, found: found.into(), advice }
     }

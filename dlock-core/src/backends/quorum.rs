@@ -90,14 +90,15 @@ pub struct QuorumBuilder {
     name: Option<String>,
 }
 
-/// How many nodes of a [`Quorum`] answered: the [source](std::error::Error::source) of an error of the kind
+/// How many nodes of a [`Quorum`] took part: the [source](std::error::Error::source) of an error of the kind
 /// [`ErrorKind::QuorumNotReached`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuorumVotes {
-    /// How many had answered, whatever they said, when it was clear that they are too few; of a renewal or a release:
-    /// how many had confirmed it.
-    pub answered: usize,
+    /// How many had given their vote, or said who has the lock, when it was clear that they are too few: none that
+    /// answered that it does not vote. Of a renewal or a release, how many had confirmed it; of a question, how many
+    /// had answered.
+    pub took_part: usize,
     /// How many have to.
     pub needed: usize,
     /// How many there are.
@@ -515,9 +516,9 @@ fn same_twice(nodes: &[Node]) -> Option<(usize, usize)> {
 }
 
 /// No majority: what each of the others said.
-fn too_few(members: &[Arc<Member>], answered: usize, failures: Vec<(usize, Failure)>) -> Failure {
+fn too_few(members: &[Arc<Member>], took_part: usize, failures: Vec<(usize, Failure)>) -> Failure {
     let said: Vec<_> = failures.iter().map(|(place, failure)| members[*place].says(failure)).collect();
-    let votes = QuorumVotes { answered, needed: members.len() / 2 + 1, nodes: members.len() };
+    let votes = QuorumVotes { took_part, needed: members.len() / 2 + 1, nodes: members.len() };
     Failure::new(ErrorKind::QuorumNotReached, said.join("; ")).with_source(votes)
 }
 

@@ -26,7 +26,7 @@ async fn what_a_majority_holds_is_listed_and_what_a_minority_has_is_not() {
     assert!(holder.expires_in.is_some());
     set_unavailable(&nodes[1..2], true);
     let error = locks.holders().await.unwrap_err();
-    assert_eq!(votes(&error).answered, 2, "the one that is away decides about one of the keys");
+    assert_eq!(votes(&error).took_part, 2, "the one that is away decides about one of the keys");
     other.release().await.unwrap();
     assert_eq!(listed(&locks).await.unwrap(), [KEY], "two of three are enough");
     set_unavailable(&nodes[1..2], false);
@@ -87,7 +87,7 @@ async fn a_release_by_force_that_no_majority_confirms_is_an_error_and_can_be_don
     let stuck = take(&locks).await;
     set_unavailable(&nodes, true);
     let error = locks.force_release(KEY).await.unwrap_err();
-    assert_eq!(votes(&error).answered, 0, "nothing was changed");
+    assert_eq!(votes(&error).took_part, 0, "nothing was changed");
     set_unavailable(&nodes[..2], false);
     let error = locks.force_release(KEY).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "two have freed it: {error}");

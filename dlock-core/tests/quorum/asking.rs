@@ -54,7 +54,7 @@ async fn a_round_ends_as_the_majority_says(moods: &[Mood]) {
         Err(error) => {
             assert!(answering < needed, "{moods:?}: {error}");
             let votes = votes(&error);
-            assert_eq!((votes.answered, votes.needed, votes.nodes), (answering, needed, moods.len()));
+            assert_eq!((votes.took_part, votes.needed, votes.nodes), (answering, needed, moods.len()));
             assert!(error.to_string().contains(if count(Mood::Down) > 0 { "memory" } else { "no answer" }));
         }
     }
@@ -118,7 +118,7 @@ async fn a_wait_goes_on_while_the_majority_is_away_and_ends_when_it_is_back() {
         node.faults().set_unavailable(true);
     }
     let error = locks.lock(KEY).with_wait(Duration::from_millis(100)).acquire().await.unwrap_err();
-    assert_eq!(votes(&error).answered, 1);
+    assert_eq!(votes(&error).took_part, 1);
     let lock = locks.lock(KEY);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     tokio::task::yield_now().await;
@@ -239,7 +239,7 @@ async fn the_holder_is_who_holds_a_majority() {
     assert!(holder.expires_in.is_some());
     nodes[1].faults().set_unavailable(true);
     let error = locks.inspect(KEY).await.unwrap_err();
-    assert_eq!(votes(&error).answered, 2, "the two that answer disagree, and the third decides");
+    assert_eq!(votes(&error).took_part, 2, "the two that answer disagree, and the third decides");
     nodes[1].faults().set_unavailable(false);
     guard.release().await.unwrap();
     drop(other);

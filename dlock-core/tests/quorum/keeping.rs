@@ -159,7 +159,7 @@ async fn a_release_that_no_majority_confirms_is_an_error_and_is_made_up_for() {
     nodes[0].faults().set_unavailable(true);
     nodes[2].faults().set_hanging(true);
     let error = guard.release().await.unwrap_err();
-    assert_eq!(votes(&error).answered, 1);
+    assert_eq!(votes(&error).took_part, 1);
     nodes[0].faults().set_unavailable(false);
     nodes[2].faults().set_hanging(false);
     left_with_nothing(&nodes);

@@ -58,11 +58,11 @@ pub(crate) fn left_with_nothing(nodes: &[Memory]) {
     until("giving everything back", || nodes.iter().all(|node| node.held() == 0));
 }
 
-/// How many nodes answered, by an error that says that it was no majority.
+/// How many nodes took part, by an error that says that it was no majority.
 #[track_caller]
 pub(crate) fn votes(error: &Error) -> QuorumVotes {
     assert_eq!(error.kind(), ErrorKind::QuorumNotReached, "{error}");
     assert!(error.is_retryable() && !error.is_busy());
-    let source = std::error::Error::source(error).expect("it says how many answered");
-    *source.downcast_ref::<QuorumVotes>().expect("it says how many answered")
+    let source = std::error::Error::source(error).expect("it says how many took part");
+    *source.downcast_ref::<QuorumVotes>().expect("it says how many took part")
 }

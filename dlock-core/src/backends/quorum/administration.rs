@@ -129,22 +129,34 @@ impl QuorumShared {
             let member = Arc::clone(member);
             round.ask(place, async move {
                 member.backend().ping().await?;
-                member.backend().diagnose().await
+                Ok((member.backend().diagnose().await?, member.read_marks().await?))
             });
         }
-        let mut findings = Vec::new();
+        let (mut findings, mut voting) = (Vec::new(), 0);
         while let Some((place, answer)) = round.next().await {
             let member = &self.members[place];
             match answer {
-                Ok(found) => findings.extend(found.into_iter().map(|mut finding| {
-                    finding.found = member.says(&finding.found);
-                    finding
-                })),
+                Ok((mut found, mark)) => {
+                    voting += usize::from(mark.votes());
+                    found.push(mark.finding());
+                    findings.extend(found.into_iter().map(|mut finding| {
+                        finding.found = member.says(&finding.found);
+                        finding
+                    }));
+                }
                 Err(failure) => findings.push(unreachable(member, &failure)),
             }
         }
         let silent = Failure::unknown("no answer in time");
         findings.extend(round.silent().map(|place| unreachable(&self.members[place], &silent)));
+        let votes = format!("{voting} of {} nodes vote, and {} have to", self.members.len(), self.needed());
+        findings.push(if voting >= self.needed() {
+            Finding::fine("votes", votes)
+        } else {
+            let advice = "no lock is granted: bring nodes back, or wait until they have remembered for the longest \
+                          lease; where all are new and no service runs, `dlock quorum bootstrap`";
+            Finding::danger("votes", votes, advice)
+        });
         Ok(findings)
     }
 

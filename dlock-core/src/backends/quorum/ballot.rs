@@ -85,7 +85,7 @@ impl Ballot {
 
 impl std::fmt::Display for QuorumVotes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {} nodes answered, and {} have to", self.answered, self.nodes, self.needed)
+        write!(f, "{} of {} nodes took part, and {} have to", self.took_part, self.nodes, self.needed)
     }
 }
 

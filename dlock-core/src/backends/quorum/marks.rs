@@ -1,5 +1,6 @@
 //! What is left on nodes that may forget: since when they remember, and to which quorum they belong.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 
 use super::node::{Member, Node};
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Attempt, ClaimRequest, Entropy, Host, Mode};
+use crate::backend::{Attempt, ClaimRequest, Entropy, Finding, Host, Mode};
 use crate::error::{ErrorKind, Failure};
 use crate::handles::options::MAX_LEASE;
 use crate::holder::Identity;
@@ -80,6 +81,46 @@ pub enum NodeMark {
     Foreign(String),
     /// It was [suspended](super::Quorum::suspend).
     Suspended,
+}
+
+impl NodeMark {
+    /// Returns whether the node votes.
+    #[must_use]
+    pub const fn votes(&self) -> bool {
+        matches!(self, Self::Durable | Self::Votes)
+    }
+
+    pub(super) fn finding(&self) -> Finding {
+        let advice = match self {
+            Self::Durable | Self::Votes => return Finding::fine("vote", self.to_string()),
+            Self::Missing | Self::VotesIn(_) => "it votes by itself in time: clients leave what is missing",
+            Self::Ahead => "correct its clock, then `dlock quorum bootstrap` while no service runs",
+            Self::Suspended => "let `dlock quorum change` come to its end, or run it again",
+            Self::Foreign(_) => {
+                "correct the URL, so that all processes have the same nodes and longest lease, or change them with `dlock \
+                 quorum change`"
+            }
+        };
+        Finding::warning("vote", self.to_string(), advice)
+    }
+}
+
+impl fmt::Display for NodeMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Durable => f.write_str("votes; it forgets no lock, and has no mark"),
+            Self::Missing => f.write_str(
+                "does not vote: it is new, or has forgotten its locks; the first client leaves a mark",
+            ),
+            Self::Votes => f.write_str("votes"),
+            Self::VotesIn(left) => write!(f, "does not vote yet; it does in {left:.1?}"),
+            Self::Ahead => f.write_str("does not vote: its clock was ahead when it was set up"),
+            Self::Foreign(theirs) => {
+                write!(f, "does not vote here: it belongs to another quorum ({})", theirs.escape_debug())
+            }
+            Self::Suspended => f.write_str("does not vote: its members are being changed"),
+        }
+    }
 }
 
 /// What all clients of a quorum have to agree on, as its marks say it.
