@@ -320,6 +320,21 @@ fn the_doctor_finds_settings_of_zookeeper_that_endanger_locks() {
 }
 
 #[test]
+fn a_zookeeper_that_has_as_many_connections_as_it_allows_is_not_taken_for_one_that_is_away() {
+    let mut server = ZooKeeperServer::options().setting("maxClientCnxns", "1").start().unwrap();
+    let store = Store::at(&server.url());
+    let mut running = store.holding("k");
+    let refused = store.dlock(["ls"]).done();
+    assert_eq!(refused.code, 69, "{}", refused.out);
+    assert!(refused.err.contains("maxClientCnxns") && !refused.err.contains("listening"), "{}", refused.err);
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+    server.kill();
+    let away = store.dlock(["ls"]).done();
+    assert!(away.code == 69 && away.err.contains("is a server listening there?"), "{}", away.err);
+}
+
+#[test]
 fn the_doctor_finds_a_file_that_everybody_can_write() {
     use std::os::unix::fs::PermissionsExt;
     let store = Store::new();

@@ -3,7 +3,7 @@
 use dlock_core::{ErrorKind, Failure};
 use zookeeper::Error;
 
-use crate::session::Refusal;
+use crate::session::{Greeting, Refusal};
 
 /// How a server refuses a node that ends with its session to a session that no other server knows of. The client
 /// library has no name for that.
@@ -94,15 +94,26 @@ pub(crate) fn not_opened(refusal: &Refusal, servers: &str) -> Failure {
     let error = match refusal {
         Refusal::Settings(what) => return Failure::invalid_config(format!("{servers}: {what}")),
         Refusal::Client(error) => error,
+        Refusal::Unreached(greeting) => {
+            let what = match greeting {
+                Greeting::Closed => {
+                    "connections are accepted and ended at once; the servers have as many of this host as they allow \
+                     (maxClientCnxns), or a proxy before them reaches none"
+                }
+                Greeting::Silent => {
+                    "connections are accepted, and no session comes of them; is it ZooKeeper with a quorum, and with TLS \
+                     as the URL says?"
+                }
+                Greeting::None => "no connection; is a server listening there?",
+            };
+            return Failure::unavailable(format!("{servers}: {what}"));
+        }
     };
     match error {
         Error::AuthFailed => {
             Failure::denied(format!("{servers}: the server refused the user or the password"))
         }
         Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
-        Error::NoHosts => {
-            Failure::unavailable(format!("{servers}: no connection; is a server listening there?"))
-        }
         _ => Failure::unavailable(format!("{servers}: no session could be opened ({error})")),
     }
 }
@@ -137,9 +148,17 @@ mod tests {
 
     #[test]
     fn servers_that_do_not_answer_are_unavailable_and_named() {
-        let failure = not_opened(&Error::NoHosts.into(), "a:1,b:2");
-        assert_eq!(failure.kind(), ErrorKind::Unavailable);
-        assert!(failure.message().contains("a:1,b:2"), "{failure}");
+        for greeting in [Greeting::None, Greeting::Silent, Greeting::Closed] {
+            let failure = not_opened(&Refusal::Unreached(greeting), "a:1,b:2");
+            assert_eq!(failure.kind(), ErrorKind::Unavailable);
+            assert!(failure.message().contains("a:1,b:2"), "{failure}");
+            assert_eq!(
+                failure.message().contains("maxClientCnxns"),
+                greeting == Greeting::Closed,
+                "{failure}"
+            );
+            assert_eq!(failure.message().contains("listening"), greeting == Greeting::None, "{failure}");
+        }
         assert_eq!(not_opened(&Error::AuthFailed.into(), "a:1").kind(), ErrorKind::Denied);
     }
 }

@@ -103,7 +103,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
             _ => {
                 return Err(invalid(
                     "the URL has an unknown parameter; known are base, recipe, session_timeout, tick_time, create_chroot, sasl \
-                     and root_certificate",
+                     and root_certificate, and to `dlock::connect` connect=lazy",
                 ));
             }
         }

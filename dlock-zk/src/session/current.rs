@@ -9,8 +9,9 @@ use dlock_core::{Clock, ErrorKind, Failure, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Session;
+use super::greeting::Greeting;
 use super::leftovers::Leftovers;
+use super::{Session, greeting};
 use crate::config::Config;
 use crate::error::not_opened;
 use crate::queue::{Queues, lock};
@@ -22,6 +23,8 @@ const FAILURE_STANDS: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
     Client(zookeeper::Error),
+    /// No server opened a session, and this is how they meet a connection.
+    Unreached(Greeting),
     /// What was found does not fit the settings.
     Settings(String),
 }
@@ -127,6 +130,12 @@ impl Sessions {
                 let panic = zookeeper::Error::UnexpectedError(panic.message().to_owned());
                 Err(Refusal::Client(panic))
             });
+            let opened = match opened {
+                Err(Refusal::Client(zookeeper::Error::NoHosts)) => {
+                    Err(Refusal::Unreached(greeting::of_any(&sessions.config.servers).await))
+                }
+                opened => opened,
+            };
             let opened = opened.map(|driven| Session::new(driven, sent, &sessions.config));
             let mut slot = sessions.slot();
             if !matches!(*slot, Slot::Closed) {

@@ -1,0 +1,38 @@
+//! How servers meet a connection that opens no session: what the client library does not tell.
+
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// How long a server may take to accept a connection, or to end one.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What becomes of a connection on which nothing is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Greeting {
+    /// There is none.
+    None,
+    /// It stays open.
+    Silent,
+    /// It is ended at once, as by a server that has too many of the host.
+    Closed,
+}
+
+/// The one of several servers that says the most.
+pub(super) async fn of_any(servers: &str) -> Greeting {
+    let greetings: JoinSet<_> = servers.split(',').map(|server| of(server.to_owned())).collect();
+    greetings.join_all().await.into_iter().max().unwrap_or(Greeting::None)
+}
+
+async fn of(server: String) -> Greeting {
+    let Ok(Ok(mut connection)) = timeout(PATIENCE, TcpStream::connect(server)).await else {
+        return Greeting::None;
+    };
+    match timeout(PATIENCE, connection.read_u8()).await {
+        Ok(Err(_)) => Greeting::Closed,
+        Ok(Ok(_)) | Err(_) => Greeting::Silent,
+    }
+}
