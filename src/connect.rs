@@ -222,6 +222,12 @@ async fn quorum_of(text: &str) -> Result<Quorum> {
                 Failure::new(error.kind(), format!("node {}: {error}", place + 1)),
             )
         };
+        if take_parameter(part, "connect=").1.is_some() {
+            return Err(invalid(format!(
+                "node {} has the parameter connect; it is one of the quorum, and comes last, as in |?connect=lazy",
+                place + 1
+            )));
+        }
         nodes.push(Node::from(Box::pin(single(part, true)).await.map_err(named)?));
     }
     let (mut builder, mut is_lazy) = (Quorum::builder(nodes), false);
@@ -401,7 +407,6 @@ mod tests {
             "quorum:memory:|memory:|?name=a%20b",
             "quorum:memory:|memory:|?hunter2=1",
             "quorum:quorum:memory:|memory:",
-            "quorum:redis://a?connect=lazy|redis://b",
             "memory:shared",
             "http://u:hunter2@h",
             "://",
@@ -409,6 +414,23 @@ mod tests {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk"))]
+    #[tokio::test]
+    async fn whoever_misspells_a_parameter_is_answered_with_all_there_are() {
+        for url in ["redis://h", "zk://h", "postgres://h/d", "mysql://h/d"] {
+            let error = connect(&format!("{url}?conect=lazy")).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+            assert!(error.to_string().contains("connect=lazy"), "{error}");
+        }
+        for url in
+            ["quorum:redis://a?connect=lazy|redis://b", "quorum:redis://a|redis://b?db=1&connect=eager"]
+        {
+            let error = connect(url).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+            assert!(error.to_string().contains("|?connect=lazy"), "{error}");
         }
     }
 

@@ -214,7 +214,8 @@ impl Target {
                 _ => {
                     return Err(invalid(
                         "the URL has an unknown parameter; known are db, user, pass, sentinel_user, sentinel_pass, \
-                         prefix, min_replicas, redisson, recipe, hash_slots and tracking"
+                         prefix, min_replicas, redisson, recipe, hash_slots and tracking, and to `dlock::connect` \
+                         connect=lazy"
                             .into(),
                     ));
                 }

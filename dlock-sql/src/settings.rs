@@ -107,7 +107,8 @@ pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, 
         }
         if !known.contains(&name) {
             return Err(wrong(&format!(
-                "the URL has an unknown parameter; known are table, migrate, max_connections, fences, mode, {}",
+                "the URL has an unknown parameter; known are table, migrate, max_connections, fences, {}, and to \
+                 `dlock::connect` mode and connect=lazy",
                 known.join(", ")
             )));
         }
