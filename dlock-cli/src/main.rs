@@ -275,7 +275,8 @@ async fn main() -> ExitCode {
         Err(error) => {
             let code = if error.use_stderr() { trouble::USAGE } else { 0 };
             // A URL in the wrong place is repeated by the error, and may hold a password.
-            match std::env::args().find(|argument| argument.contains("://") && argument.contains('@')) {
+            let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+            match { arguments }.find(|argument| argument.contains("://") && argument.contains('@')) {
                 Some(url) if code != 0 => {
                     eprintln!("dlock: {}", trouble::one_line(&error.to_string().replace(&url, "<URL>")));
                 }

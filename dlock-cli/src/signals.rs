@@ -23,9 +23,11 @@ const KINDS: [(Signal, bool); 7] = [
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// From now on they do not end this process.
+    /// From now on they do not end this process. HUP is left as it is where it was to be ignored, as by `nohup`: the
+    /// command ignores it too, then.
     pub(crate) fn catch() -> io::Result<Self> {
-        let streams = KINDS.iter().map(|(signal, _)| {
+        let caught = KINDS.iter().filter(|(signal, _)| *signal != Signal::HUP || !ignores(*signal));
+        let streams = caught.map(|(signal, _)| {
             let stream = unix::signal(SignalKind::from_raw(signal.as_raw()))?;
             Ok((*signal, stream))
         });
@@ -54,6 +56,14 @@ impl Signals {
             }
         }
     }
+}
+
+/// Whether this process ignores a signal. Where the system has no `/proc` it is not known to.
+fn ignores(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & (1 << (signal.as_raw() - 1)) != 0
 }
 
 /// What a shell reports of a program that a signal ended.

@@ -28,7 +28,11 @@ pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
 pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", path.display())))?;
-    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+    // Some editors put a mark of the byte order before everything.
+    match text.trim_start_matches('\u{feff}').lines().next().map(str::trim) {
+        Some(url) if !url.is_empty() => Ok(url.to_owned()),
+        _ => Err(Trouble::usage(format!("{} has no URL in its first line", path.display()))),
+    }
 }
 
 fn refuse_memory(url: &str) -> Result<&str, Trouble> {

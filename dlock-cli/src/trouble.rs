@@ -27,7 +27,7 @@ pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on thos
   70   another error
   75   somebody else holds the lock, or locks are held on the nodes of a quorum that is to be set up
   77   the backend refused the user or the password, or the user said no
-  78   `doctor` found something by which locks may be lost or granted twice
+  78   `doctor` found something by which locks may be lost or granted twice, or `quorum show` no majority that votes
   79   the lock was lost while the command ran
   80   with `--once` the command was skipped, since it ran elsewhere
   126  the command cannot be executed

@@ -204,6 +204,23 @@ fn signals_reach_the_command_and_what_it_started() {
 }
 
 #[test]
+fn a_command_survives_the_end_of_its_terminal_where_that_was_to_be_ignored() {
+    let store = Store::new();
+    let nohup = r#"trap "" HUP; exec "$@""#;
+    let mut running = store.run("k", &[], "echo ready; read end; exit 7").by_shell(nohup).start();
+    running.says("ready");
+    running.signal(1);
+    // Passed on after the one before.
+    running.signal(10);
+    let done = running.wait();
+    assert_eq!(done.code, 128 + 10, "{}", done.err);
+    let mut running = store.run("k", &[], "echo ready; read end; exit 7").start();
+    running.says("ready");
+    running.signal(1);
+    assert_eq!(running.wait().code, 128 + 1);
+}
+
+#[test]
 fn a_signal_during_the_wait_ends_it_and_leaves_nothing() {
     let store = Store::new();
     let mut running = store.holding("k");
@@ -305,6 +322,13 @@ fn a_command_does_not_see_the_url_unless_that_was_asked_for() {
     assert_eq!(asked.out.trim(), format!("url={}", store.url()));
     let file = run(&["--url-file", "url"]).done();
     assert_eq!((file.out.trim(), file.code), ("url=", 0), "{}", file.err);
+    std::fs::write(store.path("url"), format!("\u{feff}{}\r\n", store.url())).unwrap();
+    let marked = run(&["--url-file", "url"]).done();
+    assert_eq!((marked.out.trim(), marked.code), ("url=", 0), "{}", marked.err);
+    std::fs::write(store.path("url"), "\n").unwrap();
+    let empty = run(&["--url-file", "url"]).done();
+    assert_eq!((empty.out.as_str(), empty.code), ("", 64));
+    assert!(empty.err.contains("url has no URL in its first line"), "{}", empty.err);
     let missing = run(&["--url-file", "nowhere"]).done();
     assert_eq!((missing.out.as_str(), missing.code), ("", 64), "{}", missing.err);
 }
@@ -462,6 +486,12 @@ fn wrong_and_unreachable_stores_are_one_line_and_a_code() {
     for task in [&[url][..], &["--lock", url, "ls"], &["ls", url], &["watch", "--times", url]] {
         let done = store.plain(task).done();
         assert!(done.code == 64 && !done.err.is_empty() && !done.err.contains("hunter2"), "{}", done.err);
+    }
+    let no_text = r#"exec "$@" "$(printf '\377')""#;
+    for task in [&["ls"][..], &["inspect"], &["--locks", url, "ls"], &["--locks"]] {
+        let done = store.plain(task).by_shell(no_text).done();
+        assert!(done.code == 64 && !done.err.contains("panicked"), "{}", done.err);
+        assert!(!done.err.contains("hunter2"), "{}", done.err);
     }
     let help = store.plain(&["--help"]).env("DLOCK_URL", "redis://user:hunter2@h/").done();
     assert_eq!(help.code, 0);

@@ -122,5 +122,6 @@ fn options_that_contradict_each_other_run_nothing() {
     ] {
         let done = store.run("report", options, "echo it ran").done();
         assert_eq!((done.code, done.out.as_str()), (64, ""), "{options:?}: {}", done.err);
+        assert!(!done.err.contains("hold_at_least"), "{options:?}: {}", done.err);
     }
 }

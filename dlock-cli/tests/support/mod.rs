@@ -110,6 +110,15 @@ impl Program {
         self
     }
 
+    /// Has a shell run it, where the script says `"$@"`.
+    pub fn by_shell(mut self, script: &str) -> Self {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script, "sh"]).arg(self.command.get_program()).args(self.command.get_args());
+        self.command = shell;
+        self.command.env_remove("DLOCK_URL");
+        self
+    }
+
     pub fn start(mut self) -> Running {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.command.spawn().unwrap();

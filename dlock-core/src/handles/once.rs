@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::election::pause;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
+use crate::handles::options::{MAX_HOLD, MAX_LEASE, MIN_HOLD_AT_LEAST, MIN_LEASE, Options, Wait};
 use crate::holder::Holder;
 
 /// How long who waits for another one's run pauses between two looks: from, to.
@@ -264,6 +264,9 @@ impl Once {
                 "it is not said for how long the job is not run again; give it `with_window`".to_owned(),
             ));
         };
+        if !(MIN_HOLD_AT_LEAST..=MAX_HOLD).contains(&window) {
+            return Err(refuse(format!("the window is {window:?}; use 1 ms to 30 days")));
+        }
         let mut lock = self.lock.clone().for_job();
         if self.on_crash == OnCrash::Skip {
             if !(MIN_LEASE..=MAX_LEASE).contains(&window) {

@@ -110,6 +110,7 @@ pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3_600);
 /// The longest bounded wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3_600);
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
+pub(crate) const MIN_HOLD_AT_LEAST: Duration = Duration::from_millis(1);
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Default for Options {
@@ -151,7 +152,7 @@ impl Options {
         }
         match self.wait {
             Wait::For(limit) if limit > MAX_WAIT => {
-                return refuse(format!("wait is {limit:?}; use up to 24 h, or Wait::Forever on purpose"));
+                return refuse(format!("wait is {limit:?}; use up to 24 h, or forever on purpose"));
             }
             _ => {}
         }
@@ -174,7 +175,7 @@ impl Options {
             return refuse(format!("max_hold is {limit:?}; use the lease ({:?}) to 30 days", self.lease));
         }
         if let Some(least) = self.hold_at_least
-            && !(Duration::from_millis(1)..=MAX_HOLD).contains(&least)
+            && !(MIN_HOLD_AT_LEAST..=MAX_HOLD).contains(&least)
         {
             return refuse(format!("hold_at_least is {least:?}; use 1 ms to 30 days"));
         }

@@ -42,7 +42,10 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
             Err(Failure::invalid_config(if path.is_symlink() {
                 format!("{} is a symbolic link to nothing; make its target or remove it", path.display())
             } else {
-                format!("there is no database at {}; migrate or connect makes it", path.display())
+                format!(
+                    "there is no database at {}; connect, migrate or `dlock run` makes it",
+                    path.display()
+                )
             }))
         }
         Err(error) => Err(of_file(error, "opening", path)),
