@@ -1,5 +1,6 @@
 //! The command's process, with what it starts.
 
+use std::fs::File;
 use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -87,7 +88,9 @@ impl Group {
     }
 }
 
-/// Whether what is typed at the terminal comes to us.
+/// Whether what is typed at the terminal comes to us. Our input does not say it: it may be a pipe while the command
+/// asks the terminal for a password, which stops whoever is not in the foreground.
 fn in_foreground() -> bool {
-    tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp())
+    let terminal = File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
 }

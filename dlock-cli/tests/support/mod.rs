@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -121,6 +122,8 @@ impl Program {
 
     pub fn start(mut self) -> Running {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Never in the foreground of the terminal at which the tests were started.
+        self.command.process_group(0);
         let mut child = self.command.spawn().unwrap();
         let mut input = child.stdin.take();
         let output = Box::new(BufReader::new(child.stdout.take().unwrap()));
