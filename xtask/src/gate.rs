@@ -143,7 +143,7 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         package: "dlock-cli",
-        targets: &["descriptors", "later", "quorum", "servers", "threads"],
+        targets: &["descriptors", "later", "quorum", "servers", "shown", "stalls", "threads"],
         always: Share::Nothing,
         changed: Share::Whole,
         tests: &["dlock-cli/"],
