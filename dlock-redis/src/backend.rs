@@ -45,7 +45,8 @@ const SAFETY_NET: Duration = Duration::from_secs(1);
 /// | `rediss+sentinel://`, `rediss+cluster://` | the same over TLS |
 ///
 /// Clones share connections. A connection belongs to the runtime that opened it; releases of dropped guards and
-/// renewals have one of their own, on dlock's own thread.
+/// renewals have one of their own, on dlock's own thread, which is opened as soon as a lock is granted. Where a runtime
+/// gets none, its requests go over one of another runtime.
 #[derive(Clone)]
 pub struct Redis(Arc<Client>);
 

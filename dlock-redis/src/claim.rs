@@ -222,6 +222,9 @@ impl Claim for RedisClaim {
         // What was tracked was so for the section before.
         (self.listener, self.signal, self.tracked) = (None, None, None);
         self.waits_for_all = false;
+        if let Some(runtime) = self.request.renewal_runtime() {
+            self.client.servers.prepare(self.names.slot, &runtime);
+        }
         if self.is_plain() && self.client.tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
             self.signal = Some(signal);

@@ -66,6 +66,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::runtime::Handle;
+
 pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::capabilities::Capabilities;
@@ -464,5 +466,13 @@ impl ClaimRequest {
     #[must_use]
     pub fn trace_context(&self) -> Option<String> {
         self.trace.to_text()
+    }
+
+    /// Returns the runtime on which the engine renews what this claim takes; `None` where a simulation runs its tasks.
+    /// A backend whose connections belong to a runtime opens one there as soon as the lock is
+    /// [granted](Claim::granted), so that a renewal needs no connection that may not be had any more.
+    #[must_use]
+    pub fn renewal_runtime(&self) -> Option<Handle> {
+        self.host.runtime()
     }
 }

@@ -87,6 +87,11 @@ impl Cluster {
         }
     }
 
+    /// The master of a slot, by the map as it is.
+    pub(crate) fn known_master_of(&self, slot: u16) -> Option<Arc<Node>> {
+        self.map().master_of(slot)
+    }
+
     /// Where a server sent us instead.
     pub(crate) fn redirected(&self, redirect: &Redirect, from: &Endpoint) -> Arc<Node> {
         let endpoint = beside(from, &redirect.host, redirect.port);

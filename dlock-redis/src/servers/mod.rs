@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use dlock_core::Failure;
 use redis::{Cmd, Value};
+use tokio::runtime::Handle;
 
 use self::cluster::Cluster;
 pub(crate) use self::connection::Connection;
@@ -71,6 +72,17 @@ impl Servers {
         }
     }
 
+    /// Has the server of a slot reached over a connection of this runtime too, which is opened in the background.
+    pub(crate) fn prepare(&self, slot: u16, runtime: &Handle) {
+        let node = match self {
+            Self::One(node) => Some(Arc::clone(node)),
+            Self::Cluster(cluster) => cluster.known_master_of(slot),
+        };
+        if let Some(node) = node {
+            node.prepare(runtime);
+        }
+    }
+
     /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime. What
     /// is rarely needed is boxed here and below: each request allocates its whole future.
     ///
@@ -89,7 +101,9 @@ impl Servers {
         for _ in 0..MOST_REDIRECTIONS {
             let route = match node.route(patience).await {
                 // The other end may be gone without a word.
-                Ok(route) if track.awaits(&route.connection) => Box::pin(route.replaced(patience)).await,
+                Ok(route) if track.awaits(&route.connection) => {
+                    Box::pin(node.replaced(route, patience)).await
+                }
                 Ok(route) => route,
                 Err(failure) => {
                     self.distrust();

@@ -1,7 +1,7 @@
 //! One server: for each runtime a connection, opened when it is needed and replaced when it fails.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_core::Failure;
 use dlock_core::backend::guard_opening;
@@ -17,6 +17,9 @@ use crate::url::Endpoint;
 
 /// What a probe may take at least and at most, beyond the time that replicas are waited for.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How long none is opened ahead of its use after one was not to be had.
+const REST: Duration = Duration::from_secs(1);
 
 /// A server, by whatever address it has at the moment.
 #[derive(Debug)]
@@ -46,28 +49,55 @@ impl Node {
         Self { target: Arc::new(Target { address, opener, options }), runtimes: Mutex::default() }
     }
 
-    /// The connection of the calling runtime, which may not be open yet.
-    fn runtime(&self) -> Result<Arc<RuntimeConnection>, Failure> {
-        let runtime = Handle::try_current()
-            .map_err(|_| Failure::unavailable("there is no tokio runtime here to drive a connection"))?;
+    /// The connection of a runtime, which may not be open yet.
+    fn of_runtime(&self, runtime: &Handle) -> Arc<RuntimeConnection> {
         let id = runtime.id();
         let mut runtimes = lock(&self.runtimes);
         if let Some((_, found)) = runtimes.iter().find(|(other, _)| *other == id) {
-            return Ok(Arc::clone(found));
+            return Arc::clone(found);
         }
         // A runtime that has ended took its connection with it.
         runtimes.retain(|(_, other)| other.is_used());
-        let target = Arc::clone(&self.target);
+        let (target, runtime) = (Arc::clone(&self.target), runtime.clone());
         let new = Arc::new(RuntimeConnection { target, runtime, state: Mutex::default() });
         runtimes.push((id, Arc::clone(&new)));
-        Ok(new)
+        new
     }
 
-    /// The way from the calling runtime, for which a caller waits as long as `patience`.
+    /// The way from the calling runtime, for which a caller waits as long as `patience`. Where no connection is to be
+    /// had, the way over that of another runtime: a server that has no room for one more, or does not take the password
+    /// any more, still answers on those that are open.
     pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
-        let runtime = self.runtime()?;
-        let connection = runtime.connection(patience).await?;
-        Ok(Route { runtime, connection })
+        let runtime = Handle::try_current()
+            .map_err(|_| Failure::unavailable("there is no tokio runtime here to drive a connection"))?;
+        let runtime = self.of_runtime(&runtime);
+        match runtime.connection(patience).await {
+            Ok(connection) => Ok(Route { runtime, connection }),
+            Err(failure) => self.open_elsewhere(None).ok_or(failure),
+        }
+    }
+
+    /// Another way to the same server than this one, on which an answer is overdue; this one when no other is to be had
+    /// in time.
+    pub(crate) async fn replaced(&self, route: Route, patience: Duration) -> Route {
+        match route.runtime.replacement(&route.connection, patience).await {
+            Some(connection) => Route { connection, ..route },
+            None => self.open_elsewhere(Some(&route.connection)).unwrap_or(route),
+        }
+    }
+
+    /// The way over a connection that is open, to any runtime, but for this one.
+    fn open_elsewhere(&self, but: Option<&Arc<Connection>>) -> Option<Route> {
+        lock(&self.runtimes).iter().find_map(|(_, runtime)| {
+            let connection = runtime.open_connection()?;
+            let is_of_use = !connection.is_silent() && !but.is_some_and(|but| Arc::ptr_eq(but, &connection));
+            is_of_use.then(|| Route { runtime: Arc::clone(runtime), connection })
+        })
+    }
+
+    /// Has a connection opened on this runtime, in the background, unless there is one.
+    pub(crate) fn prepare(&self, runtime: &Handle) {
+        self.of_runtime(runtime).prepare();
     }
 
     /// Closes all connections; the next request opens new ones.
@@ -137,31 +167,6 @@ pub(crate) struct Route {
     pub(crate) connection: Arc<Connection>,
 }
 
-impl Route {
-    /// Another connection to the same server, or this one when no other is to be had in time.
-    pub(crate) async fn replaced(self, patience: Duration) -> Self {
-        let mut opening = {
-            let mut state = lock(&self.runtime.state);
-            match &state.current {
-                Some((_, connection))
-                    if !connection.is_ended() && !Arc::ptr_eq(connection, &self.connection) =>
-                {
-                    return Self { connection: Arc::clone(connection), ..self.clone() };
-                }
-                _ => self.runtime.open(&mut state),
-            }
-        };
-        match tokio::time::timeout(patience, opening.wait_for(Option::is_some))
-            .await
-            .as_ref()
-            .map(Result::as_deref)
-        {
-            Ok(Ok(Some(Ok(connection)))) => Self { connection: Arc::clone(connection), ..self.clone() },
-            _ => self,
-        }
-    }
-}
-
 type Opening = watch::Receiver<Option<Result<Arc<Connection>, Arc<Failure>>>>;
 
 /// The connection to one server from one runtime.
@@ -176,6 +181,8 @@ struct State {
     current: Option<(Endpoint, Arc<Connection>)>,
     /// One that is being opened, for all who want one.
     opening: Option<Opening>,
+    /// When none was to be had.
+    refused: Option<Instant>,
 }
 
 impl RuntimeConnection {
@@ -183,6 +190,40 @@ impl RuntimeConnection {
         let state = lock(&self.state);
         let opening = state.opening.as_ref().is_some_and(|opening| opening.has_changed().is_ok());
         opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
+    }
+
+    /// The connection, if it is open.
+    fn open_connection(&self) -> Option<Arc<Connection>> {
+        let state = lock(&self.state);
+        state.current.as_ref().map(|(_, open)| open).filter(|open| !open.is_ended()).cloned()
+    }
+
+    /// Has one opened, unless it is open, or was not to be had a moment ago.
+    fn prepare(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        let is_open = state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended());
+        if !is_open && state.refused.is_none_or(|refused| refused.elapsed() >= REST) {
+            self.open(&mut state);
+        }
+    }
+
+    /// Another connection than this one; `None` when none is to be had in time.
+    async fn replacement(
+        self: &Arc<Self>,
+        of: &Arc<Connection>,
+        patience: Duration,
+    ) -> Option<Arc<Connection>> {
+        let mut opening = {
+            let mut state = lock(&self.state);
+            match &state.current {
+                Some((_, connection)) if !connection.is_ended() && !Arc::ptr_eq(connection, of) => {
+                    return Some(Arc::clone(connection));
+                }
+                _ => self.open(&mut state),
+            }
+        };
+        let opened = tokio::time::timeout(patience, opening.wait_for(Option::is_some)).await.ok()?.ok()?;
+        opened.as_ref()?.as_ref().ok().cloned()
     }
 
     async fn connection(self: &Arc<Self>, patience: Duration) -> Result<Arc<Connection>, Failure> {
@@ -219,6 +260,7 @@ impl RuntimeConnection {
             let opened = guard_opening(this.target.open()).await.and_then(|opened| opened);
             let (mut state, mut before) = (lock(&this.state), None);
             state.opening = None;
+            state.refused = opened.is_err().then(Instant::now);
             let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {
                 before = state.current.replace((endpoint, Arc::clone(&connection)));
                 connection

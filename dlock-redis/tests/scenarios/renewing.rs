@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use dlock_core::{Guard, Locks, Quorum};
+use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
+use redis::Connection;
 
-use crate::support::{held, locks, until};
+use crate::support::{SHORT, held, is_counter, locks, until};
 
 #[tokio::test]
 async fn a_thousand_renewals_never_give_more_than_a_lease_and_lose_nothing() {
@@ -33,4 +36,107 @@ async fn a_thousand_renewals_never_give_more_than_a_lease_and_lose_nothing() {
         guard.release().await.unwrap();
     }
     assert_eq!(held(&server), [""; 0]);
+}
+
+fn command<T: redis::FromRedisValue>(admin: &mut Connection, words: &[&str]) -> T {
+    redis::cmd(words[0]).arg(&words[1..]).query(admin).unwrap()
+}
+
+/// Has the server take no more connections than it has now.
+fn close_to_others(server: &RedisServer) -> Connection {
+    let mut admin = server.admin();
+    let clients: String = command(&mut admin, &["CLIENT", "LIST"]);
+    let used = clients.lines().count().to_string();
+    command::<()>(&mut admin, &["CONFIG", "SET", "maxclients", &used]);
+    admin
+}
+
+/// Holds that are renewed by each of the scripts.
+async fn of_each_kind(locks: &Locks, has_readers: bool) -> Vec<Guard> {
+    let mut guards = vec![
+        locks.lock("alone").acquire().await.unwrap(),
+        locks.lock("line").with_fairness(true).acquire().await.unwrap(),
+        locks.semaphore("permits", 4).acquire().await.unwrap(),
+    ];
+    if has_readers {
+        guards.push(locks.lock("page").read().acquire().await.unwrap());
+    }
+    guards
+}
+
+async fn renewed_often(locks: &Locks, guards: &[Guard]) {
+    let renewals = locks.stats().renewals;
+    until("renewals", || {
+        guards.iter().for_each(|guard| guard.check().unwrap());
+        locks.stats().renewals >= renewals + 5 * guards.len() as u64
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_held_is_renewed_and_released_where_no_more_connections_are_to_be_had() {
+    for (parameters, has_readers) in [("", true), ("/?redisson=true", false)] {
+        let server = RedisServer::start().unwrap();
+        let ours = locks(&format!("{}{parameters}", server.url()), SHORT).await;
+        let mut admin = close_to_others(&server);
+        let mut guards = of_each_kind(&ours, has_readers).await;
+        renewed_often(&ours, &guards).await;
+        drop(guards.pop());
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        until("the clean-up", || ours.stats().background == 0).await;
+        let left: Vec<String> = command(&mut admin, &["KEYS", "*"]);
+        let is_held = |key: &&String| !is_counter(key) && !key.contains("permits");
+        assert_eq!(left.iter().filter(is_held).count(), 0, "{left:?}");
+        assert_eq!(ours.stats().lost, 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_is_renewed_where_the_password_has_changed_since_its_connection_was_opened() {
+    let server = RedisServer::options().user("locks", "old", &["~*", "&*", "+@all"]).start().unwrap();
+    let ours = locks(&server.url_as("locks", "old"), SHORT).await;
+    server.command::<()>(&["ACL", "SETUSER", "locks", ">new", "<old"]);
+    let guards = of_each_kind(&ours, true).await;
+    renewed_often(&ours, &guards).await;
+    Redis::connect(&server.url_as("locks", "old")).await.unwrap_err();
+}
+
+/// The connection that it was taken over goes with its runtime.
+#[test]
+fn what_is_held_is_renewed_when_its_runtime_is_gone_and_no_more_connections_are_to_be_had() {
+    let server = RedisServer::start().unwrap();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let taking = runtime();
+    let (ours, guard) = taking.block_on(async {
+        let ours = locks(&format!("{}/?tracking=0", server.url()), Duration::from_secs(15)).await;
+        let guard = ours.lock("room").acquire().await.unwrap();
+        let connected = || server.info("connected_clients").parse::<u32>().unwrap() - 1;
+        until("the connection of the keeper", || connected() == 2).await;
+        (ours, guard)
+    });
+    assert_eq!(ours.stats().renewals, 0, "it is opened ahead of the first renewal");
+    let _admin = close_to_others(&server);
+    drop(taking);
+    runtime().block_on(until("a renewal", || ours.stats().renewals > 0));
+    guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_quorum_renews_over_open_connections_when_its_nodes_take_no_more_and_passwords_have_changed() {
+    let user = |_| RedisServer::options().user("locks", "old", &["~*", "&*", "+@all"]).start().unwrap();
+    let servers: Vec<RedisServer> = (0..3).map(user).collect();
+    let mut nodes = Vec::new();
+    for server in &servers {
+        nodes.push(Redis::connect(&server.url_as("locks", "old")).await.unwrap());
+    }
+    let quorum = Quorum::builder(nodes).with_durable_nodes().build().unwrap();
+    let ours = Locks::builder(quorum).with_lease(SHORT).build().unwrap();
+    for server in &servers {
+        server.command::<()>(&["ACL", "SETUSER", "locks", ">new", "<old"]);
+    }
+    let _admins: Vec<Connection> = servers.iter().map(close_to_others).collect();
+    let guard = ours.lock("room").acquire().await.unwrap();
+    renewed_often(&ours, &[guard]).await;
 }
