@@ -151,6 +151,7 @@ if operation == 'renew' then
   end
   local lease = tonumber(ARGV[4])
   local expires = text(now + lease)
+  begin_in_any_case(token)
   call('HSET', name, 'e', expires, token, expires .. string.match(own, '^%d+( .*)$'))
   keep(lease)
   return done(1)
@@ -179,6 +180,7 @@ if own then
   -- The reply of an earlier attempt was lost.
   local rest, fence = string.match(own, '^%d+( 0 (%d+) .*)$')
   local expires = text(now + lease)
+  begin_in_any_case(token)
   call('HSET', name, 'e', expires, token, expires .. rest)
   keep(lease)
   return done({ tonumber(fence) })

@@ -9,6 +9,12 @@ local ALIVE = 2000
 -- So many places that nobody has are not looked at again.
 local FAR = 16
 
+-- Begins the changes of a step that renews or releases: a server that is full refuses what may need memory, unless the
+-- script has changed something before by a command that needs none, whatever came of that.
+local function begin_in_any_case(token)
+  call('HDEL', KEYS[1], '-' .. token)
+end
+
 -- Returns the first in line who is alive, or who asks, its place, and until when. Those before lose their places.
 local function first_in_line(head, last, asks)
   local from, waiter, alive = head, nil, nil

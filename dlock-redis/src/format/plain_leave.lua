@@ -18,6 +18,8 @@ local awaited = string.match(line, ' %??!$')
 if awaited then
   line = string.sub(line, 1, #line - #awaited)
 end
+-- A server that is full refuses what may need memory, unless the script has changed something before.
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. fence .. ' ' .. ARGV[3] .. line, 'PX', ARGV[4])
 if awaited then
   -- Who is not told asks again by himself.

@@ -12,6 +12,11 @@ local function notify(where, message)
   end
   try('PUBLISH', where, message)
 end
+-- Begins the changes of a step that renews: a server that is full refuses what may need memory, unless the script has
+-- changed something before by a command that needs none, whatever came of that.
+local function begin_in_any_case()
+  call('HDEL', side, '-')
+end
 local function keep(key, least)
   if call('PTTL', key) < least then
     call('PEXPIRE', key, text(least))

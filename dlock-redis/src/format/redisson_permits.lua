@@ -88,6 +88,7 @@ local function give_back()
 end
 
 local function put()
+  begin_in_any_case()
   for from = 1, #ids, AT_ONCE do
     local members = {}
     for n = from, math.min(from + AT_ONCE - 1, #ids) do

@@ -94,6 +94,7 @@ if operation == 'renew' or operation == 'downgrade' then
   local renewed = wrote and 1 or 0
   if wrote and operation == 'downgrade' then
     -- Redisson publishes nothing then, and leaves its readers to wait.
+    begin_in_any_case()
     call('SET', hold(owner, 1), wrote, 'PX', ARGV[6])
     call('HSET', name, 'mode', 'read', owner, 1)
     call('HDEL', name, owner .. ':write')

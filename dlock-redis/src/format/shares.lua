@@ -122,6 +122,10 @@ if fair then
   kind, n, ends, last, own = 'none', nil, nil, nil, nil
 end
 
+if kind == 'hash' and (own or operation == 'withdraw') then
+  begin_in_any_case(token)
+end
+
 -- What has run out is taken away before anything is decided by it. No share ends before `e`.
 if purges then
   n, ends = purge()

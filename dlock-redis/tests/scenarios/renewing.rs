@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks, Quorum};
+use dlock_core::{ErrorKind, Guard, Locks, Quorum, Wait};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
 use redis::Connection;
 
-use crate::support::{SHORT, held, is_counter, locks, until};
+use crate::support::{HOUR, SHORT, error_of, held, is_counter, locks, soon, until};
 
 #[tokio::test]
 async fn a_thousand_renewals_never_give_more_than_a_lease_and_lose_nothing() {
@@ -139,4 +139,62 @@ async fn a_quorum_renews_over_open_connections_when_its_nodes_take_no_more_and_p
     let _admins: Vec<Connection> = servers.iter().map(close_to_others).collect();
     let guard = ours.lock("room").acquire().await.unwrap();
     renewed_often(&ours, &[guard]).await;
+}
+
+/// Whoever asks for a lock is refused, and whoever has one knows nothing of it.
+#[tokio::test]
+async fn a_full_server_renews_downgrades_and_releases_in_all_modes() {
+    let recipes = ["", "/?redisson=true", "/?redisson=true&recipe=read-write-lock"];
+    for (recipe, parameters) in recipes.into_iter().enumerate() {
+        let server = RedisServer::start().unwrap();
+        let url = format!("{}{parameters}", server.url());
+        let (ours, theirs) = (locks(&url, SHORT).await, locks(&url, SHORT).await);
+        let mut guards = vec![
+            ours.lock("alone").acquire().await.unwrap(),
+            ours.semaphore("permits", 4).acquire().await.unwrap(),
+        ];
+        if recipe != 1 {
+            guards.push(ours.lock("page").read().acquire().await.unwrap());
+            guards.push(theirs.lock("page").read().acquire().await.unwrap());
+        }
+        let mut waiter = None;
+        if recipe != 2 {
+            guards.push(ours.lock("line").with_fairness(true).acquire().await.unwrap());
+            let next = theirs.lock("line").with_fairness(true).with_wait(HOUR);
+            waiter = Some(tokio::spawn(async move { next.acquire().await }));
+        }
+        let left = ours.lock("left").with_hold_at_least(HOUR);
+        let left = if recipe == 0 { Some(left.acquire().await.unwrap()) } else { None };
+        let mut book = if recipe == 1 { None } else { Some(ours.lock("book").acquire().await.unwrap()) };
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        server.try_command::<()>(&["SET", "a", "b"]).expect_err("the server is full");
+        if let Some(book) = &mut book {
+            book.downgrade().await.unwrap();
+        }
+        guards.extend(book);
+        // One of those who share them seems to be over.
+        let seems_over = "redis.call('DEL', 'none') redis.call('HSET', KEYS[1], 'e', 1)";
+        let make_it_seem = || {
+            for key in ["dlock:page", "dlock:permits"].iter().filter(|_| recipe == 0) {
+                server.command::<()>(&["EVAL", seems_over, "1", key]);
+            }
+        };
+        make_it_seem();
+        renewed_often(&ours, &guards).await;
+        let refused = ours.lock("other").with_wait(Wait::No).acquire().await;
+        error_of(refused, ErrorKind::Unavailable);
+        make_it_seem();
+        for guard in guards.into_iter().chain(left) {
+            guard.release().await.unwrap();
+        }
+        if recipe == 0 {
+            let holder = ours.inspect("left").await.unwrap().expect("it stays taken");
+            assert!(holder.left_behind, "{holder}");
+        }
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        if let Some(waiter) = waiter {
+            soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
+        }
+        assert_eq!((ours.stats().lost, theirs.stats().lost), (0, 0));
+    }
 }
