@@ -24,12 +24,12 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 /// All who hold one lock.
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
     let names = client.names(key);
-    let looked = client.ask(names.slot, |number| client.format.look(&names.lock, number)).await;
+    let looked = client.look(names.slot, |number| client.format.look(&names.lock, number)).await;
     if let Err(failure) = &looked
         && is_no_lock(failure)
     {
         // Perhaps several hold it.
-        let looked = client.ask(names.slot, |number| client.format.look_again(&names.lock, number)).await;
+        let looked = client.look(names.slot, |number| client.format.look_again(&names.lock, number)).await;
         return client.format.seen_again(looked.map_err(unchanged)?).ok_or_else(senseless);
     }
     match client.format.seen(looked.map_err(unchanged)?) {

@@ -138,7 +138,8 @@ impl RedisClaim {
     async fn number(&mut self, request: &Request) -> Result<Attempt, Failure> {
         self.held = true;
         let (client, patience) = (Arc::clone(&self.client), self.patience());
-        let drawn = client.servers.ask(self.names.slot, patience, |number| draw(&self.names, number)).await;
+        let drawn =
+            client.servers.ask(self.names.slot, (false, patience), |number| draw(&self.names, number)).await;
         let fence = match drawn {
             Ok(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
             Ok(_) => return Err(senseless().of_worthless_grant()),
@@ -275,7 +276,7 @@ impl Claim for RedisClaim {
         let millis = u64::try_from(taken_for.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
         let (client, names, token) = (Arc::clone(&self.client), self.names.clone(), self.request.token);
         let call = |number| client.format.leave(&names, &token, millis, number);
-        let answer = client.servers.ask(names.slot, self.patience(), call).await?;
+        let answer = client.servers.ask(names.slot, (false, self.patience()), call).await?;
         self.held = false;
         let withdrawal = match answer {
             Value::Int(0) => Withdrawal::ABSENT,

@@ -68,10 +68,10 @@ impl Client {
         let probe = self.namer.probe();
         let key = (!self.among_data).then_some(&probe);
         for by in [By::Text, By::Hash] {
-            self.ask(probe.slot, |number| self.format.introduction(key, by, number)).await?;
+            self.look(probe.slot, |number| self.format.introduction(key, by, number)).await?;
         }
         let rights = |number| self.format.rights(&probe, self.among_data, number);
-        let missing = self.ask(probe.slot, rights).await?;
+        let missing = self.look(probe.slot, rights).await?;
         let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
         if missing.is_empty() {
             return Ok(());
@@ -95,7 +95,25 @@ impl Client {
         slot: u16,
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, QUESTION, call)).await;
+        self.question(slot, false, call).await
+    }
+
+    /// Sends a call that changes nothing, which a replica answers, too.
+    pub(crate) async fn look(
+        &self,
+        slot: u16,
+        call: impl Fn(CallNumber) -> Cmd + Sync,
+    ) -> Result<Value, Failure> {
+        self.question(slot, true, call).await
+    }
+
+    async fn question(
+        &self,
+        slot: u16,
+        looks: bool,
+        call: impl Fn(CallNumber) -> Cmd + Sync,
+    ) -> Result<Value, Failure> {
+        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, (looks, QUESTION), call)).await;
         asked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Connection {
     ended: Arc<AtomicBool>,
     tracking: Arc<ConnectionTracking>,
     resp3: bool,
+    /// The server was a replica when it was opened.
+    is_replica: bool,
     runtime: Handle,
     probing: AtomicBool,
     silent: AtomicBool,
@@ -57,18 +59,28 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Takes over a connection that was opened on the calling runtime.
-    pub(crate) fn new(opened: Opened, options: WireOptions, tracking: Arc<ConnectionTracking>) -> Self {
+    pub(crate) fn new(
+        opened: Opened,
+        options: WireOptions,
+        tracking: Arc<ConnectionTracking>,
+        is_replica: bool,
+    ) -> Self {
         let Opened { connection, ended, resp3 } = opened;
         let (queue, wire) = (Arc::new(Queue::default()), Wire::new(connection, options));
         let runtime = Handle::current();
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
         let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
         let steps = Semaphore::new(MOST_STEPS);
-        Self { wire, queue, steps, ended, tracking, resp3, runtime, probing, silent }
+        Self { wire, queue, steps, ended, tracking, resp3, is_replica, runtime, probing, silent }
     }
 
     pub(crate) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the server is a replica, which grants nothing also where it can be written to.
+    pub(crate) const fn is_replica(&self) -> bool {
+        self.is_replica
     }
 
     /// Nothing more is sent over it.

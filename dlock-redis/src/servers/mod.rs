@@ -7,6 +7,7 @@ mod messages;
 mod node;
 mod open;
 mod queue;
+mod role;
 mod sentinel;
 mod track;
 mod wire;
@@ -134,7 +135,7 @@ impl Servers {
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
     }
 
-    /// Sends a call that takes no lock to the server of a slot.
+    /// Sends a call that takes no lock to the server of a slot. One that only `looks` is answered by a replica, too.
     ///
     /// # Cancel safety
     ///
@@ -142,10 +143,10 @@ impl Servers {
     pub(crate) async fn ask(
         &self,
         slot: u16,
-        patience: Duration,
+        (looks, patience): (bool, Duration),
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        Ok(self.carry_out(&Question { slot, call }, patience, &mut Untracked).await?.answer)
+        Ok(self.carry_out(&Question { slot, looks, call }, patience, &mut Untracked).await?.answer)
     }
 
     /// All servers that grant locks.
@@ -200,6 +201,9 @@ impl Servers {
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
     ) -> Result<Reply<E::Answer>, Fault> {
+        if route.connection.is_replica() && !request.looks() {
+            return Err(Fault::Refused("READONLY by its own word".into()));
+        }
         track.before(route);
         let probe = ProbeOnDrop(Some((route, patience)));
         let result = request.over(&route.connection, asking).await;
@@ -262,6 +266,11 @@ pub(crate) trait Command: Sync {
 
     /// The slot of its locks.
     fn slot(&self) -> u16;
+
+    /// Whether it changes nothing.
+    fn looks(&self) -> bool {
+        false
+    }
 
     /// The answer where its keys lie on two servers, if it can be carried out in another way.
     fn apart(&self) -> Option<Self::Answer> {
@@ -358,6 +367,7 @@ impl Command for ShareRequest {
 /// A call that takes no lock.
 struct Question<F> {
     slot: u16,
+    looks: bool,
     call: F,
 }
 
@@ -366,6 +376,10 @@ impl<F: Fn(CallNumber) -> Cmd + Sync> Command for Question<F> {
 
     fn slot(&self) -> u16 {
         self.slot
+    }
+
+    fn looks(&self) -> bool {
+        self.looks
     }
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Value>, Fault> {

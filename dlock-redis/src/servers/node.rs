@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::connection::Connection;
 use super::open::Opener;
+use super::role::{self, Role};
 use super::sentinel::Sentinels;
 use super::wire::WireOptions;
 use crate::tracking::ConnectionTracking;
@@ -148,10 +149,17 @@ impl Target {
         let tracking = ConnectionTracking::new(&self.options.tracking);
         let told = Arc::clone(&tracking);
         let opened = self.opener.open(&endpoint, move |said| told.heard(&said)).await?;
+        let role = match &self.address {
+            // A replica that is part of a cluster sends everybody to its master, and a proxy speaks for many servers.
+            Address::Fixed(_) if !self.options.together => Role::Unknown,
+            _ => role::of(&opened, &endpoint, self.opener.timeout()).await?,
+        };
         if let Address::Sentinels(_) = &self.address {
-            super::sentinel::confirm_master(&opened.connection, &endpoint, self.opener.timeout()).await?;
+            role.confirm_master(&endpoint)?;
         }
-        Ok((endpoint, Arc::new(Connection::new(opened, self.options.clone(), tracking))))
+        let is_replica = role == Role::Replica;
+        let connection = Connection::new(opened, self.options.clone(), tracking, is_replica);
+        Ok((endpoint, Arc::new(connection)))
     }
 
     fn probe_limit(&self, patience: Duration) -> Duration {

@@ -82,28 +82,6 @@ impl Sentinels {
     }
 }
 
-/// A server that was the master may not know yet that it no longer is, and one that is to become it may not know yet
-/// that it will. The latter can be told.
-pub(crate) async fn confirm_master(
-    connection: &MultiplexedConnection,
-    endpoint: &Endpoint,
-    limit: Duration,
-) -> Result<(), Failure> {
-    let reply = answer(connection, &redis::cmd("ROLE"), limit, endpoint).await?;
-    let master = match reply {
-        Value::Array(parts) => match parts.into_iter().next() {
-            Some(Value::BulkString(role)) => role == b"master",
-            Some(Value::SimpleString(role)) => role == "master",
-            _ => false,
-        },
-        _ => false,
-    };
-    if master {
-        return Ok(());
-    }
-    Err(Failure::unavailable(format!("{endpoint} is not the master yet that the sentinels say it is")))
-}
-
 /// The answer to a question that changes nothing.
 pub(crate) async fn answer(
     connection: &MultiplexedConnection,

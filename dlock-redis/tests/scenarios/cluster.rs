@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock_core::Locks;
 use dlock_redis::Redis;
-use dlock_rig::servers::redis::RedisCluster;
+use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
 use crate::support::{LONG, fence, is_counter, locks, soon, take, until};
 
@@ -38,6 +38,26 @@ async fn locks_of_all_slots_exclude_and_wake_each_other() {
     assert_eq!(held(&cluster), [""; 0]);
     let left = || cluster.nodes().iter().all(|node| node.channels().is_empty());
     until("the channels to be left", left).await;
+}
+
+/// It sends everybody to the master, whose role need not be asked for.
+#[tokio::test]
+async fn a_replica_of_a_cluster_that_can_be_written_to_grants_nothing() {
+    let options = RedisServer::options().argument("replica-read-only", "no");
+    let cluster = RedisCluster::start_with(options).unwrap();
+    let locks = locks(&cluster.url(), LONG).await;
+    take(&locks, "room").await.release().await.unwrap();
+    let before = cluster.master_of("room");
+    cluster.handoff(before).unwrap();
+    let guard = take(&locks, "room").await;
+    let nodes = [before, cluster.partner_of(before)].map(|node| &cluster.nodes()[node]);
+    assert_eq!(nodes.map(|node| node.info("role")), ["slave", "master"]);
+    let fence = fence(&guard).to_string();
+    nodes[1].wait_for_a_replica().unwrap();
+    let words = ["EVAL", "return redis.call('SET', KEYS[1], ARGV[1])", "1", "dlock:room", &fence];
+    let error = nodes[0].try_command::<redis::Value>(&words).unwrap_err();
+    assert!(error.redirect_node().is_some(), "{error}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

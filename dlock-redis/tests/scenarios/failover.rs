@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_core::{ErrorKind, Fence, Locks, Wait};
 use dlock_redis::Redis;
-use dlock_rig::servers::redis::{RedisPair, RedisServer};
+use dlock_rig::servers::redis::{RedisOptions, RedisPair, RedisServer};
 
 use crate::support::{LONG, error_of, fence, held, over, soon, until};
 
@@ -79,6 +79,45 @@ async fn a_replica_grants_nothing() {
     let error = error_of(over(redis, LONG).lock("room").try_acquire().await, ErrorKind::Unavailable);
     assert!(error.to_string().contains("replica"), "{error}");
     assert_eq!(held(pair.replica()), [""; 0]);
+}
+
+/// By `HELLO`, and where that is refused by `ROLE` or by `INFO`.
+#[tokio::test]
+async fn a_replica_that_can_be_written_to_grants_and_releases_nothing_however_it_says_what_it_is() {
+    let master = RedisServer::start().unwrap();
+    let guard =
+        over(Redis::connect(&master.url()).await.unwrap(), LONG).lock("held").acquire().await.unwrap();
+    for renamed in [&[][..], &["hello"], &["hello", "role"]] {
+        let rename = |options: RedisOptions, name: &&str| {
+            options.argument("rename-command", &format!("{name} no-{name}"))
+        };
+        let options = renamed.iter().fold(RedisServer::options(), rename);
+        let replica =
+            options.replica_of(master.address()).argument("replica-read-only", "no").start().unwrap();
+        until("the replica to follow", || held(&replica) == ["held"]).await;
+        let client = redis::Client::open(replica.url()).unwrap();
+        let clients = [Redis::connect(&replica.url()).await, Redis::from_client(&client).connect().await];
+        for redis in clients.map(Result::unwrap) {
+            let locks = over(redis.clone(), LONG);
+            let room = || locks.lock("room").with_wait(Wait::No);
+            let fair = room().with_fairness(true);
+            for lock in [room(), room().read(), fair] {
+                let error = error_of(lock.acquire().await, ErrorKind::Unavailable);
+                assert!(error.to_string().contains("replica"), "{error}");
+            }
+            error_of(locks.semaphore("room", 2).try_acquire().await, ErrorKind::Unavailable);
+            let batch = locks.lock_all(["a", "b"]).with_wait(Wait::No);
+            error_of(batch.acquire().await, ErrorKind::Unavailable);
+            error_of(locks.force_release("held").await, ErrorKind::Unavailable);
+            error_of(redis.fenced_set("stock", "17", Fence::new(7)).await, ErrorKind::Unavailable);
+            assert!(locks.inspect("held").await.unwrap().is_some(), "it is looked at, {renamed:?}");
+        }
+        assert_eq!(held(&replica), ["held"], "{renamed:?}");
+        let locks = over(Redis::connect(&replica.url()).await.unwrap(), LONG);
+        replica.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+        soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+    }
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
