@@ -14,8 +14,9 @@
 --             {ms to wait or -1, value or ''} when it is taken, or another one's turn
 --   renew     1, or 0 when there was nothing
 --   withdraw  the same
--- What is held alone has room for one more in line while its value is shorter; a hash while it has fewer fields.
-local LONGEST, FIELDS = 455, 10000
+-- What is held alone has room for one more in line while its value is shorter; a hash while it has fewer fields. One that
+-- has more than a line and its holders can have is none of ours, and never read or deleted.
+local LONGEST, ROOM, FIELDS = 455, 10000, 20016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local acquires, waits = operation == 'acquire', ARGV[7] == '1'
 local wrong = 'WRONGTYPE the key holds something that is no lock'
@@ -48,6 +49,8 @@ elseif kind ~= 'hash' and acquires and kind ~= 'none' then
   return redis.error_reply(wrong)
 elseif kind ~= 'hash' and not acquires then
   return done(0)
+elseif kind == 'hash' and call('HLEN', name) > FIELDS then
+  return acquires and redis.error_reply(wrong) or done(0)
 end
 local found = call('HMGET', name, 'f', 'q', 'n', 'e', 'h', 'l', '?' .. token, token, 'of', 'F', 'r')
 local last, head = tonumber(found[1]), tonumber(found[2]) or 1
@@ -68,9 +71,11 @@ local function first()
   return waiter, alive
 end
 
--- Takes a place in line, or keeps it. The last place is in this field.
+-- Takes a place in line, if there is room, or keeps it. The last place is in this field.
 local function stand(field)
-  if not place then
+  if not place and call('HLEN', name) >= ROOM then
+    return
+  elseif not place then
     last = last + 1
     place = last
     call('HSET', name, field, last)
@@ -107,7 +112,7 @@ if kind == 'hash' and not last then
   end
   if n > 0 or chance > now then
     local waiter = first()
-    if waits and (place or call('HLEN', name) < FIELDS) then
+    if waits then
       stand('F')
     end
     -- Those behind the first have no reason to ask when one of them ends.

@@ -49,7 +49,7 @@ elseif kind ~= 'none' and kind ~= 'string' then
   return redis.error_reply(wrong)
 end
 local purges = n and n > 0 and ends <= now and not fair
-local reads = purges or operation == 'look' or operation == 'force'
+local reads = purges or fair and operation == 'acquire' or operation == 'look' or operation == 'force'
 if kind == 'hash' and reads and call('HLEN', name) > FIELDS then
   return redis.error_reply(wrong)
 end

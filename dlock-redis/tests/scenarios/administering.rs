@@ -100,15 +100,42 @@ async fn a_hash_that_is_larger_than_any_lock_is_refused_unread() {
                 for n = 1, 100000 do redis.call('HSET', KEYS[1], string.format('%032x', n), '1 1 1 x') end";
     server.command::<()>(&["EVAL", fill, "1", "dlock:big"]);
     let locks = over(Redis::connect(&server.url()).await.unwrap(), LONG);
-    server.command::<()>(&["CONFIG", "RESETSTAT"]);
-    for acquire in [locks.lock("big"), locks.lock("big").read()] {
-        error_of(acquire.try_acquire().await, ErrorKind::InvalidConfig);
+    // As a lock that several hold, and as one that is waited for in line.
+    for fields in ["100002", "100003"] {
+        server.command::<()>(&["CONFIG", "RESETSTAT"]);
+        let big = || locks.lock("big");
+        for acquire in [big(), big().read(), big().with_fairness(true)] {
+            error_of(acquire.try_acquire().await, ErrorKind::InvalidConfig);
+        }
+        error_of(locks.semaphore("big", 3).try_acquire().await, ErrorKind::InvalidConfig);
+        error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
+        error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
+        assert!(locks.holders().await.unwrap().is_empty());
+        assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
+        assert_eq!(server.command::<String>(&["HLEN", "dlock:big"]), fields, "it was changed");
+        server.command::<()>(&["HSET", "dlock:big", "f", "1"]);
     }
-    error_of(locks.semaphore("big", 3).try_acquire().await, ErrorKind::InvalidConfig);
-    error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
-    error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
-    assert!(locks.holders().await.unwrap().is_empty());
-    assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
+}
+
+#[tokio::test]
+async fn a_line_has_no_place_for_more_than_a_lock_has_fields() {
+    let server = RedisServer::start().unwrap();
+    let fill = "redis.call('HSET', KEYS[1], 'n', 1, 'e', ARGV[1], 'h', 'x', 'f', 5000, 'q', 1) \
+                for n = 1, 5000 do \
+                  local waiter = string.format('%032x', n) \
+                  redis.call('HSET', KEYS[1], 'q' .. n, waiter .. ' ' .. ARGV[1], '?' .. waiter, n) \
+                end";
+    let end = (SystemTime::now() + LONG).duration_since(UNIX_EPOCH).unwrap().as_millis().to_string();
+    server.command::<()>(&["EVAL", fill, "1", "dlock:room", &end]);
+    let locks = over(Redis::connect(&server.url()).await.unwrap(), LONG);
+    let late = locks.lock("room").with_fairness(true).with_wait(LONG);
+    let late = tokio::spawn(async move { late.acquire().await });
+    until("the late one to ask again", || {
+        server.command_calls().get("evalsha").is_some_and(|calls| *calls > 3)
+    })
+    .await;
+    late.abort();
+    assert_eq!(server.command::<u32>(&["HLEN", "dlock:room"]), 10_005);
 }
 
 #[tokio::test]
