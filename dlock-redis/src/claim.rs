@@ -24,7 +24,7 @@ use crate::request::{Answer, Request, RequestAlone, ShareStep, Step};
 use crate::servers::Reply;
 use crate::tracking::{TRACKED_AFTER, TrackedLock};
 
-use self::answers::{senseless, withdrawn};
+use self::answers::{senseless, withdrawn, without_fence};
 use self::in_flight::{InFlight, InFlightAttempts};
 use self::line::Line;
 pub(crate) use batch::attempt_all;
@@ -125,7 +125,7 @@ impl RedisClaim {
             Answer::Adopted(Some(fence)) => self.granted(reply, *fence, 1),
             Answer::Adopted(None) => {
                 self.held = true;
-                Err(Failure::invalid_config("somebody removed the fence from the lock; do not edit locks"))
+                Err(without_fence())
             }
             Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
             // Perhaps others read it.

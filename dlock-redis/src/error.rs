@@ -52,6 +52,9 @@ const CODES: &[&str] = &[
 /// What the scripts say where the fault is not the lock's.
 const COUNTER: &str = "the counter of fences";
 
+/// What the scripts say of a lock that the token has already, and that could only be adopted with its fence.
+const NO_FENCE: &str = "somebody removed the fence from the lock";
+
 impl Fault {
     /// What became of a request that the client library reports this of.
     pub(crate) fn of(error: RedisError) -> Self {
@@ -150,6 +153,10 @@ pub(crate) fn refusal(text: &str) -> Failure {
             "the counter of fences holds no number that can be counted on from; set it to the highest fence that was \
              ever granted, or delete it",
         ),
+        _ if text.contains(NO_FENCE) => (
+            ErrorKind::InvalidConfig,
+            "what the server has under the key is no lock as it was granted; release it by force",
+        ),
         _ if text.contains("non deterministic commands") => (
             ErrorKind::InvalidConfig,
             "the server replicates scripts by their text; set lua-replicate-commands to yes, its default",
@@ -180,7 +187,8 @@ pub(crate) fn refusal(text: &str) -> Failure {
         _ if text.contains("DB index") => (ErrorKind::InvalidConfig, "the server has no such database"),
         _ => (ErrorKind::Unsupported, "the server gave an error that is not known"),
     };
-    Failure::new(kind, format!("{advice} ({})", text.trim()))
+    let failure = Failure::new(kind, format!("{advice} ({})", text.trim()));
+    if text.contains(NO_FENCE) { failure.of_worthless_grant() } else { failure }
 }
 
 /// What it means that a connection could not be opened. Nothing was sent.
@@ -260,6 +268,7 @@ mod tests {
             "ERR DB index is out of range",
             "FENCES dlock:fence:{0}",
             "ERR value is not an integer or out of range",
+            "ERR somebody removed the fence from the lock; do not edit locks",
             "ERR increment or decrement would overflow",
             "ERR Error running script (call to f_1): @user_script:52: @user_script: 52: Write commands not allowed after \
              non deterministic commands. Call redis.replicate_commands() at the start of your script in order to switch \

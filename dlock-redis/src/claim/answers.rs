@@ -3,7 +3,7 @@
 use dlock_core::Failure;
 use dlock_core::backend::Withdrawal;
 
-use crate::error::Fault;
+use crate::error::{Fault, refusal};
 use crate::request::Answer;
 
 pub(super) fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
@@ -14,6 +14,11 @@ pub(super) fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
         Answer::Done(false) => Ok(Withdrawal::ABSENT),
         _ => Err(senseless()),
     }
+}
+
+/// What the token has already, without the fence that it was granted with.
+pub(super) fn without_fence() -> Failure {
+    refusal("ERR somebody removed the fence from the lock; do not edit locks")
 }
 
 pub(super) fn senseless() -> Failure {

@@ -6,7 +6,7 @@ use dlock_core::Failure;
 use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
 
 use super::RedisClaim;
-use super::answers::senseless;
+use super::answers::{senseless, without_fence};
 use super::in_flight::InFlightAttempts;
 use crate::client::Client;
 use crate::error::Fault;
@@ -87,9 +87,7 @@ impl RedisClaim {
                 let lease = std::time::Duration::from_millis(self.lease());
                 Ok(Grant::new(Term::Lease(lease)).with_fence(Fence::new(*fence)))
             }
-            Answer::Adopted(_) => {
-                Err(Failure::unknown("somebody removed the fence from the lock; do not edit locks"))
-            }
+            Answer::Adopted(_) => Err(without_fence()),
             _ => Err(senseless()),
         }
     }

@@ -184,6 +184,9 @@ local lease, who = tonumber(ARGV[4]), ARGV[9]
 if own then
   -- The reply of an earlier attempt was lost.
   local rest, fence = string.match(own, '^%d+( 0 (%d+) .*)$')
+  if not fence then
+    return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
+  end
   local expires = text(now + lease)
   begin_in_any_case(token)
   call('HSET', name, 'e', expires, token, expires .. rest)

@@ -250,6 +250,9 @@ end
 if own then
   -- The reply of an earlier attempt was lost.
   local rest, fence = string.match(own, '^%d+( %d+ (%d+) .*)$')
+  if not fence then
+    return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
+  end
   call('HSET', name, token, text(now + lease) .. rest)
   keep(lease)
   return done({ tonumber(fence) })

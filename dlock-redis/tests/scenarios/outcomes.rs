@@ -1,9 +1,11 @@
 //! Replies and requests that are lost.
 
-use dlock_core::ErrorKind;
+use std::pin::Pin;
+
+use dlock_core::{Error, ErrorKind};
 use dlock_rig::proxy::Loss;
 
-use crate::support::{LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
+use crate::support::{HOUR, LONG, Proxied, SHORT, error_of, fence, held, is_counter, locks, soon, until};
 
 #[tokio::test]
 async fn a_grant_whose_reply_was_lost_is_adopted() {
@@ -33,6 +35,55 @@ async fn an_adopted_grant_has_its_full_lease() {
     let guard = locks.lock("room").acquire().await.unwrap();
     let (left, believed): (u64, _) = (on.server.command(&["PTTL", "dlock:room"]), guard.remaining().unwrap());
     assert!(u128::from(left) >= believed.as_millis(), "{left} ms on the server, and {believed:?} believed");
+}
+
+/// Removes the fence from whatever is a lock, or part of one.
+const REMOVE_FENCE: &str = "\
+    local name = KEYS[1] \
+    if redis.call('TYPE', name).ok == 'string' then \
+      local value = string.gsub(redis.call('GET', name), ' %d+%+%d+ ', ' ', 1) \
+      return redis.call('SET', name, value, 'KEEPTTL') \
+    end \
+    local all = redis.call('HGETALL', name) \
+    for at = 1, #all, 2 do \
+      if #all[at] >= 32 then \
+        local value = string.gsub(all[at + 1], '%d%d%d%d%d%d+ ([a-z])', '%1', 1) \
+        redis.call('HSET', name, all[at], value) \
+      end \
+    end";
+
+#[tokio::test]
+async fn a_grant_whose_fence_was_removed_before_it_was_adopted_is_refused_at_once_alone_and_in_a_batch() {
+    for (parameters, prefix, has_readers) in [("", "dlock:", true), ("/?redisson=true", "dlock:", false)] {
+        for mode in ["alone", "batch", "fair", "read"] {
+            if mode == "read" && !has_readers {
+                continue;
+            }
+            let on = Proxied::start();
+            let locks = locks(&format!("{}{parameters}", on.url()), LONG).await;
+            let lock = locks.lock("b").with_wait(HOUR);
+            let acquire: Pin<Box<dyn Future<Output = Option<Error>> + Send>> = match mode {
+                "batch" => {
+                    let batch = locks.lock_all(["a", "b", "c"]).with_wait(HOUR);
+                    Box::pin(async move { batch.acquire().await.err() })
+                }
+                "fair" => Box::pin(async move { lock.with_fairness(true).acquire().await.err() }),
+                "read" => Box::pin(async move { lock.read().acquire().await.err() }),
+                _ => Box::pin(async move { lock.acquire().await.err() }),
+            };
+            // The scripts of the others are learned by their text.
+            locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+            let script = if mode == "alone" { "EVALSHA" } else { "EVAL" };
+            on.proxy.lose_reply(1, script, Loss::Silence);
+            let acquire = tokio::spawn(acquire);
+            soon("the loss of the reply", on.proxy.wait_until_lost(1)).await;
+            on.server.command::<()>(&["EVAL", REMOVE_FENCE, "1", &format!("{prefix}b")]);
+            let error = soon("the refusal", acquire).await.unwrap().expect("it has no fence");
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{mode}{parameters}: {error}");
+            assert!(error.to_string().contains("removed the fence"), "{error}");
+            until("the withdrawal", || on.server.keys().iter().all(|key| is_counter(key))).await;
+        }
+    }
 }
 
 #[tokio::test]
