@@ -112,16 +112,17 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
             let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
             let mut several = Vec::new();
             for ((key, name), looked) in locks.into_iter().zip(looked) {
-                let found = match looked.map_err(Fault::into_failure) {
+                let found = match looked {
                     Ok(looked) => client.format.seen(looked),
-                    Err(denied) if denied.kind() == ErrorKind::Denied => return Err(denied),
                     // It may be held by several.
-                    Err(failure) if is_no_lock(&failure) => {
+                    Err(fault) if fault.is_no_lock() => {
                         several.push((key, name));
                         continue;
                     }
-                    // Data of others, or what has moved.
-                    Err(_) => continue,
+                    Err(fault) => {
+                        held_elsewhere(client, key, fault, held).await?;
+                        continue;
+                    }
                 };
                 match found {
                     Found::Held(holder) => held.push((key, holder)),
@@ -170,10 +171,36 @@ async fn held_by_several(
     let looks = locks.iter().map(|(_, name)| |number| client.format.look_again(name, number));
     let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
     for ((key, _), looked) in locks.into_iter().zip(looked) {
-        // Data of others is refused.
-        if let Some(found) = looked.ok().and_then(|looked| client.format.seen_again(looked)) {
-            held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder)));
+        match looked.map(|looked| client.format.seen_again(looked)) {
+            Ok(Some(found)) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
+            // It is in the way of a lock, and may be removed.
+            Ok(None) if !client.among_data => held.push((key, foreign())),
+            Ok(None) => {}
+            // Data of others.
+            Err(fault) if fault.is_no_lock() => {}
+            Err(fault) => held_elsewhere(client, key, fault, held).await?,
         }
+    }
+    Ok(())
+}
+
+/// Adds those who hold what a server did not tell of: while a slot of a cluster is being moved, it may send the
+/// question to another server. Whatever else keeps a lock from being looked at is an error: none is left out without a
+/// word.
+async fn held_elsewhere(
+    client: &Client,
+    key: Key,
+    fault: Fault,
+    held: &mut Vec<(Key, Holder)>,
+) -> Result<(), Failure> {
+    if fault.redirect().is_none() {
+        return Err(unchanged(fault.into_failure()));
+    }
+    match occupancy(client, &key).await {
+        Ok(found) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
+        // Data of others.
+        Err(failure) if is_no_lock(&failure) && failure.message().contains("WRONGTYPE") => {}
+        Err(failure) => return Err(failure),
     }
     Ok(())
 }

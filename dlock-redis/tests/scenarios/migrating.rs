@@ -10,6 +10,24 @@ use tokio::task::JoinSet;
 
 use crate::support::{LONG, error_of, fence, is_counter, over, soon, take, until};
 
+/// By the server that they came to, which sends who asks there to the one that still serves the slot.
+#[tokio::test]
+async fn locks_of_a_slot_whose_move_has_stalled_are_listed() {
+    let cluster = RedisCluster::start().unwrap();
+    let locks = shared(&cluster, "dlock:").await;
+    let _guard = locks.lock("room").acquire().await.unwrap();
+    let _reader = locks.lock("page").read().acquire().await.unwrap();
+    for name in ["dlock:room", "dlock:page"] {
+        let migration = cluster.begin_migration(name, (cluster.master_of(name) + 1) % 3);
+        cluster.migrate_keys(migration);
+        let held = locks.holders().await.unwrap();
+        let mut keys: Vec<&str> = held.iter().map(|(key, _)| key.as_str()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["page", "room"], "while the slot of {name} moves");
+        cluster.finish_migration(migration);
+    }
+}
+
 async fn shared(cluster: &RedisCluster, prefix: &str) -> Locks {
     over(Redis::builder(&cluster.url()).with_prefix(prefix).connect().await.unwrap(), LONG)
 }
