@@ -6,7 +6,7 @@ use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{ErrorKind, Failure, Holder, Key};
 use redis::Value;
 
-use crate::client::Client;
+use crate::client::{Client, unchanged};
 use crate::error::{Fault, refusal};
 use crate::format::{Found, ScannedFor, shares};
 use crate::servers::Node;
@@ -211,14 +211,6 @@ async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result
     asked
         .unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {PATIENCE:?}"))))
         .map_err(unchanged)
-}
-
-/// Nothing was to be changed, so that it does not matter whether it was carried out.
-fn unchanged(failure: Failure) -> Failure {
-    match failure.kind() {
-        ErrorKind::Unknown => Failure::unavailable(failure.message().to_owned()),
-        _ => failure,
-    }
 }
 
 /// The cursor and the names of an answer to `SCAN`. Names that are no text are none of ours.

@@ -15,14 +15,15 @@ use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
 use dlock_core::{Failure, Fence, Holder};
+use futures_util::FutureExt;
 use redis::Value;
 
 use crate::client::Client;
 use crate::format::draw;
 use crate::keys::Names;
-use crate::request::{Answer, Request, RequestAlone, ShareStep, Step};
-use crate::servers::Reply;
-use crate::tracking::{TRACKED_AFTER, TrackedLock};
+use crate::request::{Answer, Look, Request, RequestAlone, ShareStep, Step};
+use crate::servers::{Reply, Untracked};
+use crate::tracking::{Probes, TRACKED_AFTER, TrackedLock};
 
 use self::answers::{senseless, withdrawn, without_fence};
 use self::in_flight::{InFlight, InFlightAttempts};
@@ -80,10 +81,29 @@ impl RedisClaim {
 
     /// Whether the lock is tracked, or is from its next renewal on.
     fn is_tracked(&mut self) -> bool {
-        if let (None, Some(signal)) = (&self.tracked, &self.signal) {
-            self.tracked = self.client.tracking.enter(&self.names.lock, signal);
+        let tracking = &self.client.tracking;
+        if let (None, Some(signal)) = (&self.tracked, &self.signal)
+            && tracking.has_room()
+        {
+            self.tracked = tracking.enter(&self.names.lock, signal, self.probes());
         }
-        self.tracked.is_some() && self.client.tracking.is_possible()
+        self.tracked.is_some() && tracking.is_possible()
+    }
+
+    /// What shows that the lock is held, where others change what is stored for it.
+    fn probes(&self) -> Option<Probes> {
+        if self.is_plain() && !self.downgraded {
+            return None;
+        }
+        let mode = if self.downgraded { Mode::Shared } else { self.request.mode };
+        let list = self.client.format.probes(&self.names, &self.request.token, mode, self.request.fair);
+        let (client, slot) = (Arc::clone(&self.client), self.names.slot);
+        let ask = move |probes, patience| {
+            let (client, look) = (Arc::clone(&client), Look { slot, probes });
+            let asking = async move { client.servers.carry_out(&look, patience, &mut Untracked).await };
+            asking.map(|reply| reply.ok().map(|reply| reply.answer)).boxed()
+        };
+        Some(Probes { lease: self.request.lease, list, ask: Box::new(ask) })
     }
 
     fn step(&self, step: Step) -> Request {
@@ -226,7 +246,7 @@ impl Claim for RedisClaim {
         if let Some(runtime) = self.request.renewal_runtime() {
             self.client.servers.prepare(self.names.slot, &runtime);
         }
-        if self.is_plain() && self.client.tracking.has_room() {
+        if self.client.tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
             self.signal = Some(signal);
         }
@@ -247,7 +267,8 @@ impl Claim for RedisClaim {
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
-        (self.signal, self.tracked, self.downgraded) = (None, None, true);
+        // What is tracked is a reader's from here on.
+        (self.tracked, self.downgraded) = (None, true);
         Box::pin(self.extend_share(|lease| ShareStep::Downgrade { lease })).await
     }
 

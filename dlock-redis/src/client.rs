@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::Mode;
 use dlock_core::backend::notify::Channels;
 use dlock_core::{ErrorKind, Failure, Key, Token};
 use redis::{Cmd, Value};
+use tokio::sync::OnceCell;
 
 use crate::config::{Config, Replicas};
 use crate::format::Format;
+use crate::format::rights::USES;
 use crate::keys::{Namer, Names};
 use crate::listening::Listening;
 use crate::request::{By, CallNumber};
@@ -31,6 +34,8 @@ pub(crate) struct Client {
     pub(crate) format: Format,
     /// Whether data of others may lie under the names of locks: there is no prefix.
     pub(crate) among_data: bool,
+    /// The uses of locks that this user was seen to have the rights for.
+    tried: [OnceCell<()>; USES],
 }
 
 impl Client {
@@ -56,6 +61,7 @@ impl Client {
             namer: Namer::new(&config.prefix, config.counters, config.cluster, config.redisson)?,
             format,
             among_data: config.prefix.is_empty(),
+            tried: Default::default(),
         })
     }
 
@@ -71,22 +77,31 @@ impl Client {
             self.look(probe.slot, |number| self.format.introduction(key, by, number)).await?;
         }
         let rights = |number| self.format.rights(&probe, self.among_data, number);
-        let missing = self.look(probe.slot, rights).await?;
-        let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let lacking: Vec<&str> = missing.iter().filter_map(|command| command.strip_prefix('!')).collect();
-        if !lacking.is_empty() {
-            let lacking = lacking.join(", ");
-            let message = format!("the server has no {lacking}: it is too old, or they were renamed");
-            return Err(Failure::new(ErrorKind::Unsupported, message));
-        }
-        let missing = missing.join(", ");
-        let message = format!(
-            "the user may not use {missing}; docs/backends/redis.md lists the rights that are needed"
-        );
-        Err(Failure::new(ErrorKind::Denied, message))
+        has_all(self.look(probe.slot, rights).await?)
+    }
+
+    /// Whether this user is known to have the rights that locks of this mode need besides.
+    pub(crate) fn is_tried(&self, mode: Mode, fair: bool) -> bool {
+        self.tried[self.format.place(mode, fair)].initialized()
+    }
+
+    /// Asks the server, once for all, whether this user may use the commands that locks of this mode need besides: one
+    /// that is missing would be met only when the lock is renewed or released.
+    pub(crate) async fn may_use(
+        &self,
+        names: &Names,
+        (mode, fair): (Mode, bool),
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let probe = self.namer.probe();
+        let rights = |number| self.format.rights_of((mode, fair), &names.lock, &probe.lock, number);
+        let asking = async || {
+            let asked = tokio::time::timeout(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
+            let missing =
+                asked.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
+            has_all(missing.map_err(unchanged)?)
+        };
+        self.tried[self.format.place(mode, fair)].get_or_try_init(asking).await.copied()
     }
 
     /// Sends a call that takes no lock.
@@ -115,6 +130,32 @@ impl Client {
     ) -> Result<Value, Failure> {
         let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, (looks, QUESTION), call)).await;
         asked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
+    }
+}
+
+/// Reads which commands are missing.
+fn has_all(missing: Value) -> Result<(), Failure> {
+    let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let lacking: Vec<&str> = missing.iter().filter_map(|command| command.strip_prefix('!')).collect();
+    if !lacking.is_empty() {
+        let lacking = lacking.join(", ");
+        let message = format!("the server has no {lacking}: it is too old, or they were renamed");
+        return Err(Failure::new(ErrorKind::Unsupported, message));
+    }
+    let missing = missing.join(", ");
+    let message =
+        format!("the user may not use {missing}; docs/backends/redis.md lists the rights that are needed");
+    Err(Failure::new(ErrorKind::Denied, message))
+}
+
+/// Nothing was to be changed, so that it does not matter whether it was carried out.
+pub(crate) fn unchanged(failure: Failure) -> Failure {
+    match failure.kind() {
+        ErrorKind::Unknown => Failure::unavailable(failure.message().to_owned()),
+        _ => failure,
     }
 }
 

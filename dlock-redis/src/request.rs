@@ -211,6 +211,28 @@ pub(crate) struct RequestAlone<'a> {
     pub(crate) fence: u64,
 }
 
+/// A read that finds something while a claim has what it holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe {
+    pub(crate) command: &'static str,
+    pub(crate) name: Arc<str>,
+    /// What it asks for behind the name, if anything.
+    pub(crate) part: Vec<u8>,
+}
+
+impl Probe {
+    pub(crate) fn new(command: &'static str, name: &Arc<str>, part: impl Into<Vec<u8>>) -> Self {
+        Self { command, name: Arc::clone(name), part: part.into() }
+    }
+}
+
+/// A look at what claims hold in one slot. Its answer says of each probe whether it found something.
+#[derive(Clone, Debug)]
+pub(crate) struct Look {
+    pub(crate) slot: u16,
+    pub(crate) probes: Vec<Probe>,
+}
+
 /// One operation on a lock that several may hold, or wait for in line. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct ShareRequest {

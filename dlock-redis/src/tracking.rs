@@ -3,6 +3,11 @@
 //! A renewal reads its lock last, on a connection that is tracked. Whatever changes the lock after that, but for what
 //! comes over the same connection, the server tells at once; and the renewal that follows finds out what it was, and
 //! has the server tell again. So the renewals of a lock have nothing told, and cost nothing but that read.
+//!
+//! What several hold, or wait for in line, is changed by all of them: if each renewed at each change, their renewals
+//! would cause one another. Such a lock is looked at instead, see [`looks`].
+
+mod looks;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,15 +18,29 @@ use dlock_core::backend::Signal;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use smallvec::SmallVec;
-use tokio::sync::OnceCell;
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::time::Instant;
 
 use crate::error::{Fault, refusal};
+
+pub(crate) use self::looks::Probes;
+use self::looks::{Pace, Watched, look_at, parts};
 
 /// How long a lock is held before it is tracked: one that is released soon costs nothing.
 pub(crate) const TRACKED_AFTER: Duration = Duration::from_secs(1);
 
-/// The holds of each lock, with a number each: one that was lost may stand beside the next one.
-type ByName = HashMap<Arc<str>, SmallVec<[(u64, Signal); 1]>>;
+/// How many looks are under way at the most.
+const LOOKS_AT_ONCE: usize = 64;
+
+type ByName = HashMap<Arc<str>, Named>;
+
+/// The holds that what has one name belongs to, with a number each: one that was lost may stand beside the next one.
+#[derive(Debug, Default)]
+struct Named {
+    holds: SmallVec<[(u64, Watched); 1]>,
+    pace: Pace,
+}
 
 /// The locks of one client that are tracked.
 #[derive(Debug)]
@@ -30,6 +49,8 @@ pub(crate) struct Tracking {
     count: AtomicUsize,
     locks: Mutex<ByName>,
     last: AtomicU64,
+    /// The turns of looks: many may be due at once, when a connection has ended.
+    turns: Semaphore,
     /// The servers do not track, or the user may not ask for it.
     refused: AtomicBool,
 }
@@ -37,7 +58,7 @@ pub(crate) struct Tracking {
 /// A lock among them, until this is dropped.
 pub(crate) struct TrackedLock {
     tracking: Arc<Tracking>,
-    name: Arc<str>,
+    names: SmallVec<[Arc<str>; 1]>,
     number: u64,
 }
 
@@ -49,6 +70,7 @@ impl Tracking {
             count: AtomicUsize::new(0),
             locks: Mutex::default(),
             last: AtomicU64::new(0),
+            turns: Semaphore::new(LOOKS_AT_ONCE),
             refused: AtomicBool::new(false),
         })
     }
@@ -63,33 +85,54 @@ impl Tracking {
         !self.refused.load(Ordering::Relaxed)
     }
 
-    /// Enters a lock whose holder is asked to renew it when it has changed, if there is room.
-    pub(crate) fn enter(self: &Arc<Self>, name: &Arc<str>, signal: &Signal) -> Option<TrackedLock> {
+    /// Enters a lock whose holder is asked to renew it when it has changed, if there is room: at once, or with probes
+    /// once these find it gone.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        lock: &Arc<str>,
+        signal: &Signal,
+        probes: Option<Probes>,
+    ) -> Option<TrackedLock> {
         if !self.is_possible() {
             return None;
         }
         let more = |count| (count < self.most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let number = self.last.fetch_add(1, Ordering::Relaxed);
-        self.locks().entry(Arc::clone(name)).or_default().push((number, signal.clone()));
-        Some(TrackedLock { tracking: Arc::clone(self), name: Arc::clone(name), number })
+        let names = probes.as_ref().map_or_else(|| SmallVec::from_iter([Arc::clone(lock)]), Probes::names);
+        let watched = Watched { signal: signal.clone(), probes: probes.map(Arc::new) };
+        let mut locks = self.locks();
+        for name in &names {
+            locks.entry(Arc::clone(name)).or_default().holds.push((number, watched.clone()));
+        }
+        drop(locks);
+        Some(TrackedLock { tracking: Arc::clone(self), names, number })
     }
 
     fn locks(&self) -> MutexGuard<'_, ByName> {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn changed(&self, name: &str) {
-        let signals: SmallVec<[Signal; 1]> =
-            self.locks().get(name).into_iter().flatten().map(|(_, signal)| signal.clone()).collect();
-        signals.iter().for_each(|signal| signal.renew_within(Duration::ZERO));
+    fn changed(self: &Arc<Self>, name: &str) {
+        let found = self.locks().get_key_value(name).map(|(name, named)| (Arc::clone(name), named.signals()));
+        if let Some((name, signals)) = found {
+            self.tell(&name, signals);
+        }
     }
 
     /// Any of them may have changed.
-    fn all_changed(&self) {
-        let signals: Vec<Signal> =
-            self.locks().values().flatten().map(|(_, signal)| signal.clone()).collect();
-        signals.iter().for_each(|signal| signal.renew_within(Duration::ZERO));
+    fn all_changed(self: &Arc<Self>) {
+        let all: Vec<_> =
+            self.locks().iter().map(|(name, named)| (Arc::clone(name), named.signals())).collect();
+        all.into_iter().for_each(|(name, signals)| self.tell(&name, signals));
+    }
+
+    /// Has these renewed, and looks at what others change too.
+    fn tell(self: &Arc<Self>, name: &Arc<str>, (renewed, looked_at): (Signals, bool)) {
+        renewed.iter().for_each(|signal| signal.renew_within(Duration::ZERO));
+        if looked_at {
+            self.look(name);
+        }
     }
 
     fn refuse(&self, why: &str) {
@@ -103,14 +146,98 @@ impl Tracking {
     }
 }
 
+/// A task that looks, which may end with its runtime.
+struct UnderWay {
+    tracking: Arc<Tracking>,
+    name: Arc<str>,
+    done: bool,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if !self.done
+            && let Some(named) = self.tracking.locks().get_mut(&self.name)
+        {
+            named.pace.under_way = false;
+        }
+    }
+}
+
+impl Tracking {
+    /// Has the holds under a name looked at soon.
+    fn look(self: &Arc<Self>, name: &Arc<str>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let begins = self.locks().get_mut(name).is_some_and(|named| named.pace.ask());
+        if begins {
+            let (tracking, name) = (Arc::clone(self), Arc::clone(name));
+            runtime.spawn(go_on_looking(UnderWay { tracking, name, done: false }));
+        }
+    }
+
+    /// When the next look is due. Whoever asks later begins anew.
+    fn due(&self, name: &str) -> Option<Instant> {
+        let mut locks = self.locks();
+        let pace = &mut locks.get_mut(name)?.pace;
+        pace.under_way = pace.asked;
+        pace.due()
+    }
+
+    fn holds_to_look_at(&self, name: &str) -> Vec<Watched> {
+        let mut locks = self.locks();
+        let Some(named) = locks.get_mut(name) else { return Vec::new() };
+        let holds = named.holds.iter().map(|(_, hold)| hold).filter(|hold| hold.probes.is_some());
+        let holds: Vec<Watched> = holds.cloned().collect();
+        let lease = holds.iter().flat_map(|hold| &hold.probes).map(|probes| probes.lease).min();
+        named.pace.looks(lease.unwrap_or_default() / 12);
+        holds
+    }
+}
+
+async fn go_on_looking(mut task: UnderWay) {
+    while let Some(due) = task.tracking.due(&task.name) {
+        tokio::time::sleep_until(due).await;
+        let _turn = task.tracking.turns.acquire().await;
+        let holds = task.tracking.holds_to_look_at(&task.name);
+        for holds in parts(&holds) {
+            let gone = look_at(holds).await;
+            gone.into_iter().for_each(|hold| hold.signal.renew_within(Duration::ZERO));
+        }
+    }
+    task.done = true;
+}
+
+type Signals = SmallVec<[Signal; 1]>;
+
+impl Named {
+    /// The holds that are to be renewed when it has changed, and whether there are others, which are looked at.
+    fn signals(&self) -> (Signals, bool) {
+        let renewed = self.holds.iter().filter(|(_, hold)| hold.probes.is_none());
+        let renewed: Signals = renewed.map(|(_, hold)| hold.signal.clone()).collect();
+        let looked_at = renewed.len() < self.holds.len();
+        (renewed, looked_at)
+    }
+}
+
+impl TrackedLock {
+    /// Looks at what a renewal has changed, which was not told of any more.
+    pub(crate) fn look(&self) {
+        self.names.iter().for_each(|name| self.tracking.look(name));
+    }
+}
+
 impl Drop for TrackedLock {
     fn drop(&mut self) {
         self.tracking.count.fetch_sub(1, Ordering::Relaxed);
+        // What it asks with may be the last of its client, which does not end here under a lock.
+        let mut removed: SmallVec<[Watched; 1]> = SmallVec::new();
         let mut locks = self.tracking.locks();
-        if let Some(entries) = locks.get_mut(&self.name) {
-            entries.retain(|(number, _)| *number != self.number);
-            if entries.is_empty() {
-                locks.remove(&self.name);
+        for name in &self.names {
+            let Some(named) = locks.get_mut(name) else { continue };
+            if let Some(place) = named.holds.iter().position(|(number, _)| *number == self.number) {
+                removed.push(named.holds.swap_remove(place).1);
+            }
+            if named.holds.is_empty() {
+                locks.remove(name);
             }
         }
     }

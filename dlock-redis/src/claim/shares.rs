@@ -28,6 +28,12 @@ impl RedisClaim {
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         let mode = self.request.mode;
         self.client.format.check(mode)?;
+        let fair = self.request.fair;
+        if !self.is_plain() && !self.client.is_tried(mode, fair) {
+            // It waits for its turn meanwhile: one asks for all.
+            self.clock.queued();
+            Box::pin(self.client.may_use(&self.names, (mode, fair), self.request.request_timeout)).await?;
+        }
         if let Some(grant) = self.given() {
             return Ok(Attempt::Granted(grant));
         }
@@ -92,8 +98,12 @@ impl RedisClaim {
 
     /// Has the lease run for its full length again, by this step.
     pub(super) async fn extend_share(&mut self, step: fn(u64) -> ShareStep) -> Result<Renewed, Failure> {
+        let is_tracked = self.is_tracked();
         let request = self.share(step(self.lease()));
         let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
+        if is_tracked && let Some(tracked) = &self.tracked {
+            tracked.look();
+        }
         match reply.answer {
             Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
             Answer::Done(false) => Ok(Renewed::Gone),

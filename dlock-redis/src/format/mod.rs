@@ -7,6 +7,7 @@ pub(crate) mod hostile;
 mod plain;
 mod redisson;
 pub(crate) mod redisson_shares;
+pub(crate) mod rights;
 pub(crate) mod shares;
 
 use std::borrow::Cow;
@@ -18,7 +19,7 @@ use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
 use crate::keys::Names;
-use crate::request::{Answer, By, CallNumber, Request, RequestAll, ShareRequest, Step, TakenAll};
+use crate::request::{Answer, By, CallNumber, Probe, Request, RequestAll, ShareRequest, Step, TakenAll};
 
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
@@ -103,6 +104,32 @@ pub(crate) enum Found {
     Data,
 }
 
+const PROBE: &str = include_str!("probe.lua");
+
+/// Makes the call that carries out these reads.
+pub(crate) fn probe(probes: &[Probe], number: CallNumber) -> Cmd {
+    let mut call = redis::cmd("EVAL");
+    call.arg(PROBE).arg(probes.len());
+    for probe in probes {
+        call.arg(&*probe.name);
+    }
+    call.arg(number.0);
+    for probe in probes {
+        call.arg(probe.command).arg(&probe.part);
+    }
+    call
+}
+
+/// Reads what they found; `None` when it makes no sense.
+pub(crate) fn probed(found: Value, probes: &[Probe]) -> Option<Vec<bool>> {
+    let Value::Array(found) = found else { return None };
+    let found = found.into_iter().map(|found| match found {
+        Value::Int(found @ (0 | 1)) => Some(found == 1),
+        _ => None,
+    });
+    found.collect::<Option<Vec<bool>>>().filter(|found| found.len() == probes.len())
+}
+
 /// What `SCAN` looks for that belongs to a lock and has another name.
 pub(crate) struct ScannedFor {
     pub(crate) kind: &'static str,
@@ -157,6 +184,40 @@ impl Format {
             }
             _ => None,
         }
+    }
+
+    /// What shows that a claim that shares its lock, or has waited for it in line, has it.
+    pub(crate) fn probes(&self, names: &Names, token: &Token, mode: Mode, fair: bool) -> Vec<Probe> {
+        match self {
+            Self::Plain { .. } => vec![Probe::new("HGET", &names.lock, plain::hex(token))],
+            Self::Redisson { client, recipe, .. } => {
+                redisson_shares::probes(names, token, client, (*recipe, mode, fair))
+            }
+        }
+    }
+
+    /// The place of a use of locks among all of them, fewer than [`USES`](rights::USES).
+    pub(crate) const fn place(&self, mode: Mode, fair: bool) -> usize {
+        match self {
+            Self::Plain { .. } => 0,
+            Self::Redisson { recipe, .. } => redisson_shares::place(*recipe, mode, fair),
+        }
+    }
+
+    /// Makes the call that tries the commands that such a use needs beside those of a lock alone, on a name that no
+    /// lock has. Its reply lists those that are missing.
+    pub(crate) fn rights_of(
+        &self,
+        (mode, fair): (Mode, bool),
+        lock: &str,
+        name: &str,
+        number: CallNumber,
+    ) -> Cmd {
+        let tries = match self {
+            Self::Plain { .. } => rights::SHARES,
+            Self::Redisson { recipe, .. } => redisson_shares::tries(*recipe, mode, fair),
+        };
+        rights::call(tries, lock, name, number)
     }
 
     /// Refuses what no claim can ask for.

@@ -7,9 +7,9 @@ use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
 use super::redisson::{channel, holder as lock_holder};
-use super::{Recipe, Script, hash_of, shares, text};
-use crate::keys::{suffixed, suffixed_with};
-use crate::request::{Answer, By, CallNumber, ShareRequest, ShareStep};
+use super::{Recipe, Script, hash_of, rights, shares, text};
+use crate::keys::{Names, suffixed, suffixed_with};
+use crate::request::{Answer, By, CallNumber, Probe, ShareRequest, ShareStep};
 
 const READERS_TEXT: &str = concat!(
     include_str!("head.lua"),
@@ -126,6 +126,43 @@ fn permits(first: [u8; 16], take: u32) -> impl Iterator<Item = [u8; 16]> {
         }
         id
     })
+}
+
+/// The place of a use of locks.
+pub(super) const fn place(recipe: Recipe, mode: Mode, fair: bool) -> usize {
+    Kind::of(recipe, mode, fair) as usize
+}
+
+/// The commands that such a use needs beside those of a lock alone.
+pub(super) const fn tries(recipe: Recipe, mode: Mode, fair: bool) -> &'static [&'static str] {
+    match Kind::of(recipe, mode, fair) {
+        Kind::Readers => rights::READERS,
+        Kind::Permits => rights::PERMITS,
+        Kind::Fair => rights::FAIR,
+    }
+}
+
+/// What shows that a claim has what it holds.
+pub(super) fn probes(
+    names: &Names,
+    token: &Token,
+    client: &str,
+    (recipe, mode, fair): (Recipe, Mode, bool),
+) -> Vec<Probe> {
+    let (lock, owner) = (&names.lock, [client, ":", &token.to_hex()].concat());
+    match Kind::of(recipe, mode, fair) {
+        Kind::Permits => {
+            let timeouts = suffixed_with(lock, TIMEOUTS).into();
+            let ids = permits(*token.as_bytes(), mode.taken());
+            ids.map(|id| Probe::new("ZSCORE", &timeouts, id)).collect()
+        }
+        Kind::Readers if mode == Mode::Exclusive => vec![Probe::new("HGET", lock, owner + ":write")],
+        Kind::Readers => {
+            let hold = format!("{}{owner}:rwlock_timeout:1", suffixed_with(lock, "")).into();
+            vec![Probe::new("HGET", lock, owner), Probe::new("PTTL", &hold, "")]
+        }
+        Kind::Fair => vec![Probe::new("HGET", lock, owner)],
+    }
 }
 
 pub(super) fn call(

@@ -31,9 +31,9 @@ pub(crate) use self::wire::Reply;
 use self::wire::WireOptions;
 use crate::config::Config;
 use crate::error::Fault;
-use crate::format::Format;
+use crate::format::{Format, probe, probed};
 use crate::request::{
-    Answer, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, Step, TakenAll,
+    Answer, CallNumber, Look, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, Step, TakenAll,
 };
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
@@ -361,6 +361,20 @@ impl Command for ShareRequest {
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
         connection.carry_out_share(self, asking).await
+    }
+}
+
+impl Command for Look {
+    type Answer = Vec<bool>;
+
+    fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Vec<bool>>, Fault> {
+        connection.track().await;
+        let reply = connection.ask(|number| probe(&self.probes, number), asking).await?;
+        reply.read(|found| probed(found, &self.probes))
     }
 }
 

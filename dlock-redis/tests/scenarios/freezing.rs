@@ -40,7 +40,7 @@ async fn only_requests_that_were_sent_to_a_frozen_server_are_asked_about_again()
     for mode in MODES {
         let server = RedisServer::start().unwrap();
         let locks = locks(&server.url(), LONG).await;
-        locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+        mode(locks.lock("before")).acquire().await.unwrap().release().await.unwrap();
         server.pause();
         let mut acquires = JoinSet::new();
         for number in 0..2_000 {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use dlock_core::ErrorKind;
+use dlock_core::{Error, ErrorKind, Guard, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
 
@@ -156,4 +156,88 @@ async fn tls_is_verified_and_never_left_out() {
     // A server that speaks no TLS is not talked to without it.
     let plain = format!("rediss://localhost:{}", server.port());
     Redis::builder(&plain).with_root_certificate(authority).connect().await.expect_err("no TLS there");
+}
+
+/// The rights that the documentation lists for one use.
+fn documented_for(used: &str) -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/backends/redis.md");
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let row = text.lines().find(|line| line.starts_with(&format!("| {used}")));
+    let row = row.unwrap_or_else(|| panic!("the rights for {used:?} are listed"));
+    let words = row.split([' ', '`', ',']).filter(|word| word.starts_with('+'));
+    words.map(str::to_owned).collect()
+}
+
+/// A use of locks that needs rights of its own.
+#[derive(Clone, Copy, Debug)]
+enum Used {
+    Read,
+    Write,
+    Permits,
+    InLine,
+}
+
+impl Used {
+    async fn take(self, locks: &Locks) -> Result<Guard, Error> {
+        match self {
+            Self::Read => locks.lock("read").read().acquire().await,
+            Self::Write => locks.lock("written").acquire().await,
+            Self::Permits => locks.semaphore("permits", 4).take(2).acquire().await,
+            Self::InLine => locks.lock("till").with_fairness(true).acquire().await,
+        }
+    }
+}
+
+/// One that is missing would else be met when the lock is renewed or released: held, and soon lost, or held and left.
+#[tokio::test]
+async fn each_right_of_a_use_is_tried_before_a_lock_is_used_in_that_way() {
+    let keys = ["~*", "&*"].map(str::to_owned);
+    let plain = ("readers, semaphores, and fair locks", vec![]);
+    let in_redisson = || documented_for("locks in Redisson's form");
+    for ((row, besides), format, uses) in [
+        (plain, "?", &[Used::Read, Used::Permits, Used::InLine][..]),
+        (
+            ("`Recipe::ReadWriteLock`", in_redisson()),
+            "?redisson=true&recipe=read-write-lock",
+            &[Used::Read, Used::Write],
+        ),
+        (("permits in Redisson's form", in_redisson()), "?redisson=true", &[Used::Permits]),
+        (("fair locks in Redisson's form", in_redisson()), "?redisson=true", &[Used::InLine]),
+    ] {
+        let documented = documented_rights().into_iter().filter(|right| right.starts_with('+'));
+        let least: Vec<String> = keys.clone().into_iter().chain(documented).chain(besides).collect();
+        let more = documented_for(row);
+        for left_out in more.iter().map(Some).chain([None]) {
+            // What a lock alone needs is tried at `connect`. The list is for tidying up, which is left without a right.
+            if left_out.is_some_and(|right| {
+                least.contains(right) || format == "?redisson=true" && *right == "+hkeys"
+            }) {
+                continue;
+            }
+            let given = more.iter().filter(|right| Some(*right) != left_out);
+            let rights: Vec<&str> = least.iter().chain(given).map(String::as_str).collect();
+            let server = RedisServer::options().user("locks", "pw", &rights).start().unwrap();
+            let url = format!("{}{format}", server.url_as("locks", "pw"));
+            let locks = over(Redis::connect(&url).await.unwrap(), SHORT);
+            for used in uses {
+                let taken = used.take(&locks).await;
+                match left_out {
+                    Some(right) => {
+                        let error = error_of(taken, ErrorKind::Denied);
+                        let right = right.trim_start_matches('+').to_uppercase();
+                        assert!(error.to_string().contains(&right), "{used:?} without {right}: {error}");
+                    }
+                    None => {
+                        let guard = taken.unwrap();
+                        let renewals = locks.stats().renewals;
+                        until("renewals", || locks.stats().renewals >= renewals + 2).await;
+                        guard.release().await.unwrap();
+                    }
+                }
+            }
+            let keys = server.keys();
+            let is_left = left_out.is_none() || keys.iter().all(|key| key.starts_with("dlock:fence:"));
+            assert!(is_left, "{left_out:?} {keys:?}");
+        }
+    }
 }

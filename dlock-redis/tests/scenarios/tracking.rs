@@ -193,3 +193,86 @@ async fn each_server_of_a_cluster_tells_of_its_locks_also_of_those_that_have_mov
         soon("the loss", guard.lost()).await;
     }
 }
+
+/// Who holds a key in a way in which others change it too.
+async fn take_in_every_mode(locks: &Locks, format: &str) -> Vec<(&'static str, Guard)> {
+    let mut taken = Vec::new();
+    if format.contains("read-write-lock") {
+        taken.push(("write", locks.lock("write").acquire().await.unwrap()));
+    } else {
+        taken.push(("fair", locks.lock("fair").with_fairness(true).acquire().await.unwrap()));
+    }
+    if format != "?prefix=" {
+        taken.push(("read", locks.lock("read").read().acquire().await.unwrap()));
+        let mut turned = locks.lock("turned").acquire().await.unwrap();
+        turned.downgrade().await.unwrap();
+        taken.push(("turned", turned));
+    }
+    taken.push(("permits", locks.semaphore("permits", 5).take(2).acquire().await.unwrap()));
+    taken
+}
+
+#[tokio::test]
+async fn a_holder_in_any_mode_knows_at_once_that_somebody_deleted_its_lock() {
+    for format in ["", "?prefix=", "?prefix=&recipe=read-write-lock"] {
+        let server = RedisServer::start().unwrap();
+        let redis = async || Redis::connect(&format!("{}{format}", server.url())).await.unwrap();
+        let (ours, theirs) = (over(redis().await, ENDLESS), over(redis().await, ENDLESS));
+        let taken = take_in_every_mode(&ours, format).await;
+        // Others come and go meanwhile, and one stays.
+        let other = theirs.semaphore("permits", 5).acquire().await.unwrap();
+        let calls = || server.command_calls().get("eval").copied().unwrap_or(0);
+        let before = calls();
+        let looks = taken.len() as u64 + 1;
+        until("the looks", || calls() >= before + looks).await;
+        for (key, guard) in &taken {
+            guard.check().unwrap_or_else(|error| panic!("{format} {key}: {error}"));
+            let name = if format.is_empty() { format!("dlock:{key}") } else { (*key).to_owned() };
+            let name = if name == "permits" { "{permits}:timeout".to_owned() } else { name };
+            assert_eq!(server.command::<u32>(&["DEL", &name]), 1, "{format} {key}");
+            soon(&format!("the loss of {key} with {format:?}"), guard.lost()).await;
+        }
+        soon("the loss of the other one", other.lost()).await;
+        // What Redisson counts besides.
+        server.command::<u32>(&["DEL", "permits"]);
+        let taken = take_in_every_mode(&ours, format).await;
+        let (before, looks) = (calls(), taken.len() as u64);
+        until("the looks", || calls() >= before + looks).await;
+        server.command::<()>(&["FLUSHALL"]);
+        for (key, guard) in &taken {
+            soon(&format!("the loss of {key} with {format:?}"), guard.lost()).await;
+        }
+    }
+}
+
+/// If each renewed at each change, the renewals of one would cause those of all others.
+#[tokio::test]
+async fn what_others_change_is_looked_at_and_not_renewed() {
+    for format in ["?", "?prefix=&recipe=read-write-lock&"] {
+        let server = RedisServer::start().unwrap();
+        let redis = async |tracking: &str| {
+            let url = format!("{}{format}tracking={tracking}", server.url());
+            over(Redis::connect(&url).await.unwrap(), SHORT)
+        };
+        let mut tracked = Vec::new();
+        for _ in 0..3 {
+            tracked.push(redis("10").await);
+        }
+        let untracked = redis("0").await;
+        let (mut guards, all) = (Vec::new(), tracked.iter().chain([&untracked]));
+        for locks in all.clone() {
+            guards.push(locks.lock("page").read().acquire().await.unwrap());
+        }
+        until("the first renewals", || all.clone().all(|locks| locks.stats().renewals >= 4)).await;
+        let before: Vec<u64> = all.clone().map(|locks| locks.stats().renewals).collect();
+        until("many renewals", || untracked.stats().renewals >= before[3] + 20).await;
+        for (locks, before) in tracked.iter().zip(before) {
+            let renewals = locks.stats().renewals - before;
+            assert!(renewals < 30, "{renewals} with {format:?}");
+        }
+        for guard in guards {
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+}

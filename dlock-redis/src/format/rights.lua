@@ -1,0 +1,29 @@
+-- Tries which commands a user may use that one use of locks needs beside a lock alone, and changes nothing: the name that
+-- they get is one that no lock has, and what would write is refused for its arguments, or goes at once. Which keys the
+-- user may use says the first request that names them.
+-- KEYS: a lock. ARGV: the number of the call; the name; then for each try a command and what stands behind the name, with
+-- spaces between, and with a "+" before it where it makes something.
+-- Reply: {the commands that the user may not use, and with a "!" those that the server lacks, that number}.
+local missing = {}
+for n = 3, #ARGV do
+  local makes, words = string.match(ARGV[n], '^(%+?)(.*)$')
+  local try = {}
+  for word in string.gmatch(words, '%S+') do
+    try[#try + 1] = word
+    if #try == 1 then
+      try[2] = ARGV[2]
+    end
+  end
+  if makes == '' or #missing == 0 then
+    local reply = redis.pcall(unpack(try))
+    local refused = type(reply) == 'table' and reply.err or ''
+    if string.find(refused, 'to run the') or string.find(refused, "can't run this") then
+      missing[#missing + 1] = try[1]
+    elseif string.find(refused, 'nknown .*command called from') then
+      missing[#missing + 1] = '!' .. try[1]
+    elseif makes ~= '' and refused == '' then
+      redis.pcall('DEL', ARGV[2])
+    end
+  end
+end
+return { missing, ARGV[1] }
