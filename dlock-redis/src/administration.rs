@@ -8,7 +8,8 @@ use redis::Value;
 
 use crate::client::{Client, unchanged};
 use crate::error::{Fault, refusal};
-use crate::format::{Found, ScannedFor, shares};
+use crate::format::{Again, Found, NO_LOCK, ScannedFor, shares};
+use crate::keys::Names;
 use crate::servers::Node;
 
 /// How long one answer of a server may take.
@@ -25,33 +26,38 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
     let names = client.names(key);
     let looked = client.look(names.slot, |number| client.format.look(&names.lock, number)).await;
-    if let Err(failure) = &looked
-        && is_no_lock(failure)
-    {
+    let found = match looked.map_err(unchanged) {
+        Ok(looked) => client.format.seen(looked),
         // Perhaps several hold it.
-        let looked = client.look(names.slot, |number| client.format.look_again(&names.lock, number)).await;
-        return client.format.seen_again(looked.map_err(unchanged)?).ok_or_else(senseless);
-    }
-    match client.format.seen(looked.map_err(unchanged)?) {
+        Err(failure) if is_no_lock(&failure) => return look_again(client, &names, Again::Other).await,
+        Err(failure) => return Err(failure),
+    };
+    match found {
+        Found::ReadWriteLock => look_again(client, &names, Again::ReadWriteLock).await,
         Found::Several(holders) => Ok(Occupancy::new(None, holders)),
         Found::Nothing => Ok(Occupancy::default()),
         Found::Held(holder) => Ok(Occupancy::new(None, vec![holder])),
         Found::Foreign if !client.among_data => Ok(Occupancy::new(None, vec![foreign()])),
-        Found::Foreign | Found::Data => Err(refusal("WRONGTYPE the key holds something that is no lock")),
+        Found::Foreign | Found::Data => Err(refusal(NO_LOCK)),
     }
+}
+
+async fn look_again(client: &Client, names: &Names, kind: Again) -> Result<Occupancy, Failure> {
+    let looked = client.look(names.slot, |number| client.format.look_again(kind, &names.lock, number)).await;
+    client.format.seen_again(kind, looked.map_err(unchanged)?).ok_or_else(senseless)
 }
 
 /// Takes a lock away from whoever holds it; whether anybody did.
 pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     let names = client.names(key);
     let call = |number| client.format.force(&names, client.among_data, number);
-    match client.ask(names.slot, call).await {
-        Err(failure) if is_no_lock(&failure) => {
-            let call = |number| client.format.force_again(&names.lock, number);
-            Ok(client.ask(names.slot, call).await? == Value::Int(1))
-        }
-        forced => Ok(forced? == Value::Int(1)),
-    }
+    let kind = match client.ask(names.slot, call).await {
+        Err(failure) if is_no_lock(&failure) => Again::Other,
+        Ok(Value::Int(2)) => Again::ReadWriteLock,
+        forced => return Ok(forced? == Value::Int(1)),
+    };
+    let call = |number| client.format.force_again(kind, &names.lock, number);
+    Ok(client.ask(names.slot, call).await? == Value::Int(1))
 }
 
 /// Changes the number of permits of a semaphore; returns what it was.
@@ -93,7 +99,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
             (cursor, names) = scan(client, node, &cursor, (&pattern, Some(kind))).await?;
             let locks = names.iter().filter_map(|name| lock_of(name));
             let known = locks.filter_map(|lock| Some((client.namer.key_of(lock)?, lock.to_owned())));
-            held_by_several(client, node, known.collect(), held).await?;
+            held_by_several(client, node, (Again::Other, known.collect()), held).await?;
             if cursor == "0" {
                 break;
             }
@@ -110,7 +116,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
         if !locks.is_empty() {
             let looks = locks.iter().map(|(_, name)| |number| client.format.look(name, number));
             let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
-            let mut several = Vec::new();
+            let (mut several, mut read_write) = (Vec::new(), Vec::new());
             for ((key, name), looked) in locks.into_iter().zip(looked) {
                 let found = match looked {
                     Ok(looked) => client.format.seen(looked),
@@ -129,12 +135,14 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
                     Found::Several(holders) => {
                         held.extend(holders.into_iter().map(|holder| (key.clone(), holder)));
                     }
+                    Found::ReadWriteLock => read_write.push((key, name)),
                     // It is in the way of a lock, and may be removed.
                     Found::Foreign if !client.among_data => held.push((key, foreign())),
                     _ => {}
                 }
             }
-            held_by_several(client, node, several, held).await?;
+            held_by_several(client, node, (Again::Other, several), held).await?;
+            held_by_several(client, node, (Again::ReadWriteLock, read_write), held).await?;
         }
         if next == "0" {
             return Ok(());
@@ -162,16 +170,16 @@ async fn scan(
 async fn held_by_several(
     client: &Client,
     node: &Node,
-    locks: Vec<(Key, String)>,
+    (kind, locks): (Again, Vec<(Key, String)>),
     held: &mut Vec<(Key, Holder)>,
 ) -> Result<(), Failure> {
     if locks.is_empty() {
         return Ok(());
     }
-    let looks = locks.iter().map(|(_, name)| |number| client.format.look_again(name, number));
+    let looks = locks.iter().map(|(_, name)| |number| client.format.look_again(kind, name, number));
     let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
     for ((key, _), looked) in locks.into_iter().zip(looked) {
-        match looked.map(|looked| client.format.seen_again(looked)) {
+        match looked.map(|looked| client.format.seen_again(kind, looked)) {
             Ok(Some(found)) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
             // It is in the way of a lock, and may be removed.
             Ok(None) if !client.among_data => held.push((key, foreign())),

@@ -96,7 +96,8 @@ impl Client {
         let probe = self.namer.probe();
         let rights = |number| self.format.rights_of((mode, fair), &names.lock, &probe.lock, number);
         let asking = async || {
-            let asked = tokio::time::timeout(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
+            let asked =
+                tokio::time::timeout(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
             let missing =
                 asked.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
             has_all(missing.map_err(unchanged)?)

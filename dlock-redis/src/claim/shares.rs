@@ -9,6 +9,8 @@ use dlock_core::{ErrorKind, Failure};
 
 use super::RedisClaim;
 use super::answers::{senseless, withdrawn};
+use crate::error::refusal;
+use crate::format::NO_LOCK;
 use crate::request::{Answer, ShareRequest, ShareStep, Who};
 use crate::servers::Reply;
 
@@ -72,7 +74,7 @@ impl RedisClaim {
         }
         match &reply.answer {
             Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(&reply, *fence, 1),
-            Answer::Used(other) => Err(mode.conflict(other).unwrap_or_else(senseless)),
+            Answer::Used(other) => Err(mode.conflict(other).unwrap_or_else(|| refusal(NO_LOCK))),
             Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
             Answer::KeptOut { left } => Ok(self.busy(*left, None)),
             _ => Err(senseless()),

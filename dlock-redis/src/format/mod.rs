@@ -98,10 +98,21 @@ pub(crate) enum Found {
     Held(Holder),
     /// As many as are listed.
     Several(Vec<Holder>),
-    /// A text that is no lock, in the way of one.
+    /// A lock of Redisson with readers and writers, which is to be looked at as such.
+    ReadWriteLock,
+    /// What is no lock, in the way of one.
     Foreign,
     /// Data of others.
     Data,
+}
+
+/// As what a key is looked at that is no lock with one holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// A lock of Redisson with readers and writers, among those that have none.
+    ReadWriteLock,
+    /// What several hold in all other cases.
+    Other,
 }
 
 const PROBE: &str = include_str!("probe.lua");
@@ -242,6 +253,7 @@ impl Format {
     pub(crate) fn read_share(&self, result: Value, request: &ShareRequest) -> Option<Answer> {
         match self {
             Self::Plain { .. } => shares::read(result, &request.step, request.mode),
+            Self::Redisson { .. } if request.fair => redisson_shares::read_in_line(result, &request.step),
             Self::Redisson { .. } => redisson_shares::read(result, &request.step, request.mode),
         }
     }
@@ -348,19 +360,22 @@ impl Format {
         call
     }
 
-    /// Makes the call that looks who has a key that is no lock for [`look`](Self::look).
-    pub(crate) fn look_again(&self, lock: &str, number: CallNumber) -> Cmd {
+    /// Makes the call that looks who has a key that is no lock for [`look`](Self::look): of Redisson a semaphore, or a
+    /// lock with readers and writers.
+    pub(crate) fn look_again(&self, kind: Again, lock: &str, number: CallNumber) -> Cmd {
         match self {
             Self::Plain { .. } => shares::look(lock, number),
-            Self::Redisson { cluster, .. } => redisson_shares::look(true, lock, *cluster, number),
+            Self::Redisson { cluster, .. } => {
+                redisson_shares::look(kind == Again::Other, lock, *cluster, number)
+            }
         }
     }
 
     /// Reads what came of it; `None` when it makes no sense.
-    pub(crate) fn seen_again(&self, looked: Value) -> Option<Occupancy> {
+    pub(crate) fn seen_again(&self, kind: Again, looked: Value) -> Option<Occupancy> {
         match self {
             Self::Plain { .. } => shares::seen(looked),
-            Self::Redisson { .. } => redisson_shares::seen(true, looked),
+            Self::Redisson { .. } => redisson_shares::seen(kind == Again::Other, looked),
         }
     }
 
@@ -381,10 +396,12 @@ impl Format {
     }
 
     /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force).
-    pub(crate) fn force_again(&self, lock: &str, number: CallNumber) -> Cmd {
+    pub(crate) fn force_again(&self, kind: Again, lock: &str, number: CallNumber) -> Cmd {
         match self {
             Self::Plain { .. } => shares::force(lock, number),
-            Self::Redisson { cluster, .. } => redisson_shares::force(true, lock, *cluster, number),
+            Self::Redisson { cluster, .. } => {
+                redisson_shares::force(kind == Again::Other, lock, *cluster, number)
+            }
         }
     }
 
@@ -511,6 +528,8 @@ fn since(fence: u64) -> Option<SystemTime> {
 }
 
 /// What a key that is no lock is refused with.
+pub(crate) const NO_LOCK: &str = "WRONGTYPE the key holds something that is no lock";
+
 fn no_lock() -> Answer {
-    Answer::Refused("WRONGTYPE the key holds something that is no lock".into())
+    Answer::Refused(NO_LOCK.into())
 }

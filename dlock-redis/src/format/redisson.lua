@@ -10,7 +10,7 @@
 --                                              changes of what it read, but for its own: a tracked lock is read again
 --   w  owner field, channel, 1 on a cluster    release the lock and notify who waits, if the owner has it
 -- Reply: {{one for each operation}, the number of the call}. For
---   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field, value}
+--   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field or 'mode', value}
 --   r, w  1 | 0
 --   any of them: the text of an error
 local call, try, format = redis.call, redis.pcall, string.format
@@ -78,11 +78,11 @@ for i = 3, #ARGV, 4 do
       if type(reply) == 'string' then
         reply = try('PEXPIRE', name, ARGV[i + 2]) == 1 and { reply } or 'ERR the lease was not extended'
       elseif not reply then
-        -- Not all of what may be somebody's data.
         reply = try('HLEN', name)
         if type(reply) == 'number' then
-          local held = reply < 9 and call('HGETALL', name) or {}
-          reply = { left, held[1] or '', held[2] or '' }
+          -- What has more fields than one owner has the mode of a read-write lock, or is somebody's data.
+          local held = reply == 1 and call('HGETALL', name) or { 'mode', call('HGET', name, 'mode') or '' }
+          reply = { left, held[1], held[2] }
         end
       end
     end

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use dlock_core::backend::Mode;
 use dlock_core::{Fence, Holder};
 use redis::{Cmd, Value};
 
-use super::{Found, Script, hash_of, since, text};
+use super::{Found, Script, hash_of, no_lock, since, text};
 use crate::keys::suffixed;
 use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
 
@@ -89,7 +90,8 @@ pub(super) fn answer(reply: Value) -> Option<Answer> {
                 }
                 (Some(Value::Int(left)), owner, value, None) => {
                     let left = left.try_into().ok().map(Duration::from_millis);
-                    let holder = holder(owner.and_then(text), value.and_then(text), left);
+                    let (owner, value) = (owner.and_then(text), value.and_then(text));
+                    let Some(holder) = holder(owner, value, left) else { return Some(no_lock()) };
                     Answer::Busy { left, holder: Box::new(holder) }
                 }
                 _ => return None,
@@ -99,14 +101,49 @@ pub(super) fn answer(reply: Value) -> Option<Answer> {
     })
 }
 
+/// What a hash is.
+enum Shape {
+    /// A lock with one owner, whoever that is, whose value counts entries or is ours.
+    Lock,
+    /// What has a mode besides: a waiter waits for it, as one of Redisson does.
+    ReadWriteLock(Mode),
+    Data,
+}
+
+impl Shape {
+    /// By the only field, or by the mode of what has more.
+    fn of(field: Option<&str>, value: Option<&str>) -> Self {
+        let counts = |value: &str| !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+        match (field, value) {
+            (Some("mode"), Some("read")) => Self::ReadWriteLock(Mode::Shared),
+            (Some("mode"), Some("write")) => Self::ReadWriteLock(Mode::Exclusive),
+            (_, Some(value)) if counts(value) || ours(value).is_some() => Self::Lock,
+            _ => Self::Data,
+        }
+    }
+}
+
 /// The fence and the holder's line, of a value that dlock stored.
 fn ours(value: &str) -> Option<(u64, &str)> {
     let (fence, who) = value.split_once(' ')?;
     Some((fence.parse().ok()?, who))
 }
 
+/// The holder of a hash by its only field, or by the mode of what has more; `None` for data.
+pub(super) fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Option<Holder> {
+    match Shape::of(owner.as_deref(), value.as_deref()) {
+        Shape::Lock => Some(owned(owner, value, left)),
+        Shape::ReadWriteLock(mode) => {
+            let mut holder = Holder::default();
+            (holder.mode, holder.expires_in) = (mode, left);
+            Some(holder)
+        }
+        Shape::Data => None,
+    }
+}
+
 /// The holder by what is stored with the lock: our own line, or another library's owner field.
-pub(super) fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Holder {
+pub(super) fn owned(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Holder {
     let mut holder = match value.as_deref().and_then(ours) {
         Some((fence, who)) => {
             let mut holder = Holder::parse(who);
@@ -163,14 +200,14 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
     }
 }
 
-/// Reads the reply of the script that looks: a lock is a hash with one field, whose value counts entries or is ours.
+/// Reads the reply of the script that looks.
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     let (count, owner, value) = (parts.next(), parts.next().and_then(text), parts.next().and_then(text));
-    let counts = |value: &str| !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-    let is_lock = value.as_deref().is_some_and(|value| counts(value) || ours(value).is_some());
-    match count {
-        Some(Value::Int(0)) => Found::Nothing,
-        Some(Value::Int(1)) if is_lock => Found::Held(holder(owner, value, left)),
+    match (count, Shape::of(owner.as_deref(), value.as_deref())) {
+        (Some(Value::Int(0)), _) => Found::Nothing,
+        (Some(Value::Int(1)), Shape::Lock) => Found::Held(owned(owner, value, left)),
+        (Some(Value::Int(1..)), Shape::ReadWriteLock(_)) => Found::ReadWriteLock,
+        (Some(Value::Int(1)), Shape::Data) => Found::Foreign,
         _ => Found::Data,
     }
 }
@@ -243,8 +280,14 @@ mod tests {
             assert_eq!(foreign.label.as_deref(), Some(owner));
         }
         assert_eq!(look(0, "", ""), Found::Nothing);
-        for (count, field, value) in [(1, "name", "value"), (1, OWNER, ""), (2, OWNER, "1"), (100, "", "")] {
-            assert_eq!(look(count, field, value), Found::Data, "{field} {value}");
+        for (field, value) in [("name", "value"), (OWNER, ""), ("mode", ""), ("mode", "reads")] {
+            assert_eq!(look(1, field, value), Found::Foreign, "{field} {value}");
+        }
+        for (count, value) in [(2, ""), (100, ""), (100, "x")] {
+            assert_eq!(look(count, "mode", value), Found::Data, "{value}");
+        }
+        for (count, value) in [(1, "read"), (2, "read"), (100, "write")] {
+            assert_eq!(look(count, "mode", value), Found::ReadWriteLock, "{value}");
         }
     }
 }

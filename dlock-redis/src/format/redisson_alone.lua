@@ -16,10 +16,10 @@ elseif value then
     value = string.gsub(value, '^0 ', fence .. ' ')
   end
 elseif left ~= -2 then
-  -- Not all of what may be somebody's data.
-  local count = redis.call('HLEN', name)
-  local held = count < 9 and redis.call('HGETALL', name) or {}
-  return { { left, held[1] or '', held[2] or '' }, ARGV[6] }
+  -- As in redisson.lua.
+  local held = redis.call('HLEN', name) == 1 and redis.call('HGETALL', name)
+  held = held or { 'mode', redis.call('HGET', name, 'mode') or '' }
+  return { { left, held[1], held[2] }, ARGV[6] }
 elseif fence ~= '0' then
   return { 0, ARGV[6] }
 else

@@ -24,13 +24,13 @@ for n = 1, count do
     elseif value then
       return value
     else
-      -- Not all of what may be somebody's data.
+      -- As in redisson.lua.
       local held = try('HLEN', name)
       if type(held) == 'table' then
         return held
       end
-      held = held < 9 and call('HGETALL', name) or {}
-      return { { n, left, held[1] or '', held[2] or '' }, ARGV[2] }
+      held = held == 1 and call('HGETALL', name) or { 'mode', call('HGET', name, 'mode') or '' }
+      return { { n, left, held[1], held[2] }, ARGV[2] }
     end
   end
 end

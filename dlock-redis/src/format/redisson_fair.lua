@@ -94,6 +94,15 @@ if own then
   return done({ fence })
 end
 
+-- As in redisson.lua: one owner, or the mode of a read-write lock.
+local other = {}
+if held then
+  other = call('HLEN', name) == 1 and call('HGETALL', name) or { 'mode', call('HGET', name, 'mode') or '' }
+  local is_mode = other[1] == 'mode' and (other[2] == 'read' or other[2] == 'write')
+  if not is_mode and not string.find(other[2], '^%d+$') and not string.find(other[2], '^%d+ ') then
+    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  end
+end
 local head = first()
 if held or head and head ~= owner then
   if ARGV[9] == '1' then
@@ -110,7 +119,6 @@ if held or head and head ~= owner then
     call('HSET', side, '?' .. owner, text(now + ALIVE))
     keep(side, ALIVE)
   end
-  local other = held and call('HLEN', name) < 9 and call('HGETALL', name) or {}
   -- Those behind the first have no reason to ask when it ends.
   local left = held and (not head or head == owner) and call('PTTL', name) or -1
   return done({ left, other[1] or '', other[2] or '' })

@@ -1,14 +1,19 @@
 -- Takes a lock away from whoever holds it, and wakes who waits.
--- KEYS: the lock. ARGV: its channel; -; 1 on a cluster; the number of the call; the list of those who wait in line, in the
--- slot of the lock, which is no key of the call: a user without a right to it takes locks away all the same.
--- Reply: {1, or 0 when nobody holds it, that number}; or an error.
+-- KEYS: the lock. ARGV: its channel; 1 where the key may be data of others; 1 on a cluster; the number of the call; the
+-- list of those who wait in line, in the slot of the lock, which is no key of the call: a user without a right to it
+-- takes locks away all the same.
+-- Reply: {1, 0 when nobody holds it, or 2 of a read-write lock, which stays, that number}; or an error.
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
   return { 0, ARGV[4] }
 end
 -- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
 local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
-if not held[2] or not (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ ')) then
+local is_lock = held[2] and (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ '))
+local mode = not is_lock and redis.pcall('HGET', KEYS[1], 'mode')
+if mode == 'read' or mode == 'write' then
+  return { 2, ARGV[4] }
+elseif not is_lock and (count ~= 1 or ARGV[2] == '1') then
   return redis.error_reply('WRONGTYPE the key holds something that is no lock')
 end
 redis.call('DEL', KEYS[1])

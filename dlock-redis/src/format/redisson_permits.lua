@@ -28,7 +28,7 @@ local free = kind == 'string' and string.match(call('GETRANGE', name, 0, 31), '^
 if not free and kind ~= 'none' then
   if operation == 'renew' or operation == 'withdraw' then
     return done(0)
-  elseif kind == 'hash' and operation ~= 'force' then
+  elseif kind == 'hash' and operation ~= 'force' and operation ~= 'look' then
     return done({ -1, 0 })
   end
   return redis.error_reply('WRONGTYPE the key holds something that is no lock')
@@ -102,15 +102,14 @@ end
 
 if operation == 'look' then
   local held = { total or taken }
-  if taken <= FIELDS then
-    local all = call('ZRANGE', timeouts, 0, -1, 'WITHSCORES')
-    for n = 1, #all, 2 do
-      local left, id = tonumber(all[n + 1]) - now, hex(all[n])
-      if left > 0 then
-        held[#held + 1] = left < 1e14 and left or -1
-        held[#held + 1] = id
-        held[#held + 1] = call('HGET', side, id) or ''
-      end
+  -- Of very many the last ones.
+  local all = call('ZRANGE', timeouts, -FIELDS, -1, 'WITHSCORES')
+  for n = 1, #all, 2 do
+    local left, id = tonumber(all[n + 1]) - now, hex(all[n])
+    if left > 0 then
+      held[#held + 1] = left < 1e14 and left or -1
+      held[#held + 1] = id
+      held[#held + 1] = call('HGET', side, id) or ''
     end
   end
   return done(held)

@@ -58,7 +58,7 @@ local function reading(any)
 end
 
 if operation == 'look' or operation == 'force' then
-  local held = {}
+  local held, over = {}, {}
   for _, field in ipairs(mode and call('HKEYS', name) or {}) do
     if writes(field) then
       held[#held + 1] = call('PTTL', name)
@@ -77,11 +77,15 @@ if operation == 'look' or operation == 'force' then
         held[#held + 1] = left
         held[#held + 1] = field
         held[#held + 1] = value
+      else
+        over = { call('PTTL', name), field, '' }
       end
     end
   end
   if operation == 'look' then
-    return done(held)
+    -- What is over, and what has lost its owner, keeps others out for as long as the hash is there.
+    return done((#held > 0 or not mode) and held or #over > 0 and over
+      or { call('PTTL', name), mode == 'write' and ':write' or '', '' })
   elseif mode then
     call('DEL', name)
     notify(channel, '1')

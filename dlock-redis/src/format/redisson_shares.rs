@@ -6,7 +6,7 @@ use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
-use super::redisson::{channel, holder as lock_holder};
+use super::redisson::{self, channel, owned};
 use super::{Recipe, Script, hash_of, rights, shares, text};
 use crate::keys::{Names, suffixed, suffixed_with};
 use crate::request::{Answer, By, CallNumber, Probe, ShareRequest, ShareStep};
@@ -223,6 +223,16 @@ pub(super) fn read(result: Value, step: &ShareStep, mode: Mode) -> Option<Answer
     }
 }
 
+/// Reads what came of a step of one who stands in line, for a lock that is held alone.
+pub(super) fn read_in_line(result: Value, step: &ShareStep) -> Option<Answer> {
+    match result {
+        Value::Array(parts) if parts.len() == 3 && parts[1] != Value::BulkString(Vec::new()) => {
+            redisson::answer(Value::Array(parts))
+        }
+        result => read(result, step, Mode::Exclusive),
+    }
+}
+
 /// Reads what came of an acquire.
 pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     match result {
@@ -246,7 +256,7 @@ fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>)
             Some(owner) => (owner.to_owned(), true),
             None => (owner, false),
         };
-        let mut holder = lock_holder(Some(owner), Some(value), left);
+        let mut holder = owned(Some(owner), Some(value), left);
         if !writes && holder.mode == Mode::Exclusive {
             holder.mode = Mode::Shared;
         }
@@ -254,7 +264,7 @@ fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>)
     };
     let ours = value.split_once(' ').and_then(|(take, line)| Some((take.parse().ok()?, line)));
     let (take, line) = ours.unwrap_or((1, ""));
-    let mut holder = lock_holder(Some(owner), Some(line.to_owned()), left);
+    let mut holder = owned(Some(owner), Some(line.to_owned()), left);
     holder.mode = Mode::Permits { of, take };
     holder
 }

@@ -41,9 +41,15 @@ async fn data_is_neither_listed_nor_deleted() {
     let locks = over(redis, LONG);
     server.command::<()>(&["SET", "text", "value"]);
     server.command::<u64>(&["HSET", "hash", "name", "value"]);
-    server.command::<u64>(&["HSET", "two", JAVA, "1", "mode", "read"]);
+    server.command::<u64>(&["HSET", "two", JAVA, "1", "name", "read"]);
+    server.command::<u64>(&["HSET", "mode", "mode", "reads"]);
     assert!(locks.holders().await.unwrap().is_empty());
-    for key in ["text", "hash", "two"] {
+    for key in ["text", "hash", "two", "mode"] {
+        for fair in [false, true] {
+            let taken = locks.lock(key).with_fairness(fair).try_acquire().await;
+            error_of(taken, ErrorKind::InvalidConfig);
+        }
+        error_of(locks.inspect(key).await, ErrorKind::InvalidConfig);
         error_of(locks.force_release(key).await, ErrorKind::InvalidConfig);
         assert_eq!(server.command::<u64>(&["EXISTS", key]), 1, "{key} was deleted");
     }
@@ -63,9 +69,23 @@ async fn what_is_in_the_way_of_a_lock_is_listed_as_foreign_and_removed_by_force(
     ours.lock("broken").acquire().await.unwrap().release().await.unwrap();
     error_of(ours.force_release("hash").await, ErrorKind::InvalidConfig);
 
+    // A hash that is no lock.
+    let shared = locks(&format!("{}?redisson=true", server.url()), LONG).await;
+    error_of(shared.lock("hash").acquire().await, ErrorKind::InvalidConfig);
+    assert_eq!(shared.holders().await.unwrap().len(), 1);
+    assert!(shared.inspect("hash").await.unwrap().is_some());
+    assert!(shared.force_release("hash").await.unwrap());
+
+    // A lock with one owner is none with readers.
+    let readers = locks(&format!("{}?redisson=true&recipe=read-write-lock", server.url()), LONG).await;
+    lock_as_redisson(&server, "dlock:other");
+    error_of(readers.lock("other").acquire().await, ErrorKind::InvalidConfig);
+    error_of(readers.inspect("other").await, ErrorKind::InvalidConfig);
+    error_of(readers.force_release("other").await, ErrorKind::InvalidConfig);
+    assert!(readers.holders().await.unwrap().is_empty());
+    assert!(shared.force_release("other").await.unwrap());
+
     // An owner that no library writes, in bytes that are no text, and without an end.
-    let redisson = Redis::connect(&format!("{}?redisson=true", server.url())).await.unwrap();
-    let shared = over(redisson, LONG);
     let script = "return redis.call('HSET', KEYS[1], '\\255\\254', '1')";
     server.command::<u64>(&["EVAL", script, "1", "dlock:java"]);
     assert!(shared.lock("java").try_acquire().await.unwrap().is_none());
@@ -76,6 +96,68 @@ async fn what_is_in_the_way_of_a_lock_is_listed_as_foreign_and_removed_by_force(
     shared.lock("java").acquire().await.unwrap().release().await.unwrap();
 }
 
+/// What an acquire calls held, whatever Redisson stored it, or broke it.
+#[tokio::test]
+async fn what_keeps_an_acquire_waiting_is_listed_and_shown_and_removed_by_force() {
+    let hold = format!("{{%}}:{JAVA}:rwlock_timeout:1");
+    let writer = format!("{JAVA}:write");
+    let lock: &[&[&str]] = &[&["HSET", "%", JAVA, "2"]];
+    let read: &[&[&str]] = &[&["HSET", "%", "mode", "read", JAVA, "1"], &["SET", &hold, "1", "PX", "60000"]];
+    let write: &[&[&str]] = &[&["HSET", "%", "mode", "write", &writer, "1"]];
+    // The hold of the only reader is over, or nobody is left.
+    let ended: &[&[&str]] = &[&["HSET", "%", "mode", "read", JAVA, "1"]];
+    let empty: &[&[&str]] = &[&["HSET", "%", "mode", "write"]];
+    let odd: &[&[&str]] = &[&["HSET", "%", "no owner that anybody knows", "1"]];
+    let fields: Vec<String> = (0..20).map(|n| format!("{JAVA}{n}")).collect();
+    let mut many = vec!["HSET", "%", "mode", "read"];
+    many.extend(fields.iter().flat_map(|field| [field.as_str(), "1"]));
+    let many: &[&[&str]] = &[&many];
+    let permits: &[&[&str]] =
+        &[&["SET", "%", "0"], &["ZADD", "{%}:timeout", "92233720368547758", "0123456789abcdef"]];
+    let of_locks = [
+        ("lock", lock),
+        ("read", read),
+        ("written", write),
+        ("ended", ended),
+        ("empty", empty),
+        ("odd", odd),
+        ("many", many),
+    ];
+    let read_write = [("read", read), ("written", write), ("ended", ended), ("empty", empty), ("many", many)];
+    let server = RedisServer::start().unwrap();
+    for (format, shapes) in [("", &of_locks[..]), ("&recipe=read-write-lock", &read_write)] {
+        for prefix in ["", "shop:"] {
+            let url = format!("{}?redisson=true&prefix={prefix}{format}", server.url());
+            let ours = over_all(&url).await;
+            for (key, made) in shapes.iter().chain([&("permits", permits)]) {
+                let name = format!("{prefix}{key}");
+                for command in *made {
+                    let words: Vec<String> = command.iter().map(|word| word.replace('%', &name)).collect();
+                    let _: redis::Value =
+                        server.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+                }
+                let take = async || match *key {
+                    "permits" => ours.semaphore(*key, 1).try_acquire().await.unwrap(),
+                    key => ours.lock(key).try_acquire().await.unwrap(),
+                };
+                assert!(take().await.is_none(), "{url} {key}");
+                let listed = ours.holders().await.unwrap();
+                assert!(listed.iter().any(|(found, _)| found.as_str() == *key), "{url} {key}: {listed:?}");
+                assert!(ours.inspect(*key).await.unwrap().is_some(), "{url} {key}");
+                assert!(ours.force_release(*key).await.unwrap(), "{url} {key}");
+                assert!(ours.inspect(*key).await.unwrap().is_none(), "{url} {key}");
+                assert!(ours.holders().await.unwrap().is_empty(), "{url} {key}");
+                take().await.unwrap_or_else(|| panic!("{url} {key}")).release().await.unwrap();
+                server.command::<()>(&["FLUSHALL"]);
+            }
+        }
+    }
+}
+
+async fn over_all(url: &str) -> dlock_core::Locks {
+    over(Redis::connect(url).await.unwrap(), LONG)
+}
+
 #[tokio::test]
 async fn no_request_reads_all_of_what_is_not_ours() {
     let server = RedisServer::start().unwrap();
@@ -84,10 +166,10 @@ async fn no_request_reads_all_of_what_is_not_ours() {
     let redis = Redis::builder(&server.url()).with_prefix("").connect().await.unwrap();
     let locks = over(redis, LONG);
     server.command::<()>(&["CONFIG", "RESETSTAT"]);
-    assert!(locks.lock("big").try_acquire().await.unwrap().is_none());
+    error_of(locks.lock("big").try_acquire().await, ErrorKind::InvalidConfig);
     assert!(locks.holders().await.unwrap().is_empty());
     let batch = locks.lock_all(["big", "room"]).with_wait(dlock_core::Wait::No).acquire().await;
-    error_of(batch, ErrorKind::Busy);
+    error_of(batch, ErrorKind::InvalidConfig);
     error_of(locks.inspect("big").await, ErrorKind::InvalidConfig);
     error_of(locks.force_release("big").await, ErrorKind::InvalidConfig);
     assert_eq!(server.command_calls().get("hgetall"), None, "a large hash was read");
