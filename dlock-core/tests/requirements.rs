@@ -28,6 +28,17 @@ fn locks_that_are_built_can_be_asked_too() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
+/// Another backend would not help.
+#[test]
+fn who_requires_an_order_that_can_be_asked_for_learns_how_to_ask() {
+    let error = builder().build().unwrap().require(&[Requirement::Fair]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("with_fairness(true)") && !text.contains("use a backend"), "{text}");
+    builder().with_fairness(true).build().unwrap().require(&[Requirement::Fair]).unwrap();
+    builder().require(Requirement::Fair).build().unwrap().require(&[Requirement::Fair]).unwrap();
+}
+
 #[tokio::test]
 async fn services_with_different_prefixes_share_a_store_and_no_lock() {
     let memory = Memory::new();

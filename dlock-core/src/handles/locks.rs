@@ -270,12 +270,10 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), with the names of those it does not give.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), with the names of those it does not give, or how to
+    /// ask for [`Requirement::Fair`] where the backend leaves it to the locks.
     pub fn require(&self, requirements: &[Requirement]) -> Result<()> {
-        let mut capabilities = self.engine.capabilities;
-        // Locks that do not ask for it do not have it.
-        capabilities.fair_on_request &= self.defaults.fair;
-        requirement::check(requirements, &capabilities)
+        requirement::check_asked(requirements, &self.engine.capabilities, self.defaults.fair)
             .map_err(|failure| self.engine.error(Operation::Configure, failure))
     }
 

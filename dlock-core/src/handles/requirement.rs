@@ -140,6 +140,21 @@ pub(crate) fn check_hold_at_least(
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 
+/// Refuses locks that lack any of these: by their backend, or because they do not ask it for their order.
+pub(crate) fn check_asked(
+    required: &[Requirement],
+    capabilities: &Capabilities,
+    asks_fair: bool,
+) -> Result<(), Failure> {
+    check(required, capabilities)?;
+    if capabilities.fair || asks_fair || !required.contains(&Requirement::Fair) {
+        return Ok(());
+    }
+    let what = "these locks are not `fair`, which is required and the backend leaves to them; build them with \
+                `LocksBuilder::require(Requirement::Fair)` or `with_fairness(true)`";
+    Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
+}
+
 /// Refuses a backend that lacks any of these, and names all that it lacks.
 pub(crate) fn check(required: &[Requirement], capabilities: &Capabilities) -> Result<(), Failure> {
     let missing: Vec<String> = required

@@ -484,7 +484,8 @@ async fn locks_that_require_it_are_fair_and_what_cannot_be_is_refused() {
     let server = RedisServer::start().unwrap();
     let redis = Redis::connect(&server.url()).await.unwrap();
     let plain = Locks::new(redis.clone());
-    error_of(plain.require(&[Requirement::Fair]), ErrorKind::Unsupported);
+    let error = error_of(plain.require(&[Requirement::Fair]), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("with_fairness"), "{error}");
     let locks = Locks::builder(redis).require(Requirement::Fair).build().unwrap();
     locks.require(&[Requirement::Fair]).unwrap();
     let guard = locks.lock("room").acquire().await.unwrap();
