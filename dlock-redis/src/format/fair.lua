@@ -117,7 +117,7 @@ if kind == 'hash' and not last then
     end
     -- Those behind the first have no reason to ask when one of them ends.
     local left = (not waiter or waiter == token) and math.max((n > 0 and ends or chance) - now, 1) or -1
-    return done({ left, n > 0 and holder and call('HGET', name, holder) or '' })
+    return done({ left, n > 0 and shown(holder, FIELDS) or '' })
   end
   keep_for_line(last, head)
   holder = false

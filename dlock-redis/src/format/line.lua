@@ -56,6 +56,22 @@ local function purge()
   return taken, ends
 end
 
+-- Returns what is stored for one of those who hold the lock: the newest, or another one where that has left. What has more
+-- fields than so many is not read as a whole.
+local function shown(newest, most)
+  local value = newest and call('HGET', KEYS[1], newest)
+  local all = not value and call('HLEN', KEYS[1]) <= most and call('HGETALL', KEYS[1]) or {}
+  for at = 1, #all, 2 do
+    local until_ms = #all[at] == 32 and tonumber(string.match(all[at + 1], '^(%d+) '))
+    if until_ms and until_ms > now then
+      -- The next one need not look for it.
+      try('HSET', KEYS[1], 'h', all[at])
+      return all[at + 1]
+    end
+  end
+  return value or ''
+end
+
 -- The lock, which nobody has, is only for those in line from now on.
 local function keep_for_line(last, head)
   call('HDEL', KEYS[1], 'F', 'h', 'r', 'w')

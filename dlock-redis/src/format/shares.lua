@@ -297,7 +297,7 @@ if kind == 'hash' then
       call('HSET', name, 'l', 1)
     end
     local left = room and kept_out - now or (n == 0 and chance or ends) - now
-    return done({ math.max(left, 1), last and call('HGET', name, last) or '' })
+    return done({ math.max(left, 1), n > 0 and shown(last, FIELDS) or '' })
   end
   waits = not ours and waits
 end

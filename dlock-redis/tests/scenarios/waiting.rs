@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks};
+use dlock_core::backend::Mode;
+use dlock_core::{ErrorKind, Guard, Locks, Wait};
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::support::{LONG, Proxied, held, locks, soon, until};
+use crate::support::{LONG, Proxied, error_of, held, locks, soon, until};
 
 fn wait_for(locks: &Locks, key: &str) -> JoinHandle<dlock_core::Result<Guard>> {
     let lock = locks.lock(key).with_wait(LONG);
@@ -236,4 +237,30 @@ mod in_time {
         }
         assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     }
+}
+
+#[tokio::test]
+async fn a_busy_error_names_a_holder_also_when_the_newest_of_several_has_left() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let page = async || ours.lock("page").read().acquire().await;
+    let mut readers = vec![page().await.unwrap(), page().await.unwrap(), page().await.unwrap()];
+    let refused = async |fair: bool| {
+        let lock = theirs.lock("page").with_fairness(fair).with_wait(Wait::No);
+        let error = error_of(lock.acquire().await, ErrorKind::Busy);
+        error.holder().map(|holder| (holder.mode, holder.pid))
+    };
+    while let Some(newest) = readers.pop() {
+        // The answer to one is remembered for the next: each kind is first once.
+        let fair = readers.len() == 1;
+        assert_eq!(refused(fair).await, Some((Mode::Shared, Some(std::process::id()))), "{fair}");
+        newest.release().await.unwrap();
+    }
+    let permits = async || ours.semaphore("gpu", 2).acquire().await;
+    let (first, newest) = (permits().await.unwrap(), permits().await.unwrap());
+    newest.release().await.unwrap();
+    let all = theirs.semaphore("gpu", 2).take(2).with_wait(Wait::No).acquire().await;
+    let error = error_of(all, ErrorKind::Busy);
+    assert_eq!(error.holder().and_then(|holder| holder.pid), Some(std::process::id()), "{error}");
+    first.release().await.unwrap();
 }
