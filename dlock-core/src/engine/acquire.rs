@@ -161,7 +161,10 @@ impl<'a> Acquire<'a> {
             Err(failure) => {
                 let waited = self.started.elapsed();
                 let mut error = self.specs[self.place].error(Operation::Acquire, self.last_word(failure));
-                self.span.not_acquired(&error, waited);
+                match error.kind() {
+                    ErrorKind::Conflict if self.specs[0].options.resizable => self.span.set_aside(),
+                    _ => self.span.not_acquired(&error, waited),
+                }
                 if error.kind() == ErrorKind::Unknown {
                     error = error.maybe_held_for(self.maybe_held_for());
                 }

@@ -259,6 +259,12 @@ impl Lock {
         self
     }
 
+    /// The same semaphore, whose stored number of permits counts.
+    pub(super) const fn resizable(mut self) -> Self {
+        self.options.resizable = true;
+        self
+    }
+
     /// The same lock for a candidate of an election: whoever has it leads. It is asked for by a campaign, which waits
     /// without end, and goes to nobody but by way of the servers.
     pub(super) fn leading(mut self) -> Self {

@@ -80,6 +80,8 @@ pub(crate) struct Options {
     pub(crate) on_lost: OnLost,
     /// Said by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
+    /// Whether another number of permits that is stored counts in place of this one: said by the handle too.
+    pub(crate) resizable: bool,
     /// What who has it does, where that is more than to hold a lock: said by the handle too.
     pub(crate) role: Option<Role>,
 }
@@ -129,6 +131,7 @@ impl Default for Options {
             fair: false,
             on_lost: OnLost::Abort,
             mode: Mode::Exclusive,
+            resizable: false,
             role: None,
         }
     }

@@ -19,8 +19,8 @@ use crate::handles::section::Section;
 ///   [scope](crate::Locks::scope) itself gets [`ErrorKind::Deadlock`](crate::ErrorKind::Deadlock).
 /// * The number of permits is stored with the semaphore, for as long as somebody has one and a day after that. A
 ///   process that says another number, or uses the key as a lock, gets
-///   [`ErrorKind::Conflict`](crate::ErrorKind::Conflict). An operator
-///   [changes](crate::Locks::resize_semaphore) the number.
+///   [`ErrorKind::Conflict`](crate::ErrorKind::Conflict), unless it is [`resizable`](Self::resizable) there. An
+///   operator [changes](crate::Locks::resize_semaphore) the number.
 /// * Of several permits all are taken or none. Who waits for several keeps newcomers out, for 10 s; when it does not
 ///   get them by then, newcomers are let in for 10 s, and so on.
 ///
@@ -62,6 +62,33 @@ impl Semaphore {
     /// Sets how many permits an acquire takes, all or none. Default 1; 1 to all of them.
     pub fn take(self, permits: u32) -> Self {
         Self { lock: self.lock.with_mode(Mode::Permits { of: self.permits, take: permits }), ..self }
+    }
+
+    /// Goes by the number of permits that is stored, where that is another one than this says: after a
+    /// [resize](crate::Locks::resize_semaphore), programs that say the old number go on by the new one, and programs
+    /// that say the new one may start before it. Which number counts is then decided by whoever used the semaphore
+    /// first, or resized it last; without this, a program that says a wrong one gets
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict).
+    ///
+    /// While the two numbers differ, an acquire costs two requests more. One of more permits than there are by the
+    /// stored number stays a conflict.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let gpus = locks.semaphore("gpu", 1).resizable();
+    /// let one = gpus.acquire().await?;
+    /// assert!(gpus.try_acquire().await?.is_none());
+    /// locks.resize_semaphore("gpu", 2).await?;
+    /// let two = gpus.acquire().await?;
+    /// # one.release().await?;
+    /// # two.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn resizable(self) -> Self {
+        Self { lock: self.lock.resizable(), ..self }
     }
 
     /// Changes the lock that this is made of, for other options; how many permits there are stays as it is.
@@ -162,8 +189,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) when the semaphore has another number of permits;
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported),
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) when the semaphore has another number of permits, and is not
+    /// [`resizable`](Self::resizable); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported),
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
     ///
     /// # Cancel safety
@@ -175,6 +202,7 @@ impl Semaphore {
         let refuse = |failure| lock.error(Operation::Inspect, failure);
         let found = lock.engine().occupancy(key, options.request_timeout()).await.map_err(refuse)?;
         let stored = match found.permits {
+            Some(of) if options.resizable => return Ok(of.saturating_sub(found.taken())),
             Some(of) => Mode::Permits { of, take: 1 },
             None if found.holders.is_empty() => return Ok(self.permits),
             None => Mode::Exclusive,

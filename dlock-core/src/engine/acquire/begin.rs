@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{Acquire, Shares, Specs};
+use crate::backend::Mode;
 use crate::engine::acquire::limits::within;
 use crate::engine::attended::Begun;
 use crate::engine::share::Share;
@@ -69,8 +70,13 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
     // Inside the span, whose trace goes along with the claims.
     let acquire = async move {
-        let mut acquire = Acquire::new(&specs, start)?;
-        acquire.run().await
+        let taken = Acquire::new(&specs, start)?.run().await;
+        match taken {
+            Err(error) if specs[0].options.resizable && error.kind() == ErrorKind::Conflict => {
+                Box::pin(take_resized(specs, start, error)).await
+            }
+            taken => taken,
+        }
     };
     let acquire = acquire.in_span(span);
     let Some(engine) = on_keeper else { return Ok(Box::pin(acquire)) };
@@ -78,6 +84,32 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
         engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
     }))
+}
+
+/// Takes permits of a semaphore that has another number of them than was said, by that number; as often as it changes.
+async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Result<Option<Shares>, Error> {
+    let start = match start {
+        Start::Now => Start::At(Instant::now() - refused.waited().unwrap_or_default()),
+        begun => begun,
+    };
+    while let Some(mode) = resized(&specs[0]).await {
+        specs[0].options.mode = mode;
+        let taken = Acquire::new(&specs, start)?.run().await;
+        match taken {
+            Err(error) if error.kind() == ErrorKind::Conflict => refused = error,
+            taken => return taken,
+        }
+    }
+    Err(refused)
+}
+
+/// The mode by the number of permits that is stored, if that is another one.
+async fn resized(spec: &Spec) -> Option<Mode> {
+    let Mode::Permits { of: said, take } = spec.options.mode else { return None };
+    let found = spec.engine.occupancy(&spec.key, spec.options.request_timeout()).await;
+    let of = found.ok()?.permits?;
+    let mode = Mode::Permits { of, take };
+    (of != said && mode.check().is_ok()).then_some(mode)
 }
 
 impl<'a> Acquire<'a> {

@@ -95,7 +95,8 @@ impl Locks {
     /// the backend knows of no such semaphore.
     ///
     /// For an operator, before or while programs that say the new number replace those that say the old one, which get
-    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) from then on. Permits that are taken stay so: of fewer than
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) from then on, unless they have the semaphore
+    /// [`resizable`](crate::Semaphore::resizable). Permits that are taken stay so: of fewer than
     /// that, none is granted until enough have been released.
     ///
     /// # Errors

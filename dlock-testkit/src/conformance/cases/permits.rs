@@ -470,7 +470,14 @@ async fn an_operator_changes_the_number_of_permits(stage: Stage) {
     one.check().expect("it is held");
     cannot_take(&theirs, &key, (3, 1)).await;
     give_back(one).await;
+    // Who goes by what is stored goes on with any number.
+    let adapting = |of| semaphore(&ours, &key, of).resizable();
+    assert_eq!(adapting(1).available().await.expect("it can be asked"), 1);
+    let three = adapting(1).acquire().await.expect("there is one more");
+    assert!(adapting(9).try_acquire().await.expect("it can be asked").is_none(), "there are three");
+    error_of(adapting(9).take(4).acquire().await, &[ErrorKind::Conflict]);
     give_back(two).await;
+    give_back(three).await;
     assert_eq!(theirs.locks.resize_semaphore(&key, 3).await.expect("it can be asked"), Some(3));
 }
 
