@@ -11,7 +11,7 @@ use crate::connector::{Connector, Password, end};
 use crate::failure::unchanged;
 use crate::lease_rows::LeaseRows;
 use crate::rows::{Connections, MARK, QUESTION, Rows, gone};
-use crate::server::{DriverOptions, Server};
+use crate::server::{Conn, DriverOptions, Server};
 use crate::settings::{Settings, split};
 use crate::table::TableName;
 
@@ -96,7 +96,9 @@ impl<S: Server> ServerOptions<S> {
         Ok(Self { settings, ..Self::new(driver) })
     }
 
-    /// Sets another table. Default `dlock`, in the schema that the server finds first; `schema.table` is possible.
+    /// Sets another table. Default `dlock`; `schema.table` is possible. Without a schema it is the only table of that
+    /// name in the database, whatever the search path, and several are refused; `migrate` makes it in the first schema
+    /// of the search path that it may, the user's own last.
     /// Names have 1 to 63 ASCII letters, digits and underscores, and do not start with a digit.
     ///
     /// # Errors
@@ -178,19 +180,48 @@ impl<S: Server> ServerOptions<S> {
         self.settings.check()?;
         let connector = self.connector();
         let mut connection = connector.open().await?;
-        let server = S::on_table(&self.settings.table, &connector, &self.settings);
-        let failed = |error| unchanged(server.fault(error).failure);
-        match server.mark(&mut connection).await {
+        let found = Self::locate(&mut connection, &self.settings.table).await?;
+        let table = found.as_ref().unwrap_or(&self.settings.table);
+        let failed = |error| unchanged(S::classify(error, table).failure);
+        let server = S::on_table(table, &connector, &self.settings);
+        let mark = if found.is_some() { server.mark(&mut connection).await } else { Ok(None) };
+        match mark {
             Ok(Some(_)) => {}
             Err(error) if !S::is_missing(&error) => return Err(failed(error)),
             Ok(None) | Err(_) => server.make(&mut connection).await.map_err(failed)?,
         }
+        let table = Self::located(&mut connection, table).await?;
+        let server = S::on_table(&table, &connector, &self.settings);
         let mark = server.mark(&mut connection).await.map_err(failed)?;
         end(connection).await;
-        verify(mark.as_deref(), server.table())
+        verify(mark.as_deref(), &table)
     }
 
-    fn connector(&self) -> Arc<Connector<S>> {
+    /// The table with the one schema that has it, if any does: wherever the search path of a user or of a connection
+    /// leads, this is the table.
+    async fn locate(on: &mut Conn<S>, table: &TableName) -> Result<Option<TableName>, Failure> {
+        if table.schema().is_some() {
+            return Ok(Some(table.clone()));
+        }
+        let schemas = tokio::time::timeout(QUESTION, S::schemas_of(on, table)).await;
+        let schemas = schemas.map_err(|_| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
+        let schemas = schemas.map_err(|error| unchanged(S::classify(error, table).failure))?;
+        match &*schemas {
+            [] => Ok(None),
+            [only] => Ok(Some(table.clone().within(only.clone()))),
+            [first, ..] => Err(Failure::invalid_config(format!(
+                "table {table} is in several schemas ({}), and who has another search path would lock in another one; name the \
+                 one that all are to use, such as table={first}.{table}",
+                schemas.join(", ")
+            ))),
+        }
+    }
+
+    async fn located(on: &mut Conn<S>, table: &TableName) -> Result<TableName, Failure> {
+        Self::locate(on, table).await?.ok_or_else(|| S::nowhere(table))
+    }
+
+    pub(crate) fn connector(&self) -> Arc<Connector<S>> {
         let limit = self.settings.connect_timeout;
         Arc::new(Connector {
             driver: self.driver.clone(),
@@ -211,15 +242,7 @@ impl<S: Server> ServerOptions<S> {
                 self.make().await?;
             }
             let mut connection = self.connector().open().await?;
-            let table = &mut self.settings.table;
-            if table.schema().is_none() {
-                // Looked up once: wherever another connection's search path leads, this is the table.
-                let schema = tokio::time::timeout(QUESTION, S::schema_of(&mut connection, table)).await;
-                let schema =
-                    schema.map_err(|_| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
-                let schema = schema.map_err(|error| unchanged(S::classify(error, table).failure))?;
-                *table = schema.into_iter().fold(table.clone(), TableName::within);
-            }
+            self.settings.table = Self::located(&mut connection, &self.settings.table).await?;
             let connections = self.connections(for_leases)?;
             connections.put_back(connection);
             Ok(connections)

@@ -58,7 +58,8 @@ pub type Postgres = LeaseRows<PostgresServer>;
 impl PostgresOptions {
     /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which
     /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, as one
-    /// script, by whoever owns the table; making them again does no harm.
+    /// script, by whoever owns the table; making them again does no harm. Where the table is named without its schema,
+    /// the script finds it as dlock does, and fails where there are several.
     ///
     /// ```
     /// # fn example() -> dlock_core::Result<()> {
@@ -68,7 +69,20 @@ impl PostgresOptions {
     /// ```
     #[must_use]
     pub fn functions(&self) -> String {
-        FUNCTIONS.replace("{table}", &self.settings.table.quoted('"'))
+        let table = &self.settings.table;
+        if table.schema().is_some() {
+            return FUNCTIONS.replace("{table}", &table.quoted('"'));
+        }
+        format!(
+            "DO $dlock$\nDECLARE\n    tables text[];\nBEGIN\n    \
+             SELECT array_agg(format('%I.%I', nspname, relname)) INTO tables {};\n    \
+             IF cardinality(tables) IS DISTINCT FROM 1 THEN\n        \
+             RAISE EXCEPTION 'table {table} is in % schemas; name it with its schema', \
+             coalesce(cardinality(tables), 0);\n    END IF;\n    \
+             EXECUTE format($functions$\n{}$functions$, tables[1]);\nEND\n$dlock$;\n",
+            statements::named(table),
+            FUNCTIONS.replace("{table}", "%1$s")
+        )
     }
 
     /// Sets whether waiters are notified of releases, over one connection for all of them. Default yes; a proxy that

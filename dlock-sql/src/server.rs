@@ -126,11 +126,14 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Refuses a connection of a pool on which a statement would not be a transaction by itself.
     fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
-    /// The schema of a table that was named without. Leaves no prepared statement.
-    fn schema_of(
+    /// All schemas with a table of this name, which was named without one; on MariaDB and MySQL the database of the
+    /// connection. Leaves no prepared statement.
+    fn schemas_of(
         on: &mut Conn<Self>,
         table: &TableName,
-    ) -> impl Future<Output = SqlResult<Option<String>>> + Send;
+    ) -> impl Future<Output = SqlResult<Vec<String>>> + Send;
+    /// What is said of a table that is in none.
+    fn nowhere(table: &TableName) -> Failure;
 
     /// What there is to be said of the settings. One that the server does not have is left out.
     const SETTINGS: &'static [(&'static str, Judge)];

@@ -26,6 +26,10 @@ pub(super) fn number(error: &Error) -> Option<u16> {
     Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }
 
+pub(super) fn no_database() -> Failure {
+    Failure::invalid_config("the URL names no database; write mysql://user:password@host:port/database")
+}
+
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::Occupancy;
-use dlock_core::{Fence, Holder, Key, Token};
+use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
@@ -185,10 +185,14 @@ impl Server for MysqlServer {
         committed(row.try_get(0)?)
     }
 
-    async fn schema_of(on: &mut MySqlConnection, _: &TableName) -> SqlResult<Option<String>> {
+    async fn schemas_of(on: &mut MySqlConnection, _: &TableName) -> SqlResult<Vec<String>> {
         let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
         let schema: Option<Vec<u8>> = row.try_get(0)?;
-        Ok(schema.map(|schema| String::from_utf8_lossy(&schema).into_owned()))
+        Ok(schema.iter().map(|schema| String::from_utf8_lossy(schema).into_owned()).collect())
+    }
+
+    fn nowhere(_: &TableName) -> Failure {
+        no_database()
     }
 
     const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;

@@ -26,14 +26,18 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     })
 }
 
+pub(super) fn no_table(table: &TableName) -> Failure {
+    Failure::invalid_config(format!(
+        "there is no table {table} in the database; call migrate() once, or add migrate=true to the URL"
+    ))
+}
+
 fn of_code(code: &str, table: &TableName) -> Failure {
     match code {
-        "42P01" => Failure::invalid_config(format!(
-            "there is no table {table} in the schemas of the search path; call migrate() once, or add migrate=true to the URL"
-        )),
+        "42P01" => no_table(table),
         "42501" => Failure::denied(format!(
             "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits; \
-             CREATE on the schema to migrate; to end another role's \
+             USAGE on its schema, CREATE on one of the search path to migrate; to end another role's \
              session by force, make the user a member of pg_signal_backend)"
         )),
         "42703" | "42804" | "42883" => Failure::invalid_config(format!(

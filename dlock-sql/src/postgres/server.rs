@@ -11,10 +11,10 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
 use super::diagnosis;
-use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing};
+use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing, no_table};
 use super::listen::Listening;
 use super::session;
-use super::statements::{PostgresStatements, schema};
+use super::statements::{HOME, PostgresStatements, named, schema};
 use super::values::{self, Value};
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
@@ -67,8 +67,21 @@ impl PostgresServer {
     }
 
     async fn create(&self, on: &mut PgConnection) -> SqlResult<()> {
-        let mut transaction = on.begin().await?;
-        for statement in schema(&self.table) {
+        // Whatever is set there, each statement sees what was made before it.
+        let mut transaction = on.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+        let mut table = self.table.clone();
+        if table.schema().is_none() {
+            // Nobody whose search path leads elsewhere makes another one at this moment.
+            let number = number("dlock table ".bytes().chain(table.name().bytes())).cast_signed();
+            let lock = format!("SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock({number})");
+            sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *transaction).await?;
+            if !Self::schemas_of(&mut transaction, &table).await?.is_empty() {
+                return transaction.rollback().await;
+            }
+            let home = sqlx::raw_sql(HOME).fetch_optional(&mut *transaction).await?;
+            table = home.map(|row| row.try_get(0)).transpose()?.into_iter().fold(table, TableName::within);
+        }
+        for statement in schema(&table) {
             // Not prepared: behind a pooler, another process may have prepared one on this connection.
             sqlx::raw_sql(statement).execute(&mut *transaction).await?;
         }
@@ -166,9 +179,10 @@ impl Server for PostgresServer {
 
     fn address(to: &PgConnectOptions) -> String {
         let host = to.get_socket();
-        // The name of a host is the same in upper case.
-        let host = host.map_or_else(|| to.get_host().to_ascii_lowercase(), |path| path.display().to_string());
-        format!("postgres://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
+        let host = host.map_or_else(|| address::shown(to.get_host()), |path| path.display().to_string());
+        // Without a database the server takes the one of the user's name.
+        let database = to.get_database().unwrap_or_else(|| to.get_username());
+        format!("postgres://{host}:{}/{database}", to.get_port())
     }
 
     fn on_table(table: &TableName, connector: &Arc<Connector<Self>>, settings: &Settings) -> Self {
@@ -204,14 +218,14 @@ impl Server for PostgresServer {
         Ok(())
     }
 
-    async fn schema_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Option<String>> {
-        let schema = format!(
-            "SELECT nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-            WHERE pg_class.oid = to_regclass('{}')",
-            table.quoted(Self::QUOTE)
-        );
-        let row = sqlx::raw_sql(AssertSqlSafe(schema)).fetch_optional(on).await?;
-        row.map(|row| row.try_get(0)).transpose()
+    async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Vec<String>> {
+        let schemas = format!("SELECT nspname::text {} ORDER BY nspname", named(table));
+        let rows = sqlx::raw_sql(AssertSqlSafe(schemas)).fetch_all(on).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    fn nowhere(table: &TableName) -> Failure {
+        no_table(table)
     }
 
     const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;

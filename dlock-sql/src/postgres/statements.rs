@@ -310,6 +310,20 @@ fn number_of(place: &str) -> String {
     format!("('x' || encode(substring({digest} FROM 1 FOR 8), 'hex'))::bit(64)::bigint")
 }
 
+/// From where all tables and views of this name are read, but for those of sessions, whatever the search path.
+pub(super) fn named(table: &TableName) -> String {
+    format!(
+        "FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE relname = '{}' AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'",
+        table.name()
+    )
+}
+
+/// The schema of the search path in which a table is made that was named without one: the user's own is the last, since
+/// it is in nobody else's path.
+pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (name, place)
+    WHERE name !~ '^pg_' ORDER BY NOT has_schema_privilege(name, 'CREATE'), name = current_user, place LIMIT 1";
+
 /// The statements that make the table, for one transaction.
 ///
 /// A row is changed at each acquire and release: half of each page is left free, so that changes stay in it.

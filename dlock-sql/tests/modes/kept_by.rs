@@ -119,14 +119,14 @@ async fn tables_and_schemas_have_locks_of_their_own() {
     let server = PostgresServer::start().unwrap();
     server.query("CREATE SCHEMA other");
     let url = format!("{}{MIGRATE}", server.url());
-    let of_schema = format!("{url}&options=-csearch_path%3Dother");
+    let of_schema = format!("{url}&table=other.dlock");
     let mut guards = Vec::new();
     for url in [url.clone(), of_schema, format!("{url}&table=more")] {
         let locks = Locks::new(PostgresSessions::connect(&url).await.unwrap());
         guards.push(locks.lock("a").acquire().await.unwrap());
     }
     // The same table by another way is the same lock.
-    let far = format!("{}&options=-csearch_path%3Dnothing,public", server.url());
+    let far = format!("{}&options=-csearch_path%3Dnothing,other&table=public.dlock", server.url());
     let locks = Locks::new(PostgresSessions::connect(&far).await.unwrap());
     let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");

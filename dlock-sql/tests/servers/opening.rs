@@ -2,9 +2,13 @@
 
 use dlock_core::{ErrorKind, Locks};
 use dlock_rig::servers::mysql::MysqlServer;
-use dlock_sql::{Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, TransactionLocks, sqlx};
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::{
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    PostgresSessions, TransactionLocks, sqlx,
+};
 
-use crate::support::{Db, is_error, on_both, take};
+use crate::support::{Db, is_error, on_both, once, take};
 
 on_both! {
     async fn a_missing_table_is_refused_with_how_to_make_it<D: Db>(db: D) {
@@ -82,7 +86,7 @@ on_both! {
         let locks = Locks::builder(D::connect(&url).await.unwrap()).build().unwrap();
         take(&locks, "a").await.release().await.unwrap();
         db.read_only(true);
-        is_error(crate::support::once(&locks, "a").acquire().await, ErrorKind::Unavailable, &["can only be read"]);
+        is_error(once(&locks, "a").acquire().await, ErrorKind::Unavailable, &["can only be read"]);
         is_error(D::connect(&url).await, ErrorKind::Unavailable, &["can only be read"]);
         db.read_only(false);
         take(&locks, "a").await.release().await.unwrap();
@@ -116,4 +120,93 @@ async fn a_server_of_mariadb_that_makes_tables_of_another_kind_is_refused() {
     server.query("SET GLOBAL enforce_storage_engine = MyISAM, GLOBAL sql_mode = ''");
     let options = MysqlOptions::from_url(&server.url()).unwrap();
     is_error(options.migrate().await, ErrorKind::InvalidConfig, &["InnoDB"]);
+}
+
+/// Two users of one database, each of whom may make tables and gets those of the other: `shop` has a schema of its own
+/// name, which comes first in its search path.
+fn two_users() -> PostgresServer {
+    let server = <PostgresServer as Db>::start();
+    server.query(
+        "CREATE USER shop PASSWORD 'right'; CREATE USER stock PASSWORD 'right'; CREATE SCHEMA shop AUTHORIZATION shop;
+         GRANT USAGE ON SCHEMA shop TO stock; GRANT CREATE ON SCHEMA public TO shop, stock;
+         ALTER DEFAULT PRIVILEGES FOR ROLE shop, stock GRANT ALL ON TABLES TO shop, stock",
+    );
+    server
+}
+
+async fn excludes(one: &Locks, other: &Locks) {
+    let guard = take(one, "a").await;
+    is_error(once(other, "a").acquire().await, ErrorKind::Busy, &[]);
+    guard.release().await.unwrap();
+    take(other, "a").await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_url_of_postgresql_is_one_table_whatever_the_search_path_of_each_user() {
+    // In each order, and at the same time.
+    for first in ["shop", "stock", ""] {
+        let server = two_users();
+        let url = |user| format!("{}{}", server.url_as(user, "right"), <PostgresServer as Db>::MIGRATE);
+        if !first.is_empty() {
+            <PostgresServer as Db>::connect(&url(first)).await.unwrap();
+        }
+        let (shop, stock) = (url("shop"), url("stock"));
+        let (shop, stock) =
+            tokio::join!(<PostgresServer as Db>::connect(&shop), <PostgresServer as Db>::connect(&stock));
+        let (shop, stock) = (Locks::new(shop.unwrap()), Locks::new(stock.unwrap()));
+        assert_eq!(server.query("SELECT count(*) FROM pg_class WHERE relname = 'dlock'"), "1", "{first}");
+        excludes(&shop, &stock).await;
+        // A search path that leads nowhere, or to a table of a session, leads to it too.
+        server.query("ALTER ROLE stock SET search_path = nothing");
+        let elsewhere = Locks::new(<PostgresServer as Db>::connect(&url("stock")).await.unwrap());
+        excludes(&shop, &elsewhere).await;
+        let sessions = |user| {
+            let options = PostgresOptions::from_url(&url(user)).unwrap();
+            PostgresSessions::with_options(options)
+        };
+        excludes(&Locks::new(sessions("shop").await.unwrap()), &Locks::new(sessions("stock").await.unwrap()))
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_url_of_postgresql_that_may_mean_several_tables_is_refused_until_it_names_a_schema() {
+    let server = two_users();
+    for schema in ["shop", "public"] {
+        let options = PostgresOptions::from_url(&server.url()).unwrap();
+        options.with_table(&format!("{schema}.dlock")).unwrap().migrate().await.unwrap();
+    }
+    server.query("GRANT ALL ON public.dlock, shop.dlock TO shop, stock");
+    let all = ["public, shop", "table=public.dlock"];
+    for user in ["shop", "stock"] {
+        for migrate in ["", <PostgresServer as Db>::MIGRATE] {
+            let url = format!("{}{migrate}", server.url_as(user, "right"));
+            is_error(Postgres::connect(&url).await, ErrorKind::InvalidConfig, &all);
+            is_error(PostgresSessions::connect(&url).await, ErrorKind::InvalidConfig, &all);
+            is_error(PostgresRowLocks::connect(&url).await, ErrorKind::InvalidConfig, &all);
+            let named = PostgresOptions::from_url(&format!("{url}&table=shop.dlock")).unwrap();
+            take(&Locks::new(named.connect().await.unwrap()), "a").await.release().await.unwrap();
+        }
+        let options = PostgresOptions::from_url(&server.url_as(user, "right")).unwrap();
+        is_error(options.migrate().await, ErrorKind::InvalidConfig, &all);
+    }
+    assert_eq!(server.query("SELECT count(*) FROM public.dlock"), "1", "only the mark");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_for_other_clients_of_postgresql_are_of_the_table_that_dlock_finds() {
+    let server = two_users();
+    let options = PostgresOptions::from_url(&server.url()).unwrap();
+    options.clone().with_table("shop.dlock").unwrap().migrate().await.unwrap();
+    server.query(&options.functions());
+    let mine = format!("'\\x{}'", "07".repeat(16));
+    server.query(&format!("SELECT dlock_take('a', {mine}, '30 s', 'label=by_hand')"));
+    let locks = Locks::new(options.clone().connect().await.unwrap());
+    is_error(once(&locks, "a").acquire().await, ErrorKind::Busy, &[]);
+    assert_eq!(server.query("SELECT holder FROM shop.dlock WHERE key = 'a'"), "label=by_hand");
+    // Whatever the search path of whoever calls them.
+    server.query(&format!("SET search_path = pg_catalog; SELECT public.dlock_release('a', {mine})"));
+    take(&locks, "a").await.release().await.unwrap();
+    options.clone().with_table("public.dlock").unwrap().migrate().await.unwrap();
+    assert!(server.try_query(&options.functions()).is_err(), "which table is meant is not known");
 }
