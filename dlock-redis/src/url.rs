@@ -228,8 +228,8 @@ impl Target {
 fn endpoints(hosts: &str, default_port: u16, tls: bool) -> Result<Vec<Endpoint>, Failure> {
     hosts
         .split(',')
-        .map(|text| match address(text, default_port) {
-            Some((host, port)) => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls }),
+        .map(|text| match UrlParts::host(text) {
+            Some((host, port)) => Ok(Endpoint::Tcp { host, port: port.unwrap_or(default_port), tls }),
             // Not repeated: an unescaped password may have ended up here.
             None => Err(invalid(format!(
                 "an address is not host, host:port or [v6]:port (escape @ / ? # in a password as %40 %2F %3F %23); \
@@ -237,23 +237,6 @@ fn endpoints(hosts: &str, default_port: u16, tls: bool) -> Result<Vec<Endpoint>,
             ))),
         })
         .collect()
-}
-
-/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`.
-fn address(text: &str, default_port: u16) -> Option<(&str, u16)> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(v6) => {
-            let (host, after) = v6.split_once(']')?;
-            (host, if after.is_empty() { None } else { Some(after.strip_prefix(':')?) })
-        }
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
-    (!host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control()))
-        .then_some((host, port))
 }
 
 fn decode(text: &str) -> Result<String, Failure> {
@@ -288,6 +271,7 @@ mod tests {
         assert_eq!(target.db, 3);
         let plain = parse("redis://[::1]").unwrap();
         assert_eq!(plain.topology, Topology::Single(tcp("::1", 6379)));
+        assert_eq!(parse("redis://[0:0:0::1]:6379").unwrap().place(), plain.place());
         assert_eq!(plain.credentials, Credentials::default());
         assert_eq!(parse("redis://:pw@h/").unwrap().credentials.password.as_deref(), Some("pw"));
     }

@@ -62,6 +62,9 @@ impl<S: Server> Connector<S> {
             Some(pool) => S::own(&pool.connect_options()),
             None => S::own(&self.driver),
         };
+        // The driver does not take the brackets off an address of IPv6.
+        let host = S::host(&options).map(str::to_owned);
+        let options = host.iter().fold(options, |options, host| S::with_host(options, host));
         let options = options.disable_statement_logging();
         let Some(password) = &self.password else { return Ok(options) };
         let password = password().await.map_err(|cause| {

@@ -18,6 +18,8 @@ compile_error!(
 );
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod address;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod connector;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod diagnosis;

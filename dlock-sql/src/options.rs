@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlock_core::{Error, Failure, Operation, Result, keeper};
 use sqlx::Pool;
 
+use crate::address;
 use crate::connector::{Connector, Password, end};
 use crate::failure::unchanged;
 use crate::lease_rows::LeaseRows;
@@ -86,6 +87,7 @@ impl<S: Server> ServerOptions<S> {
             )));
         };
         let (settings, rest) = split(&format!("{}{place}", S::SCHEMES[0]), S::PARAMETERS, &form)?;
+        let (rest, host) = address::for_driver(&rest, S::PARAMETERS.contains(&"host"))?;
         // The driver's error may repeat a part of the URL.
         let driver = rest.parse().map_err(|_| {
             Failure::invalid_config(format!(
@@ -93,6 +95,7 @@ impl<S: Server> ServerOptions<S> {
             ))
         })?;
         settings.check()?;
+        let driver = host.iter().fold(driver, |driver, host| S::with_host(driver, host));
         Ok(Self { settings, ..Self::new(driver) })
     }
 
@@ -425,10 +428,14 @@ mod tests {
         let scheme = S::SCHEMES[0];
         let one = address::<S>(&format!("{scheme}u:hunter2@h/d"));
         assert!(!one.contains("hunter2"));
-        for url in [other_way, &format!("{scheme}other@h/d?max_connections=3")] {
+        for url in [other_way, &format!("{scheme}u@h/d?max_connections=3")] {
             assert_eq!(address::<S>(url), one, "{url}");
         }
-        let others = ["h:7/d", "i/d", "h/e", "h/d?table=other"];
+        let v6 = ["[::1]/d", "u@[0:0:0:0:0:0:0:1]/d", "[::0001]/d"];
+        for of in v6 {
+            assert_eq!(address::<S>(&format!("{scheme}{of}")), address::<S>(&format!("{scheme}{}", v6[0])));
+        }
+        let others = ["h:7/d", "i/d", "h/e", "h/d?table=other", v6[0], "[::2]/d", "[fe80::1%25eth0]/d"];
         let mut all: Vec<_> = others.iter().map(|of| address::<S>(&format!("{scheme}{of}"))).collect();
         all.push(one);
         let count = all.len();
@@ -454,6 +461,18 @@ mod tests {
         #[test]
         fn a_database_has_one_address_however_it_is_written() {
             super::has_one_address::<Postgres>("postgresql://H:5432/d?sslmode=require");
+            let of_param = "postgres://u@/d?hostaddr=0:0::1&port=5432";
+            assert_eq!(
+                super::address::<Postgres>(of_param),
+                super::address::<Postgres>("postgres://[::1]/d")
+            );
+        }
+
+        #[test]
+        fn a_database_that_is_not_named_is_that_of_the_user() {
+            let of = |user: &str| super::address::<Postgres>(&format!("postgres://{user}@h"));
+            assert_ne!(of("one"), of("other"));
+            assert_eq!(of("one"), super::address::<Postgres>("postgres://other@h/one"));
         }
     }
 

@@ -108,6 +108,10 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// The options of a connection of our own: what the driver would set by itself is not.
     fn own(options: &DriverOptions<Self>) -> DriverOptions<Self>;
+    /// The host, where it stands in brackets that do not belong to it.
+    fn host(options: &DriverOptions<Self>) -> Option<&str>;
+    /// The options with another host.
+    fn with_host(options: DriverOptions<Self>, host: &str) -> DriverOptions<Self>;
     /// The options with another password.
     fn with_password(options: DriverOptions<Self>, password: &str) -> DriverOptions<Self>;
     /// The server and the database, without a password.

@@ -1,5 +1,6 @@
 //! The parts of a URL, which may hold a password.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use crate::error::Failure;
@@ -37,9 +38,9 @@ impl<'a> UrlParts<'a> {
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when there is no `://`, when the URL has a fragment, or when
-    /// an `@` follows the authority: then a password before it was most likely not escaped, and its parts would be
-    /// taken for a host, a database or a parameter, which errors name. Write such an `@` as `%40`. In the query of a
-    /// URL without an authority it may stand.
+    /// an `@` follows the authority, or is in it twice: then a password before it was most likely not escaped, and its
+    /// parts would be taken for a host, a database or a parameter, which errors name, or for a part of the user. Write
+    /// such an `@` as `%40`. In the query of a URL without an authority it may stand.
     pub fn of(url: &'a str) -> Result<Self, Failure> {
         let (scheme, rest) =
             url.split_once("://").ok_or_else(|| Failure::invalid_config("the URL has no :// in it"))?;
@@ -54,7 +55,49 @@ impl<'a> UrlParts<'a> {
                  a path or parameter)",
             ));
         }
+        if authority.matches('@').count() > 1 {
+            return Err(Failure::invalid_config(
+                "the URL has several @ before its host (write %40 for an @ in a user or a password)",
+            ));
+        }
         Ok(Self { scheme, authority, path, query })
+    }
+
+    /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`, as it stands in an authority: the host without brackets, and
+    /// the port, where there is one. An address of IPv6 is the same however it is written; its zone may follow it,
+    /// after `%25`. `None` when it is none of these.
+    ///
+    /// ```
+    /// use dlock_core::backend::UrlParts;
+    ///
+    /// assert_eq!(UrlParts::host("db:5432"), Some(("db".to_owned(), Some(5432))));
+    /// assert_eq!(UrlParts::host("[0:0::1]"), Some(("::1".to_owned(), None)));
+    /// assert_eq!(UrlParts::host("[fe80::1%25eth0]:1"), Some(("fe80::1%eth0".to_owned(), Some(1))));
+    /// assert_eq!(UrlParts::host("::1"), None);
+    /// ```
+    #[must_use]
+    pub fn host(text: &str) -> Option<(String, Option<u16>)> {
+        let (host, after) = match text.strip_prefix('[') {
+            Some(v6) => {
+                let (v6, after) = v6.split_once(']')?;
+                let (address, zone) = match v6.split_once("%25").or_else(|| v6.split_once('%')) {
+                    Some((address, zone)) => (address, Some(zone).filter(|zone| !zone.is_empty())?),
+                    None => (v6, ""),
+                };
+                let address = address.parse::<Ipv6Addr>().ok()?;
+                (if zone.is_empty() { address.to_string() } else { format!("{address}%{zone}") }, after)
+            }
+            None => {
+                let (host, after) = text.split_at(text.find(':').unwrap_or(text.len()));
+                (host.to_owned(), after)
+            }
+        };
+        let port = match after {
+            "" => None,
+            port => Some(port.strip_prefix(':')?.parse().ok().filter(|port| *port != 0)?),
+        };
+        let wrong = |c: char| c.is_whitespace() || c.is_control() || "@[]".contains(c);
+        (!host.is_empty() && !host.contains(wrong)).then_some((host, port))
     }
 
     /// Reads a length of time as it stands in a parameter: a whole number with `ms`, `s`, `m` or `h`.
@@ -84,5 +127,56 @@ impl<'a> UrlParts<'a> {
 impl std::fmt::Debug for UrlParts<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UrlParts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_at_sign_that_is_not_escaped_is_refused_wherever_it_stands() {
+        for wrong in
+            ["x://u:hunter2@w@h", "x://u@w:hunter2@h/d", "x://u:hunter2@h/a@b", "x://u:hunter2@h?a=@"]
+        {
+            let failure = UrlParts::of(wrong).unwrap_err();
+            assert!(failure.message().contains("%40") && !failure.message().contains("hunter2"), "{failure}");
+        }
+        for right in ["x://u:p%40w@h", "x://h", "x:///run/a?pass=a@b"] {
+            UrlParts::of(right).unwrap();
+        }
+    }
+
+    #[test]
+    fn hosts_are_read_in_every_form() {
+        let host = |text| UrlParts::host(text).map(|(host, port)| (host.leak() as &str, port));
+        for (text, read) in [
+            ("h", ("h", None)),
+            ("127.0.0.1:7", ("127.0.0.1", Some(7))),
+            ("[::1]", ("::1", None)),
+            ("[0:0:0:0:0:0:0:1]:7", ("::1", Some(7))),
+            ("[::ffff:127.0.0.1]", ("::ffff:127.0.0.1", None)),
+            ("[fe80::1%eth0]", ("fe80::1%eth0", None)),
+        ] {
+            assert_eq!(host(text), Some(read));
+        }
+        for wrong in [
+            "",
+            ":7",
+            "h:",
+            "h:0",
+            "h:x",
+            "h:70000",
+            "::1",
+            "[::1",
+            "[::1]7",
+            "[]",
+            "[h]",
+            "[::1%25]",
+            "a b",
+            "[::1%25a b]",
+        ] {
+            assert_eq!(host(wrong), None, "{wrong}");
+        }
     }
 }

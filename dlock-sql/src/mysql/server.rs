@@ -16,6 +16,7 @@ use super::session::{self, SESSION};
 use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
 use super::values::Value::{self, Bytes, Number};
 use super::values::{TOO_MANY_PREPARED, execute, literal, rows};
+use crate::address;
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
 use crate::failure::misplaced;
@@ -130,14 +131,21 @@ impl Server for MysqlServer {
         own.timezone(None).set_names(false)
     }
 
+    fn host(options: &MySqlConnectOptions) -> Option<&str> {
+        address::bare(options.get_host())
+    }
+
+    fn with_host(options: MySqlConnectOptions, host: &str) -> MySqlConnectOptions {
+        options.host(host)
+    }
+
     fn with_password(options: MySqlConnectOptions, password: &str) -> MySqlConnectOptions {
         options.password(password)
     }
 
     fn address(to: &MySqlConnectOptions) -> String {
         let host = to.get_socket();
-        // The name of a host is the same in upper case.
-        let host = host.map_or_else(|| to.get_host().to_ascii_lowercase(), |path| path.display().to_string());
+        let host = host.map_or_else(|| address::shown(to.get_host()), |path| path.display().to_string());
         format!("mysql://{host}:{}/{}", to.get_port(), to.get_database().unwrap_or_default())
     }
 

@@ -16,6 +16,7 @@ use super::listen::Listening;
 use super::session;
 use super::statements::{HOME, PostgresStatements, named, schema};
 use super::values::{self, Value};
+use crate::address;
 use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
 use crate::failure::READ_ONLY;
@@ -171,6 +172,14 @@ impl Server for PostgresServer {
         // A proxy that pools connections refuses parameters it does not know.
         let own = options.clone().extra_float_digits(None);
         if own.get_application_name().is_some() { own } else { own.application_name("dlock") }
+    }
+
+    fn host(options: &PgConnectOptions) -> Option<&str> {
+        address::bare(options.get_host())
+    }
+
+    fn with_host(options: PgConnectOptions, host: &str) -> PgConnectOptions {
+        options.host(host)
     }
 
     fn with_password(options: PgConnectOptions, password: &str) -> PgConnectOptions {

@@ -1,5 +1,6 @@
 //! Lease rows on real database servers.
 
+mod addresses;
 mod attacks;
 #[path = "../by_hand/mod.rs"]
 mod by_hand;

@@ -111,19 +111,11 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
     Ok(target)
 }
 
-/// The address with its port, if it is `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// The address with its port, in the form of the client library.
 fn address(text: &str) -> Option<String> {
-    let (host, port) = match text.find(']') {
-        Some(end) if text.starts_with('[') => text.split_at(end + 1),
-        Some(_) => return None,
-        None => text.split_at(text.find(':').unwrap_or(text.len())),
-    };
-    let port = match port {
-        "" => PORT,
-        port => port.strip_prefix(':')?.parse().ok().filter(|port| *port != 0)?,
-    };
-    let fits = |c: char| !c.is_whitespace() && !c.is_control() && c != '@';
-    (!host.is_empty() && host != "[]" && host.chars().all(fits)).then(|| format!("{host}:{port}"))
+    let (host, port) = UrlParts::host(text)?;
+    let port = port.unwrap_or(PORT);
+    Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
 fn duration(text: &str) -> Result<Duration, Failure> {
@@ -149,7 +141,7 @@ mod tests {
     #[test]
     fn servers_credentials_and_chroot_are_read() {
         let target =
-            parse("zk://shop:p%40s:s@a:2182,b,[::1]:7,[::2]/app/x?base=/locks&session_timeout=1500ms")
+            parse("zk://shop:p%40s:s@a:2182,b,[0:0::1]:7,[::2]/app/x?base=/locks&session_timeout=1500ms")
                 .unwrap();
         assert_eq!(target.servers, "a:2182,b:2181,[::1]:7,[::2]:2181");
         assert_eq!(target.credentials, Some(("shop".to_owned(), "p@s:s".to_owned())));
