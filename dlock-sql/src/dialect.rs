@@ -205,9 +205,8 @@ fn mysql(error: &dyn sqlx::error::DatabaseError) -> Meaning {
         1213 | 1020 => Meaning::Conflict,
         1044 | 1142 | 1143 | 1227 => Meaning::Denied,
         1290 | 1792 | 1836 => Meaning::Unavailable,
-        1046 | 1048 | 1049 | 1054 | 1062 | 1064 | 1136 | 1146 | 1264 | 1364 | 1366 | 1406 | 1452 | 4025 => {
-            Meaning::Wrong
-        }
+        1046 | 1048 | 1049 | 1054 | 1062 | 1064 | 1136 | 1146 | 1264 | 1364 | 1366 | 1406 | 1452 | 1665
+        | 4025 => Meaning::Wrong,
         _ => Meaning::Unknown,
     }
 }

@@ -21,6 +21,9 @@ pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle f
                                     them locks on rows, before their holders count them as lost; set it to 0, or to 60 and \
                                     more, or use sessions or lease rows";
 
+/// The error of an isolation in which a server that logs statements, and not rows, locks none.
+pub(super) const UNLOGGED: u16 = 1665;
+
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
     Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
@@ -66,8 +69,10 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => {
             Failure::denied("the server refused the user or the password")
         }
-        1046 => Failure::invalid_config(
-            "the URL names no database; write mysql://user:password@host:port/database",
+        1046 => no_database(),
+        UNLOGGED => Failure::invalid_config(
+            "the server logs statements (binlog_format = STATEMENT), and locks and changes nothing in the isolation of this \
+             connection; set the pool's to REPEATABLE READ in its `after_connect`, or binlog_format to MIXED or ROW",
         ),
         1286 => Failure::invalid_config(
             "the server does not make tables of InnoDB, whose rows can be locked; allow it to",

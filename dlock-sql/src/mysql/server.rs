@@ -11,7 +11,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
 use super::diagnosis;
-use super::failure::{UNCOMMITTED, UNTRANSACTED, classify, number};
+use super::failure::{UNCOMMITTED, UNLOGGED, UNTRANSACTED, classify, no_database, number};
 use super::session::{self, SESSION};
 use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
 use super::values::Value::{self, Bytes, Number};
@@ -165,9 +165,9 @@ impl Server for MysqlServer {
     }
 
     async fn settle(on: &mut MySqlConnection) -> SqlResult<()> {
-        // Without the first nothing would ever be committed; the others change what statements answer, or which are
-        // refused.
-        let settle = "SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
+        // Without autocommit nothing would ever be committed, and where statements are logged, InnoDB writes nothing in
+        // a weaker isolation; the others change what statements answer, or which are refused.
+        let settle = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
                       SESSION sql_select_limit = DEFAULT, SESSION sql_safe_updates = 0, SESSION sql_big_selects = 1, \
                       SESSION completion_type = 0";
         sqlx::raw_sql(settle).execute(on).await.map(drop)
@@ -485,7 +485,7 @@ impl Server for MysqlServer {
             hex(&name.row)
         );
         let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
-        if matches!(&locked, Err(error) if number(error) == Some(session::UNLOGGED)) {
+        if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
             let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
             sqlx::raw_sql(stricter).execute(&mut *on).await?;
             locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;

@@ -70,9 +70,6 @@ const IDLE_LIMITS: &str =
 /// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
 const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
 
-/// The error of an isolation in which a server that logs statements, and not rows, locks none.
-pub(super) const UNLOGGED: u16 = 1665;
-
 /// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
 /// only wait for each other.
 pub(super) fn place(table: &TableName) -> String {

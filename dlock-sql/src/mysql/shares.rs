@@ -12,10 +12,9 @@ use dlock_core::{Fence, Holder, Key, Token};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::failure::number;
+use super::failure::{UNLOGGED, number};
 use super::line::{Line, range};
 use super::server::{MysqlServer, bytes, holder};
-use super::session::UNLOGGED;
 use super::statements::{LONGEST_LINE, NOW, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
 use super::values::literal;
 use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};

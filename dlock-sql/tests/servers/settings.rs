@@ -141,3 +141,26 @@ async fn what_a_server_of_mariadb_sets_for_each_connection_changes_nothing() {
         on_mysql(&server.url_as("app", "right")).await.unwrap_or_else(|why| panic!("{settings}: {why}"));
     }
 }
+
+/// InnoDB locks and changes nothing then in the isolation that the server gives each connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_mariadb_that_logs_statements_and_reads_what_is_committed_has_locks_of_all_modes() {
+    for isolation in ["READ-COMMITTED", "READ-UNCOMMITTED"] {
+        let server = MysqlServer::options().setting("log-bin", "log").setting("binlog-format", "STATEMENT");
+        let server = server.setting("server-id", "1").setting("transaction-isolation", isolation);
+        let server = server.start().unwrap();
+        let url = server.url();
+        MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+        on_mysql(&url).await.unwrap_or_else(|why| panic!("{isolation}: {why}"));
+        let locks = locks(Mysql::connect(&url).await.unwrap());
+        let readers = locks.lock("shared").read().acquire().await.unwrap();
+        locks.semaphore("permits", 2).acquire().await.unwrap().release().await.unwrap();
+        readers.release().await.unwrap();
+        // A pool's connections are the program's to settle.
+        let pool = <MysqlServer as Db>::pool_of(&url, 2);
+        let all = ["binlog_format = STATEMENT", "REPEATABLE READ", "after_connect"];
+        let on_pool = <MysqlServer as Db>::backend_of(&pool).await.unwrap();
+        let on_pool = Locks::builder(on_pool).with_wait(Duration::from_secs(20)).build().unwrap();
+        crate::support::is_error(on_pool.lock("a").acquire().await, ErrorKind::InvalidConfig, &all);
+    }
+}
