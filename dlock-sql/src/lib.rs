@@ -43,6 +43,8 @@ mod options;
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod question;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod questions;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod renewals;
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -40,6 +40,7 @@ pub(crate) use shares::{Resized, ShareAsk, ShareTaken};
 pub(crate) use steps::{Cancel, Count, End, MakeRow, Ping, Step};
 
 use crate::failure::{closed, not_reached, unchanged};
+use crate::questions::Questions;
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
 use crate::server::{Lease, Server};
 use steps::{Force, List, Prune, Read};
@@ -57,6 +58,7 @@ pub(crate) const AT_ONCE: u32 = 1_000;
 pub(crate) struct Rows<S: Server> {
     pub(crate) connections: Arc<Connections<S>>,
     pub(crate) renewals: Renewals,
+    pub(crate) questions: Questions,
     /// Whether the table and the rights were looked at.
     verified: OnceCell<()>,
     closed: AtomicBool,
@@ -68,6 +70,7 @@ impl<S: Server> Rows<S> {
         let rows = Arc::new(Self {
             connections,
             renewals,
+            questions: Questions::default(),
             verified: OnceCell::new(),
             closed: AtomicBool::new(false),
         });

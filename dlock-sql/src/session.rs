@@ -29,6 +29,8 @@ use crate::options::ServerOptions;
 use crate::question::asked;
 use crate::rows::QUESTION;
 use crate::server::{Server, Taken};
+use tokio::time::Instant;
+
 use actor::{Command, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
@@ -238,6 +240,12 @@ impl<M: Strategy> fmt::Debug for Sessions<M> {
     }
 }
 
+fn busy(holder: Option<Box<Holder>>) -> Busy {
+    let mut busy = Busy::default();
+    busy.holder = holder;
+    busy
+}
+
 /// A claim on a lock that a connection keeps.
 pub struct SessionClaim<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
@@ -252,16 +260,38 @@ pub struct SessionClaim<M: Strategy> {
 impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         // Nothing was sent when there is no time left for it.
-        self.handles.ready(self.request.request_timeout * 3 / 4).await?;
+        let limit = self.request.request_timeout * 3 / 4;
+        self.handles.ready(limit).await?;
         self.waiting.begin();
         self.clock.queued();
-        let handle = match &mut self.handle {
-            Some(handle) => handle,
-            // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
-            none => none.insert(self.handles.handle(self.request.request_timeout * 3 / 4).await?),
+        // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
+        let end = Instant::now() + limit;
+        let key = self.request.key.clone();
+        let (handle, asking) = match &mut self.handle {
+            Some(handle) => (handle, None),
+            none => {
+                let asking = match self.handles.turn(&key, end).await? {
+                    Ok(asking) => asking,
+                    Err(holder) => return Ok(Attempt::Busy(busy(holder))),
+                };
+                (
+                    none.insert(self.handles.handle(end.saturating_duration_since(Instant::now())).await?),
+                    asking,
+                )
+            }
         };
         let (request, clock, signal) = (self.request.clone(), self.clock.clone(), Arc::clone(&self.signal));
         let taken = handle.call(|answer| Command::Take(Take { request, clock, signal, answer })).await;
+        if let (Some(asking), Ok(taken)) = (asking, &taken) {
+            asking.found_taken(match taken {
+                Taken::Granted(fence) => {
+                    let mut holder = Holder::parse(&self.request.describe());
+                    holder.fence = *fence;
+                    Some(Box::new(holder))
+                }
+                Taken::Busy(holder) => holder.clone(),
+            });
+        }
         if let Ok(Taken::Granted(fence)) = taken {
             self.waiting.leave();
             let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
@@ -269,11 +299,10 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         }
         // Nothing of ours is there, and no command of ours is on its way.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
-        let mut busy = Busy::default();
-        if let Taken::Busy(holder) = taken? {
-            busy.holder = holder;
+        match taken? {
+            Taken::Busy(holder) => Ok(Attempt::Busy(busy(holder))),
+            Taken::Granted(_) => Ok(Attempt::Busy(Busy::default())),
         }
-        Ok(Attempt::Busy(busy))
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {

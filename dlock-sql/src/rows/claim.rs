@@ -16,6 +16,7 @@ use super::connections::{Holding, Kind, Limits};
 use super::line::Place;
 use super::progress::Progress;
 use super::steps::{AwaitRelease, Downgrade, Leave, Release, Take};
+use crate::questions::Turn;
 use crate::server::{Ask, Released, Server, Taken};
 use crate::stored;
 
@@ -162,14 +163,32 @@ impl<S: Server> Claim for RowClaim<S> {
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
         let contended = self.contended && self.unanswered.is_empty();
         let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
+        let rows = Arc::clone(&self.rows);
+        let mut asking = None;
         let together = match fresh {
             false => Ok(None),
+            true if connections.has_pool() => {
+                self.clock.queued();
+                match rows.questions.turn(&ask.key, Instant::now() + limits.patience).await {
+                    Ok(Turn::Ask(turn)) => {
+                        asking = Some(turn);
+                        Ok(None)
+                    }
+                    Ok(Turn::Taken(holder)) => Ok(Some(Taken::Busy(holder))),
+                    Err(failure) => Err(failure),
+                }
+            }
             true => connections.take_together(&ask, limits, &self.sent()).await,
         };
         let answer = match together.transpose() {
             Some(answer) => answer,
-            None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, self.sent()).await,
+            None => {
+                connections.begin(Kind::Ordinary, Take(ask.clone(), contended), limits, self.sent()).await
+            }
         };
+        if let (Some(asking), Ok(taken)) = (asking, &answer) {
+            asking.found_taken(ask.seen_by_others(taken));
+        }
         self.unanswered.retain(|earlier| !earlier.try_cancel());
         self.unknown = answer.is_err();
         match answer? {

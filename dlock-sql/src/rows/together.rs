@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dlock_core::{ErrorKind, Failure, Key, Token};
+use dlock_core::{ErrorKind, Failure, Holder, Key, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -109,6 +109,19 @@ pub(super) trait Joint<S: Server>: Send + Sync + Sized + 'static {
     fn after(&self, first: &Self, reply: &Self::Reply) -> Option<Self::Reply>;
 }
 
+impl Ask {
+    /// Who has the lock after this attempt, as far as is known.
+    pub(super) fn seen_by_others(&self, taken: &Taken) -> Option<Box<Holder>> {
+        match taken {
+            Taken::Granted(fence) => {
+                let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or_default();
+                Some(Box::new(stored::holder(&self.holder, fence, self.lease)))
+            }
+            Taken::Busy(holder) => holder.clone(),
+        }
+    }
+}
+
 impl<S: Server> Joint<S> for Ask {
     const KIND: Kind = Kind::Ordinary;
     type Reply = Taken;
@@ -129,11 +142,7 @@ impl<S: Server> Joint<S> for Ask {
     fn after(&self, first: &Self, reply: &Taken) -> Option<Taken> {
         Some(match reply {
             Taken::Granted(fence) if self.token == first.token => Taken::Granted(*fence),
-            Taken::Granted(fence) => {
-                let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or_default();
-                Taken::Busy(Some(Box::new(stored::holder(&first.holder, fence, first.lease))))
-            }
-            Taken::Busy(holder) => Taken::Busy(holder.clone()),
+            taken => Taken::Busy(first.seen_by_others(taken)),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::{Failure, keeper};
+use dlock_core::{Failure, Holder, Key, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -15,6 +15,7 @@ use super::actor::{Command, ConnectionActor, Reply, another_session};
 use super::driving::Driver;
 use super::strategy::{Others, Strategy};
 use crate::failure::{closed, not_reached, unchanged};
+use crate::questions::{Asking, Questions, Turn};
 use crate::rows::{Ping, QUESTION, until};
 
 /// A connection, and where commands for it are handed in that somebody else is to carry out.
@@ -69,6 +70,7 @@ pub(super) struct ConnectionHandles<M: Strategy> {
     /// Those that keep nothing now.
     free: Mutex<Vec<Shared<M>>>,
     permits: Arc<Semaphore>,
+    questions: Questions,
     /// Whether the table, and what is between here and the server, were looked at.
     introduced: OnceCell<()>,
     closed: AtomicBool,
@@ -80,6 +82,7 @@ impl<M: Strategy> ConnectionHandles<M> {
             permits: Arc::new(Semaphore::new(others.limit())),
             others,
             free: Mutex::default(),
+            questions: Questions::default(),
             introduced: OnceCell::new(),
             closed: AtomicBool::new(false),
         }
@@ -117,6 +120,26 @@ impl<M: Strategy> ConnectionHandles<M> {
             return Err(another_session());
         }
         others.verify().await
+    }
+
+    /// Waits until the claim is the one that asks for the key, unless all locks are on one connection, which carries
+    /// out together what comes together; `Err` with the holder where another claim has found it taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(super) async fn turn<'a>(
+        &'a self,
+        key: &'a Key,
+        end: Instant,
+    ) -> Result<Result<Option<Asking<'a>>, Option<Box<Holder>>>, Failure> {
+        if M::SHARED {
+            return Ok(Ok(None));
+        }
+        Ok(match self.questions.turn(key, end).await? {
+            Turn::Ask(asking) => Ok(Some(asking)),
+            Turn::Taken(holder) => Err(holder),
+        })
     }
 
     /// The shared connection, or one that nobody uses.

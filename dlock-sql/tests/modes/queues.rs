@@ -21,6 +21,10 @@ fn wait(locks: &Locks, key: &str) -> JoinHandle<Result<Guard>> {
     tokio::spawn(async move { lock.acquire().await })
 }
 
+async fn attempt(locks: &Locks, key: &str) -> Result<Option<Guard>> {
+    locks.lock(key).try_acquire().await
+}
+
 async fn got(waiter: JoinHandle<Result<Guard>>) -> Guard {
     soon("the lock", waiter).await.unwrap().unwrap_or_else(|error| panic!("{error}"))
 }
@@ -45,6 +49,49 @@ on_each_kind! {
         guard.release().await.unwrap();
         got(first).await.release().await.unwrap();
         until("nobody waits any more", || K::waiting(&server) == 0 && K::held(&server) == 0).await;
+    }
+
+    async fn a_thousand_who_want_a_taken_key_at_one_moment_ask_hardly_ever<K: Kind>() {
+        let server = K::start(&[]);
+        let ours = locks::<K>(&server, LONG).await;
+        let proxy = Proxy::start(K::address(&server)).unwrap();
+        let theirs = over::<K>(&K::url_through(&server, proxy.address()), LONG).await;
+        take(&theirs, "hot").await.release().await.unwrap();
+        let guard = take(&ours, "hot").await;
+        let sent = proxy.traffic().bytes_to_server;
+        let tried = join_all((0..1_000).map(|_| attempt(&theirs, "hot"))).await;
+        assert!(tried.into_iter().all(|tried| tried.unwrap().is_none()));
+        let waiters: Vec<_> = (0..1_000).map(|_| wait(&theirs, "hot")).collect();
+        until("one waits on the server", || K::waiting(&server) == 1).await;
+        waiters.iter().for_each(JoinHandle::abort);
+        for waiter in waiters {
+            assert!(waiter.await.unwrap_err().is_cancelled());
+        }
+        until("nobody waits any more", || K::waiting(&server) == 0).await;
+        // A question of each would be 500,000 and more.
+        let sent = proxy.traffic().bytes_to_server - sent;
+        assert!(sent < 60_000, "{sent} bytes");
+        guard.release().await.unwrap();
+        take(&theirs, "hot").await.release().await.unwrap();
+    }
+
+    /// One has it, and the others learn of that one.
+    async fn many_who_want_a_free_key_at_one_moment_ask_hardly_ever<K: Kind>() {
+        let server = K::start(&[]);
+        let proxy = Proxy::start(K::address(&server)).unwrap();
+        let locks = over::<K>(&K::url_through(&server, proxy.address()), LONG).await;
+        take(&locks, "hot").await.release().await.unwrap();
+        let sent = proxy.traffic().bytes_to_server;
+        let mut tried = join_all((0..500).map(|_| attempt(&locks, "hot"))).await;
+        tried.retain(|tried| tried.as_ref().unwrap().is_some());
+        assert_eq!(tried.len(), 1);
+        let sent = proxy.traffic().bytes_to_server - sent;
+        assert!(sent < 60_000, "{sent} bytes");
+        tried.pop().unwrap().unwrap().unwrap().release().await.unwrap();
+        let taken = join_all((0..100).map(|_| async {
+            take(&locks, "hot").await.release().await.unwrap();
+        }));
+        soon("all turns", taken).await;
     }
 
     async fn a_connection_that_waits_may_be_killed<K: Kind>() {

@@ -110,6 +110,26 @@ on_both! {
         guard.release().await.unwrap();
     }
 
+    async fn a_thousand_who_ask_over_a_pool_at_one_moment_are_answered_by_a_few_statements<D: Db>(db: D) {
+        let guard = take(&db.locks().await, "a").await;
+        let proxy = db.proxy();
+        let pool = D::pool_of(&db.url_through(proxy.address()), 8);
+        let theirs = Locks::new(D::backend_of(&pool).await.unwrap());
+        let before = executed(&proxy);
+        let all: Vec<_> = (0..1_000).map(|_| once(&theirs, "a")).map(|lock| tokio::spawn(async move { lock.acquire().await })).collect();
+        for one in all {
+            is_error(one.await.unwrap(), ErrorKind::Busy, &[]);
+        }
+        let asked = executed(&proxy) - before;
+        assert!(asked < 100, "{asked} statements");
+        guard.release().await.unwrap();
+        let theirs = Locks::builder(D::backend_of(&pool).await.unwrap()).with_wait(Duration::from_secs(20)).build().unwrap();
+        let waiters: Vec<_> = (0..50).map(|_| theirs.lock("a")).map(|lock| tokio::spawn(async move { lock.acquire().await?.release().await })).collect();
+        for waiter in waiters {
+            waiter.await.unwrap().unwrap();
+        }
+    }
+
     async fn one_of_many_who_ask_for_a_free_lock_gets_it_and_the_others_know_who<D: Db>(db: D) {
         let (_proxy, locks) = through(&db).await;
         for _ in 0..5 {

@@ -1,0 +1,113 @@
+//! Claims of this process that want one key at one moment, where nothing else brings their questions together: one of
+//! them asks, and that it found the key taken is the answer for all who came before it asked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dlock_core::{Failure, Holder, Key};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, timeout_at};
+
+/// The keys that are asked for now, and how many claims want each.
+#[derive(Default)]
+pub(crate) struct Questions(Mutex<HashMap<Key, (usize, Arc<Question>)>>);
+
+/// A key, and what is known of it.
+#[derive(Default)]
+struct Question {
+    /// Whoever has it asks.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// How often it was asked for.
+    asked: u64,
+    /// The number of the last question that found it taken, and by whom, if that is known.
+    taken: (u64, Option<Box<Holder>>),
+}
+
+/// What a claim is to do.
+pub(crate) enum Turn<'a> {
+    Ask(Asking<'a>),
+    /// Another one has asked since this one came, and found the key taken.
+    Taken(Option<Box<Holder>>),
+}
+
+/// The right to ask for a key, until it is dropped.
+pub(crate) struct Asking<'a> {
+    wanting: Wanting<'a>,
+    number: u64,
+    _turn: OwnedMutexGuard<()>,
+}
+
+/// A claim that wants a key.
+struct Wanting<'a> {
+    questions: &'a Questions,
+    key: &'a Key,
+    question: Arc<Question>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Questions {
+    /// Waits for those who ask for the key.
+    ///
+    /// # Errors
+    ///
+    /// When that takes too long; nothing was asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub(crate) async fn turn<'a>(&'a self, key: &'a Key, end: Instant) -> Result<Turn<'a>, Failure> {
+        let wanting = Wanting::of(self, key);
+        let before = locked(&wanting.question.known).asked;
+        let Ok(turn) = timeout_at(end, Arc::clone(&wanting.question.turn).lock_owned()).await else {
+            return Err(Failure::unavailable(
+                "another task of this process asks for the same key, and the server has not answered it yet",
+            ));
+        };
+        let number = {
+            let mut known = locked(&wanting.question.known);
+            if known.taken.0 > before {
+                return Ok(Turn::Taken(known.taken.1.clone()));
+            }
+            known.asked += 1;
+            known.asked
+        };
+        Ok(Turn::Ask(Asking { wanting, number, _turn: turn }))
+    }
+}
+
+impl Asking<'_> {
+    /// Tells those who came before this one asked that the key is taken.
+    pub(crate) fn found_taken(self, holder: Option<Box<Holder>>) {
+        locked(&self.wanting.question.known).taken = (self.number, holder);
+    }
+}
+
+impl<'a> Wanting<'a> {
+    fn of(questions: &'a Questions, key: &'a Key) -> Self {
+        let mut all = locked(&questions.0);
+        let (count, question) = all.entry(key.clone()).or_default();
+        *count += 1;
+        let question = Arc::clone(question);
+        drop(all);
+        Self { questions, key, question }
+    }
+}
+
+impl Drop for Wanting<'_> {
+    fn drop(&mut self) {
+        let mut all = locked(&self.questions.0);
+        let Some((count, _)) = all.get_mut(self.key) else { return };
+        *count -= 1;
+        if *count == 0 {
+            all.remove(self.key);
+        }
+    }
+}
