@@ -63,17 +63,14 @@ pub type Mysql = LeaseRows<MysqlServer>;
 impl MysqlOptions {
     /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: procedures by which
     /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, one after
-    /// the other, by whoever owns the table; making them again does no harm.
+    /// the other, by whoever owns the table; making them again does no harm. Each is one statement for a driver; the
+    /// command line clients take the file `procedures.sql`, which says `DELIMITER`.
     #[must_use]
     pub fn procedures(&self) -> Vec<String> {
         let all = PROCEDURES.replace("{table}", &self.settings.table.quoted('`'));
-        let mut statements = Vec::new();
-        for part in all.split("\n\n") {
-            let lines: Vec<&str> = part.lines().filter(|line| !line.starts_with("--")).collect();
-            if let Some((drop, create)) = lines.split_first() {
-                statements.extend([(*drop).to_owned(), create.join("\n")]);
-            }
-        }
-        statements
+        let lines = all.lines().filter(|line| !line.starts_with("--") && !line.starts_with("DELIMITER"));
+        let statements = lines.collect::<Vec<_>>().join("\n");
+        let statements = statements.split("//").map(str::trim);
+        statements.filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
     }
 }

@@ -1,9 +1,12 @@
 -- MariaDB and MySQL: procedures by which other clients take the lock rows of dlock, version 1.
 -- Call each outside a transaction, with autocommit: a lock that is not committed is none. Each answers with one row.
+-- For the command line clients, which know DELIMITER; other clients run what stands between two // as a statement each.
+
+DELIMITER //
 
 -- Takes the lock, or adopts what an earlier call with the same token took: the fence, or null while somebody else has it.
 -- `mine` is 16 random bytes, new for each acquire; `who` is shown to whoever asks who has it.
-DROP PROCEDURE IF EXISTS dlock_take;
+DROP PROCEDURE IF EXISTS dlock_take //
 CREATE PROCEDURE dlock_take(k VARBINARY(512), mine BINARY(16), lease_ms BIGINT, who VARBINARY(2048))
     MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
@@ -22,19 +25,19 @@ BEGIN
     WHERE `key` = k AND LENGTH(k) > 0 AND (token IS NULL OR token = mine
         OR expires <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)));
     SELECT IF(ROW_COUNT() = 1, LAST_INSERT_ID(), NULL) AS fence;
-END;
+END //
 
 -- Extends the lease from now: 0 says that the lock is lost.
-DROP PROCEDURE IF EXISTS dlock_renew;
+DROP PROCEDURE IF EXISTS dlock_renew //
 CREATE PROCEDURE dlock_renew(k VARBINARY(512), mine BINARY(16), lease_ms BIGINT) MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
     UPDATE {table} SET expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + lease_ms * 1000
     WHERE `key` = k AND token = mine AND expires > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
     SELECT CAST(ROW_COUNT() = 1 AS SIGNED) AS renewed;
-END;
+END //
 
 -- Releases the lock: 0 says that it was lost before.
-DROP PROCEDURE IF EXISTS dlock_release;
+DROP PROCEDURE IF EXISTS dlock_release //
 CREATE PROCEDURE dlock_release(k VARBINARY(512), mine BINARY(16)) MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
     DECLARE running BIGINT DEFAULT 0;
@@ -45,4 +48,6 @@ BEGIN
         SET running = LAST_INSERT_ID();
     END IF;
     SELECT running AS released;
-END;
+END //
+
+DELIMITER ;

@@ -239,6 +239,29 @@ async fn the_command_line_client_of_mariadb_takes_and_respects_the_same_locks() 
     they_take_and_respect_the_same_locks(locks, CommandLine(db.server)).await;
 }
 
+/// As it is documented: the file, with the table's name in it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_clients_run_the_files_for_other_clients_as_they_are() {
+    let (mariadb, postgresql) = (mysql().await, postgres().await);
+    MysqlOptions::from_url(&mariadb.server.url()).unwrap().migrate().await.unwrap();
+    let script = mariadb.server.unix_socket().with_file_name("procedures.sql");
+    std::fs::write(&script, include_str!("../../src/mysql/procedures.sql").replace("{table}", "dlock"))
+        .unwrap();
+    for _ in 0..2 {
+        mariadb.server.query(&format!("source {}", script.display()));
+    }
+    let token = "07".repeat(16);
+    let call = |call: &str| mariadb.server.query(&format!("CALL dlock_{call}"));
+    assert!(call(&format!("take('a', X'{token}', 30000, '')")).parse::<u64>().unwrap() > 0);
+    assert_eq!(call(&format!("renew('a', X'{token}', 30000)")), "1");
+    assert_eq!(call(&format!("release('a', X'{token}')")), "1");
+    PostgresOptions::from_url(&postgresql.server.url()).unwrap().migrate().await.unwrap();
+    let script = include_str!("../../src/postgres/functions.sql").replace("{table}", "dlock");
+    postgresql.server.query(&script);
+    let take = format!("SELECT dlock_take('a', '\\x{token}', '30 seconds', '')");
+    assert!(postgresql.server.query(&take).parse::<u64>().unwrap() > 0);
+}
+
 /// sea-orm, on a connection of its own.
 struct SeaOrm(sea_orm::DatabaseConnection);
 
