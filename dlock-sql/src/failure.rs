@@ -19,6 +19,10 @@ pub(crate) fn copy(failure: &Failure) -> Failure {
 pub(crate) const READ_ONLY: &str =
     "the server can only be read (a standby or replica, or a setting?); connect to the primary";
 
+/// What the failure begins with of a server that opens no connection more.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const SHORT_OF_CONNECTIONS: &str = "the server is short of connections";
+
 /// The failure of a step that changes nothing, however it fails.
 pub(crate) fn unchanged(failure: Failure) -> Failure {
     match failure.kind() {

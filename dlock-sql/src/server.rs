@@ -287,11 +287,13 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn leave(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<()>> + Send;
 
     /// Begins a transaction, and locks the row in it if nobody has it: the session, and how the row was found. Ends the
-    /// transaction when somebody has it, and when the server refuses.
+    /// transaction when somebody has it, and when the server refuses. Nothing is prepared yet on a connection that
+    /// `is_new`.
     fn lock_row(
         &self,
         on: &mut Conn<Self>,
         wanted: &Wanted,
+        is_new: bool,
     ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
     /// Makes the row that is to be locked; whether it was missing.
     fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;

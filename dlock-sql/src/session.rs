@@ -40,10 +40,10 @@ pub(crate) use name::{FENCE, ROW};
 pub use on_connection::ConnectionLock;
 pub(crate) use queue::TURN;
 use queue::{Queue, Waiting};
-pub(crate) use strategy::Found;
 pub(crate) use strategy::{
     ByName, ByRow, Freed, Others, Owner, Strategy, TakeResult, settle_names, take_row,
 };
+pub(crate) use strategy::{Found, Opened};
 
 /// How often those ask who wait without a connection for it.
 const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));

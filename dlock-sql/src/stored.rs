@@ -50,7 +50,7 @@ pub(crate) fn holder(line: &str, last: i64, left: Duration) -> Holder {
         Some((SEVERAL, of)) => holder.mode = several(of.parse().unwrap_or_default()),
         _ => {}
     }
-    holder.fence = Some(first(last.unsigned_abs(), reserved));
+    holder.fence = fence(last).map(|last| first(last.get(), reserved));
     holder.expires_in = Some(left);
     holder
 }
@@ -75,6 +75,11 @@ pub(crate) fn share(text: &str, fence: i64, left: Duration, of: Option<u32>) -> 
         None => Mode::Shared,
     };
     shared
+}
+
+/// The fence that stands in a row. One below zero was never given: somebody else has written it.
+pub(crate) fn fence(stored: i64) -> Option<Fence> {
+    u64::try_from(stored).ok().map(Fence::new)
 }
 
 /// The first of so many fences.
@@ -116,5 +121,21 @@ pub(crate) mod hostile {
         fn whatever_stands_in_a_row_is_read_without_a_panic_and_shown_in_one_harmless_line() {
             hostile::for_each_text(|text| super::holders_in(text).iter().for_each(hostile::assert_harmless));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_below_zero_is_none() {
+        let left = Duration::from_secs(1);
+        for of in [None, Some(4)] {
+            assert_eq!(share("1 host=h", -5, left, of).fence, None);
+        }
+        assert_eq!(holder("host=h reserved=3", -5, left).fence, None);
+        assert_eq!(holder("host=h reserved=3", 5, left).fence, Some(Fence::new(3)));
+        assert_eq!(holder("host=h reserved=3", 0, left).fence, Some(Fence::new(0)));
     }
 }

@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{READ_ONLY, fault};
+use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -90,7 +90,7 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1461 => Failure::unavailable(
             "the server keeps no more prepared statements; raise max_prepared_stmt_count",
         ),
-        1040 | 1203 | 1226 => Failure::unavailable("the server is short of connections; allow more of them"),
+        1040 | 1203 | 1226 => Failure::unavailable(format!("{SHORT_OF_CONNECTIONS}; allow more of them")),
         1021 | 1028 | 1037 | 1038 | 1041 | 1114 | 1135 => {
             Failure::unavailable("the server is short of memory or disk space")
         }

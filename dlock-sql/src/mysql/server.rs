@@ -477,7 +477,7 @@ impl Server for MysqlServer {
         sqlx::raw_sql(AssertSqlSafe(release)).execute(on).await.map(drop)
     }
 
-    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted, _: bool) -> SqlResult<(i64, Found)> {
         let name = &wanted.name;
         let statements = format!(
             "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",

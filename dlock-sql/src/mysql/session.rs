@@ -15,9 +15,10 @@ use super::values::literal;
 use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, FENCE, Freed, Name, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN,
+    ByName, ByRow, FENCE, Freed, Name, Opened, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN,
     TakeResult, Wanted, settle_names, take_row,
 };
+use crate::stored;
 use crate::table::TableName;
 use crate::text::hex;
 
@@ -220,7 +221,7 @@ fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
 pub(super) fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
     let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
-    holder.fence = row.try_get::<Option<i64>, _>(0)?.map(|fence| Fence::new(fence.unsigned_abs()));
+    holder.fence = row.try_get::<Option<i64>, _>(0)?.and_then(stored::fence);
     Ok(holder)
 }
 
@@ -430,7 +431,7 @@ impl Strategy for ByName<MysqlServer> {
     async fn take(
         others: &Others<MysqlServer>,
         on: &mut MySqlConnection,
-        session: i64,
+        Opened { id: session, .. }: Opened,
         wanted: &[Wanted],
     ) -> TakeResult {
         let server = others.server();
@@ -516,10 +517,10 @@ impl Strategy for ByRow<MysqlServer> {
     async fn take(
         others: &Others<MysqlServer>,
         on: &mut MySqlConnection,
-        _: i64,
+        opened: Opened,
         wanted: &[Wanted],
     ) -> TakeResult {
-        take_row(others, on, wanted).await
+        take_row(others, on, opened, wanted).await
     }
 
     async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {

@@ -196,11 +196,12 @@ impl MysqlStatements {
         sql(format!("DELETE FROM {table} WHERE fence <= ? AND {} AND `key` IN ({list})", is_old()))
     }
 
-    /// keys, tokens, `count` of each: the tokens of what is ours.
+    /// keys, tokens, `count` of each: the tokens of what is ours. It decides what is lost: a proxy that sends what only
+    /// reads to replicas, which may lag behind, sends this to the primary.
     pub(super) fn ours(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
-            "SELECT token FROM {} WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            "SELECT token FROM {} WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW} FOR UPDATE",
             self.table
         ))
     }
@@ -236,4 +237,15 @@ pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
             "INSERT INTO {table} (`key`, token, fence, expires, holder) VALUES (X'', NULL, 0, 0, '{MARK}')"
         )),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_decides_whether_a_lock_is_ours_is_asked_of_the_primary() {
+        let statements = MysqlStatements::of(&TableName::default());
+        assert!(statements.ours(2).as_str().ends_with(" FOR UPDATE"));
+    }
 }

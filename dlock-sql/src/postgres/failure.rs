@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{READ_ONLY, fault};
+use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -59,7 +59,7 @@ fn of_code(code: &str, table: &TableName) -> Failure {
         ),
         _ => match code.get(..2) {
             Some("28") => Failure::denied("the server refused the user or the password"),
-            Some("53") => Failure::unavailable("the server is short of connections, memory or disk space"),
+            Some("53") => Failure::unavailable(format!("{SHORT_OF_CONNECTIONS}, memory or disk space")),
             Some("42" | "22" | "23") => {
                 Failure::invalid_config(format!("table {table} does not do what a lock table does"))
             }

@@ -114,7 +114,7 @@ fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
         holder.expires_in = holder.expires_in.map(|left| if left.is_zero() { KEPT_BEYOND } else { left });
         return Ok(Taken::Busy(Some(Box::new(holder))));
     }
-    Ok(Taken::Granted(Some(Fence::new(row.try_get::<i64, _>(from)?.unsigned_abs()))))
+    Ok(Taken::Granted(stored::fence(row.try_get(from)?)))
 }
 
 /// What a release found, from this column on.
@@ -465,7 +465,7 @@ impl Server for PostgresServer {
     }
 
     async fn queue(on: &mut PgConnection, name: &Name, is_row: bool) -> SqlResult<bool> {
-        session::waited(on, format!("SELECT pg_advisory_lock({})", session::turn(name, is_row))).await
+        session::waited(on, &format!("pg_advisory_lock({})", session::turn(name, is_row))).await
     }
 
     async fn leave(on: &mut PgConnection, _: &Name, _: bool) -> SqlResult<()> {
@@ -475,12 +475,21 @@ impl Server for PostgresServer {
     // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
     // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
     // if it is still the last one when the row is locked again: nobody else counts from then on.
-    async fn lock_row(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Found)> {
+    async fn lock_row(
+        &self,
+        on: &mut PgConnection,
+        wanted: &Wanted,
+        is_new: bool,
+    ) -> SqlResult<(i64, Found)> {
         let Name { row, fence: counted, .. } = &wanted.name;
         let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
         let count = if self.fences { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
         let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
         let statements = sql(values::written_into(&statements, &values));
+        if is_new {
+            sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
+        }
+        // They may be gone since.
         let mut prepares = true;
         let rows = loop {
             let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {

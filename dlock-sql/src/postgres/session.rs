@@ -11,9 +11,10 @@ use super::statements::ADVISORY;
 use crate::failure::misplaced;
 use crate::server::{Server, SqlResult, Taken};
 use crate::session::{
-    ByName, ByRow, Freed, Name, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult, Wanted,
-    settle_names, take_row,
+    ByName, ByRow, Freed, Name, Opened, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult,
+    Wanted, settle_names, take_row,
 };
+use crate::stored;
 use crate::table::TableName;
 use crate::text::{hex, sql};
 
@@ -122,18 +123,34 @@ fn turn_numbers(name: &Name, is_row: bool) -> (i32, i32) {
     (number(from), number(from + 4))
 }
 
-/// Runs a statement that may wait.
-pub(super) async fn waited(on: &mut PgConnection, statement: String) -> SqlResult<bool> {
+/// Runs the rest of a statement that may wait, after its `SELECT`; whether it came to its end.
+///
+/// That it waited for as long as it may, or was cancelled, is caught where it happens, so that the server does not
+/// write an error into its log for each waiter.
+pub(super) async fn waited(on: &mut PgConnection, statement: &str) -> SqlResult<bool> {
     // In one message, not prepared: the settings are of this transaction.
-    let statements = format!(
-        "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true); {statement}",
+    let settings = format!(
+        "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true),
+            set_config('dlock.waited', 'no', true)",
         TURN.as_millis()
     );
-    sqlx::raw_sql(AssertSqlSafe(statements)).execute(on).await.map(|_| true)
+    let caught = format!(
+        "{settings}; DO $dlock$ BEGIN PERFORM {statement}; PERFORM set_config('dlock.waited', 'yes', true);
+        EXCEPTION WHEN lock_not_available OR query_canceled THEN NULL; END $dlock$;
+        SELECT current_setting('dlock.waited') = 'yes'"
+    );
+    match sqlx::raw_sql(AssertSqlSafe(caught)).fetch_all(&mut *on).await {
+        // There is no plpgsql here, or this user may not use it.
+        Err(sqlx::Error::Database(error)) if matches!(error.code().as_deref(), Some("42501" | "42704")) => {
+            let waiting = format!("{settings}; SELECT {statement}");
+            sqlx::raw_sql(AssertSqlSafe(waiting)).execute(on).await.map(|_| true)
+        }
+        rows => rows?.last().ok_or(sqlx::Error::RowNotFound)?.try_get(0),
+    }
 }
 
 pub(super) fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
-    Ok(row.try_get::<Option<i64>, _>(column)?.map(|fence| Fence::new(fence.unsigned_abs())))
+    Ok(row.try_get::<Option<i64>, _>(column)?.and_then(stored::fence))
 }
 
 /// With the fence, or somebody has it.
@@ -289,7 +306,7 @@ impl Strategy for ByName<PostgresServer> {
     async fn take(
         others: &Others<PostgresServer>,
         on: &mut PgConnection,
-        _: i64,
+        _: Opened,
         wanted: &[Wanted],
     ) -> TakeResult {
         let server = others.server();
@@ -311,8 +328,7 @@ impl Strategy for ByName<PostgresServer> {
     async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         // Shared, so that nobody takes this moment for a lock.
         let number = number(name);
-        waited(on, format!("SELECT pg_advisory_lock_shared({number}), pg_advisory_unlock_shared({number})"))
-            .await
+        waited(on, &format!("pg_advisory_lock_shared({number}), pg_advisory_unlock_shared({number})")).await
     }
 
     async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {
@@ -362,10 +378,10 @@ impl Strategy for ByRow<PostgresServer> {
     async fn take(
         others: &Others<PostgresServer>,
         on: &mut PgConnection,
-        _: i64,
+        opened: Opened,
         wanted: &[Wanted],
     ) -> TakeResult {
-        take_row(others, on, wanted).await
+        take_row(others, on, opened, wanted).await
     }
 
     async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
@@ -387,7 +403,7 @@ impl Strategy for ByRow<PostgresServer> {
 
     async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         let (table, row) = (server.quoted(), hex(&name.row));
-        waited(on, format!("SELECT 1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
+        waited(on, &format!("1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
     }
 
     async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {

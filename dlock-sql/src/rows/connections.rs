@@ -19,15 +19,19 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::driven::{gone, until};
+use super::driven::{gone, sleep_until, until};
 use super::lane::{FRESH, IDLE, Lane};
 use super::progress::Progress;
 use super::steps::{Mark, Step};
 use crate::connector::{Connector, end};
-use crate::failure::{closed, unchanged};
+use crate::failure::{SHORT_OF_CONNECTIONS, closed, unchanged};
 use crate::options::ServerOptions;
 use crate::server::{Ask, Conn, Released, Server, Taken};
 use crate::settings::Settings;
+
+/// For how long a connection of others is waited for where the server opens none more, and how often it is looked for.
+const TURN: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +87,8 @@ pub struct Connections<S: Server> {
     renewal: Arc<Semaphore>,
     /// How often a connection was found broken: those that were idle at that time are not trusted.
     breaks: AtomicU64,
+    /// When the server last refused to open one more.
+    refused: Mutex<Option<Instant>>,
     /// Each lock that is held has one more.
     held: Arc<()>,
     closed: AtomicBool,
@@ -135,6 +141,7 @@ impl<S: Server> Connections<S> {
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
             breaks: AtomicU64::new(0),
+            refused: Mutex::default(),
             held: Arc::default(),
             closed: AtomicBool::new(false),
         });
@@ -148,6 +155,11 @@ impl<S: Server> Connections<S> {
 
     pub(crate) fn connector(&self) -> &Arc<Connector<S>> {
         &self.connector
+    }
+
+    /// Whether attempts use the connections of a pool, whose line is the pool's.
+    pub(crate) const fn has_pool(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// How many connections attempts may use at a time.
@@ -427,36 +439,72 @@ impl<S: Server> Connections<S> {
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
         let begun = Instant::now();
         let end = begun + patience;
+        let is_ordinary = kind == Kind::Ordinary;
+        // Where the server opens none more, all that is asked takes turns on what there is.
+        let turn = || self.spare(end, if is_ordinary { end.min(Instant::now() + TURN) } else { end });
+        if !(is_ordinary && self.pool.is_some())
+            && self.was_refused_one(&lane)
+            && let Some(spare) = turn().await
+        {
+            return Ok(spare);
+        }
         let mut lending = pin!(async {
             let permit = self.permit(kind, &lane, end).await?;
             let (connection, permit) = self.connection_of(&lane, permit, end).await?;
             Ok((Lent::Own(connection, Arc::clone(&lane)), Some(permit)))
         });
-        if kind == Kind::Ordinary {
-            return lending.await;
+        if is_ordinary {
+            return match lending.await {
+                Err(failure) if self.note_refusal(&failure) && self.pool.is_none() => {
+                    turn().await.ok_or(failure)
+                }
+                lent => lent,
+            };
         }
         match until(begun + patience / 2, &mut lending).await {
             Some(Ok(lent)) => Ok(lent),
-            Some(Err(failure)) => self.spare(end).await.ok_or(failure),
+            Some(Err(failure)) if self.note_refusal(&failure) => turn().await.ok_or(failure),
+            Some(Err(failure)) => self.spare(end, Instant::now()).await.ok_or(failure),
             // What is being opened is kept for the next who needs it.
-            None => match self.spare(end).await {
+            None => match self.spare(end, Instant::now()).await {
                 Some(spare) => Ok(spare),
                 None => lending.await,
             },
         }
     }
 
-    /// A connection that attempts have left, for what must go on when the server gives no other one.
-    async fn spare(&self, end: Instant) -> Option<(Lent<S>, Option<OwnedSemaphorePermit>)> {
+    /// Whether the server opens no connection more, which is noted.
+    fn note_refusal(&self, failure: &Failure) -> bool {
+        let is_short = failure.message().starts_with(SHORT_OF_CONNECTIONS);
+        if is_short {
+            *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        is_short
+    }
+
+    /// Whether there is none here, and the server refused to open one a moment ago.
+    fn was_refused_one(&self, lane: &Lane<S>) -> bool {
+        let refused = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.is_some_and(|refused| refused.elapsed() < FRESH) && lane.idle().is_empty()
+    }
+
+    /// A connection that somebody has left, when the server gives no other one; waits for it until `wait`.
+    async fn spare(&self, end: Instant, wait: Instant) -> Option<(Lent<S>, Option<OwnedSemaphorePermit>)> {
         if let Some(pool) = &self.pool {
             return Some((Lent::Pooled(Box::new(pool.try_acquire()?)), None));
         }
-        let home = self.home().clone()?;
-        let permit = until(end, Arc::clone(&home.permits).acquire_owned()).await?.ok()?;
-        let mut idle = home.pop()?;
-        match until(end, S::is_fit(&mut idle.connection)).await {
-            Some(Ok(true)) => Some((Lent::Own(idle.connection, home), Some(permit))),
-            _ => None,
+        loop {
+            for lane in self.lanes() {
+                let Ok(permit) = Arc::clone(&lane.permits).try_acquire_owned() else { continue };
+                let Some(mut idle) = lane.pop() else { continue };
+                if matches!(until(end, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
+                    return Some((Lent::Own(idle.connection, lane), Some(permit)));
+                }
+            }
+            if Instant::now() >= wait {
+                return None;
+            }
+            sleep_until(Instant::now() + LOOK).await;
         }
     }
 

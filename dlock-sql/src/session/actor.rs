@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::hold_signal::HoldSignal;
-use super::strategy::{Freed, Others, Strategy, TakeError, alive};
+use super::strategy::{Freed, Opened, Others, Strategy, TakeError, alive};
 use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
 use crate::failure::{copy, unchanged};
 use crate::rows::{gone, sleep_on_own_thread};
@@ -91,6 +91,8 @@ impl Held {
 struct Session<S: Server> {
     connection: Conn<S>,
     id: i64,
+    /// Nothing was asked for on it.
+    is_new: bool,
 }
 
 /// What is done on the connection.
@@ -223,7 +225,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 alive(&*server, &mut connection).await
             };
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
-            Ok(Session { connection, id })
+            Ok(Session { connection, id, is_new: true })
         };
         // On dlock's own thread, whoever drives this.
         let opening = keeper::runtime()?.spawn(async move { timeout(limit * 2, opening).await });
@@ -511,14 +513,15 @@ async fn answer<M: Strategy>(
     session: &mut Session<M::Server>,
     statement: &Statement,
 ) -> Result<(i64, Outcome), TakeError> {
-    let Session { connection: on, id } = session;
+    let Session { connection: on, id, is_new } = session;
     match statement {
         Statement::Ping => {
             let session = alive(&**others.server(), on).await.map_err(TakeError::Unknown)?;
             Ok((session, Outcome::Alive))
         }
         Statement::Take(wanted) => {
-            let (session, taken) = M::take(others, on, *id, wanted).await?;
+            let asked = Opened { id: *id, is_new: std::mem::take(is_new) };
+            let (session, taken) = M::take(others, on, asked, wanted).await?;
             Ok((session, Outcome::Taken(taken)))
         }
         Statement::Release(names) => {

@@ -8,6 +8,7 @@ use dlock_core::backend::Backoff;
 use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use tokio::time::Instant;
 
+use super::strategy::Opened;
 use super::strategy::{TakeError, alive};
 use super::{ByName, Name, POLLING, Sessions, Strategy, Wanted};
 use crate::failure::unchanged;
@@ -85,7 +86,9 @@ where
         let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {
-            let taken = ByName::<S>::take(&self.others, connection, session, &wanted).await;
+            let taken =
+                ByName::<S>::take(&self.others, connection, Opened { id: session, is_new: false }, &wanted)
+                    .await;
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
             if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
                 return Ok(ConnectionLock { connection, name, key, fence, session });

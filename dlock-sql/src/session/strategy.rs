@@ -30,6 +30,14 @@ pub struct Freed {
     pub(crate) awaited: bool,
 }
 
+/// The session of a connection, as far as its client knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    pub(crate) id: i64,
+    /// Nothing was asked for on the connection.
+    pub(crate) is_new: bool,
+}
+
 /// What came of asking: the session that answered, and what became of each lock.
 pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 
@@ -56,7 +64,7 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     fn take(
         others: &Others<Self::Server>,
         on: &mut Conn<Self::Server>,
-        session: i64,
+        session: Opened,
         wanted: &[Wanted],
     ) -> impl Future<Output = TakeResult> + Send;
     /// Gives them back: the session, and what it found of each.
@@ -109,7 +117,12 @@ pub enum Found {
 const ONE: &str = "a connection locks one row at a time";
 
 /// Takes a locked row. Its fence is counted on another connection, where it stays when this transaction is rolled back.
-pub(crate) async fn take_row<S: Server>(others: &Others<S>, on: &mut Conn<S>, wanted: &[Wanted]) -> TakeResult
+pub(crate) async fn take_row<S: Server>(
+    others: &Others<S>,
+    on: &mut Conn<S>,
+    opened: Opened,
+    wanted: &[Wanted],
+) -> TakeResult
 where
     ByRow<S>: Strategy<Server = S>,
 {
@@ -119,11 +132,11 @@ where
         sqlx::Error::Database(_) => TakeError::Refused(error),
         error => TakeError::Unknown(error),
     };
-    let mut found = server.lock_row(on, wanted).await.map_err(failed)?;
+    let mut found = server.lock_row(on, wanted, opened.is_new).await.map_err(failed)?;
     if matches!(found.1, Found::Missing) {
         let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
         made.map_err(|failure| TakeError::Elsewhere(unchanged(failure)))?;
-        found = server.lock_row(on, wanted).await.map_err(failed)?;
+        found = server.lock_row(on, wanted, false).await.map_err(failed)?;
     }
     let (session, found) = found;
     match found {

@@ -104,12 +104,14 @@ impl BootName {
     }
 }
 
-/// The kernel's boot id; `None` where something else is mounted over it.
+/// The kernel's boot id; `None` where something else is mounted over it, and be it another file of the kernel.
 #[cfg(target_os = "linux")]
 fn kernel_id(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
     use std::io::Read;
 
     use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+
+    use super::file::is_mount;
 
     let shown = path.display();
     let unreadable = |error: std::io::Error| {
@@ -119,7 +121,10 @@ fn kernel_id(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
         Failure::invalid_config(what).with_source(error)
     };
     let mut file = std::fs::File::open(path).map_err(unreadable)?;
-    if fstatfs(&file).map_err(|error| unreadable(error.into()))?.filesystem_type() != PROC_SUPER_MAGIC {
+    // Another file of the kernel may be mounted there, too.
+    let is_of_kernel =
+        fstatfs(&file).map_err(|error| unreadable(error.into()))?.filesystem_type() == PROC_SUPER_MAGIC;
+    if !is_of_kernel || is_mount(path).map_err(unreadable)? {
         return Ok(None);
     }
     let mut id = String::new();

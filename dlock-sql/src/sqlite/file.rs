@@ -93,7 +93,7 @@ fn mounted(path: &Path) -> Failure {
 
 /// Whether the file is on another mount than its directory. A file that is not there, or not there any more, is not.
 #[cfg(target_os = "linux")]
-fn is_mount(path: &Path) -> std::io::Result<bool> {
+pub(super) fn is_mount(path: &Path) -> std::io::Result<bool> {
     use std::fs::File;
     use std::io::{Error, ErrorKind};
     use std::os::fd::AsRawFd;
@@ -198,6 +198,29 @@ const SHARED: &[(&str, &str)] = &[
     ("fuse.lizardfs", "LizardFS"),
     ("fuse.vmhgfs-fuse", "a folder shared by VMware"),
     ("virtiofs", "a folder shared with a host"),
+    ("fakeowner", "a folder shared by Docker Desktop"),
+    ("fuse.grpcfuse", "a folder shared by Docker Desktop"),
+    ("fuse.osxfs", "a folder shared by Docker Desktop"),
+    ("fuse.prl_fsd", "a folder shared by Parallels"),
+    ("fuse.mountpoint-s3", "Mountpoint for Amazon S3"),
+    ("fuse.goofys", "goofys"),
+    ("fuse.geesefs", "GeeseFS"),
+    ("fuse.tigrisfs", "TigrisFS"),
+    ("fuse.blobfuse", "blobfuse"),
+    ("fuse.blobfuse2", "blobfuse"),
+    ("fuse.ossfs", "ossfs"),
+    ("fuse.ossfs2", "ossfs"),
+    ("fuse.cosfs", "COSFS"),
+    ("fuse.obsfs", "obsfs"),
+    ("fuse.objectivefs", "ObjectiveFS"),
+    ("fuse.cunofs", "cunoFS"),
+    ("fuse.google-drive-ocamlfuse", "Google Drive"),
+    ("fuse.alluxio-fuse", "Alluxio"),
+    ("fuse.fuse_dfs", "HDFS"),
+    ("fuse.dfuse", "DAOS"),
+    ("fuse.quobyte", "Quobyte"),
+    ("fuse.curlftpfs", "CurlFtpFS"),
+    ("fuse.davfs", "davfs2"),
 ];
 
 #[cfg(target_os = "linux")]
@@ -208,16 +231,20 @@ fn shared_by_fuse(path: &Path) -> Option<&'static str> {
     mounted_as(&mounts, &device).and_then(shared_name)
 }
 
+/// Of some, only the source tells which they are.
 #[cfg(target_os = "linux")]
-fn shared_name(kind: &str) -> Option<&'static str> {
-    SHARED.iter().find(|(of, _)| *of == kind).map(|(_, name)| *name)
+fn shared_name((kind, source): (&str, &str)) -> Option<&'static str> {
+    let is_named = |of: &str| of == kind || kind == "fuse" && of.strip_prefix("fuse.") == Some(source);
+    let named = SHARED.iter().find(|(of, _)| is_named(of)).map(|(_, name)| *name);
+    named.or_else(|| (kind == "fuse" && source.starts_with("http")).then_some("WebDAV"))
 }
 
-/// The kind of file system of a device, `major:minor`, by the lines of proc_pid_mountinfo(5).
+/// The kind and the source of the file system of a device, `major:minor`, by the lines of proc_pid_mountinfo(5).
 #[cfg(target_os = "linux")]
-fn mounted_as<'m>(mounts: &'m str, device: &str) -> Option<&'m str> {
+fn mounted_as<'m>(mounts: &'m str, device: &str) -> Option<(&'m str, &'m str)> {
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(device))?;
-    line.split_once(" - ")?.1.split(' ').next()
+    let mut fields = line.split_once(" - ")?.1.split(' ');
+    Some((fields.next()?, fields.next().unwrap_or_default()))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -385,10 +412,22 @@ mod tests {
     fn file_systems_of_programs_are_known_by_their_mounts() {
         let mounts = "24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
                       90 24 0:52 / /srv/a\\040b rw,nosuid shared:40 master:2 - fuse.sshfs app@host:/srv rw,user_id=0\n\
-                      91 24 0:53 / /merged rw - fuse.fuse-overlayfs fuse-overlayfs rw\n";
+                      91 24 0:53 / /merged rw - fuse.fuse-overlayfs fuse-overlayfs rw\n\
+                      92 24 0:54 / /s3 rw - fuse mountpoint-s3 rw,user_id=0\n\
+                      93 24 0:55 / /work rw - fuse.grpcfuse grpcfuse rw\n\
+                      94 24 0:56 / /Users rw - fakeowner /run/host_mark/Users rw\n\
+                      95 24 0:57 / /dav rw - fuse https://example.com/dav rw\n\
+                      96 24 0:58 / /ntfs rw - fuseblk /dev/sdb1 rw\n\
+                      97 24 0:59 / /zip rw - fuse archivemount rw\n";
         assert_eq!(mounted_as(mounts, "0:52").and_then(shared_name), Some("SSHFS"));
         assert_eq!(mounted_as(mounts, "0:53").and_then(shared_name), None);
-        assert_eq!(mounted_as(mounts, "254:0"), Some("ext4"));
+        for (device, name) in [("0:54", "S3"), ("0:55", "Docker"), ("0:56", "Docker"), ("0:57", "WebDAV")] {
+            assert!(mounted_as(mounts, device).and_then(shared_name).unwrap().contains(name), "{device}");
+        }
+        for local in ["0:58", "0:59"] {
+            assert_eq!(mounted_as(mounts, local).and_then(shared_name), None, "{local}");
+        }
+        assert_eq!(mounted_as(mounts, "254:0"), Some(("ext4", "/dev/vda")));
         assert_eq!(mounted_as(mounts, "0:5"), None);
     }
 }

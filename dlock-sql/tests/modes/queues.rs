@@ -254,6 +254,7 @@ async fn a_release_loses_nothing_where_the_server_has_no_room<K: Kind<Server = P
     two.and(three).unwrap();
     assert_eq!(locks.stats().lost, 0);
     other.close().await.unwrap();
+    until("there is room again", || server.try_query("SELECT 1").is_ok()).await;
     assert_eq!(connections(), open, "a connection was given up");
     until("every lock is free", || K::held(&server) == 0).await;
 }
@@ -312,4 +313,34 @@ mod in_time {
             assert!(longest <= Some(5), "{longest:?} in a row: {order:?}");
         }
     }
+}
+
+/// Neither a waiter that gives up, nor one whose statement waits for as long as one may, nor a new connection is an
+/// error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_is_usual_is_an_error_in_the_log_of_postgresql() {
+    nothing_is_an_error::<PostgresSession>().await;
+    nothing_is_an_error::<PostgresRow>().await;
+}
+
+async fn nothing_is_an_error<K: Kind<Server = PostgresServer>>() {
+    let server = K::start(&[]);
+    K::connect(&K::url(&server)).await.unwrap();
+    let before = server.output().len();
+    let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+    let guards = [take(&ours, "hot").await, take(&ours, "warm").await];
+    let (first, second) = (wait(&theirs, "hot"), wait(&ours, "hot"));
+    until("one waits on the server", || K::waiting(&server) >= 1).await;
+    let third = wait(&locks::<K>(&server, LONG).await, "hot");
+    until("another one waits on the server", || K::waiting(&server) >= 2).await;
+    for waiter in [&first, &second, &third] {
+        waiter.abort();
+    }
+    until("nobody waits any more", || K::waiting(&server) == 0).await;
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    take(&theirs, "hot").await.release().await.unwrap();
+    let log = server.output();
+    assert!(!log[before..].contains("ERROR") && !log[before..].contains("FATAL"), "{}", &log[before..]);
 }

@@ -35,6 +35,28 @@ on_both! {
         assert_eq!(db.held(), 0);
     }
 
+    // The one connection serves for all that is asked, here and from elsewhere.
+    async fn who_may_have_one_connection_only_has_locks<D: Db>(db: D) {
+        drop(db.backend().await);
+        db.make_user("app", RIGHTS);
+        db.limit_connections("app", 1);
+        let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let lock = |key| locks.lock(key).with_wait(Duration::from_secs(20));
+        for _ in 0..2 {
+            let (one, two) = (lock("one").acquire().await.unwrap(), lock("two").acquire().await.unwrap());
+            let before = locks.stats().renewals;
+            until("renewals", || locks.stats().renewals >= before + 4).await;
+            is_error(once(&locks, "one").acquire().await, ErrorKind::Busy, &[]);
+            let waiter = tokio::spawn({ let lock = lock("one"); async move { lock.acquire().await } });
+            one.release().await.unwrap();
+            waiter.await.unwrap().unwrap().release().await.unwrap();
+            assert!(locks.inspect("two").await.unwrap().is_some());
+            two.release().await.unwrap();
+        }
+        assert_eq!(db.held(), 0);
+    }
+
     async fn a_pool_lends_a_connection_to_what_is_held_when_the_server_has_none_left<D: Db>(db: D) {
         drop(db.backend().await);
         db.make_user("app", RIGHTS);

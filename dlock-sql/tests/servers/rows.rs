@@ -28,6 +28,19 @@ on_both! {
         }
     }
 
+    // Somebody has written it by hand, or another program.
+    async fn a_fence_below_zero_is_none<D: Db>(db: D) {
+        let locks = db.locks().await;
+        let guard = take(&locks, "a").await;
+        db.query("UPDATE dlock SET fence = -5 WHERE token IS NOT NULL");
+        assert_eq!(locks.inspect("a").await.unwrap().unwrap().fence, None);
+        assert_eq!(locks.holders().await.unwrap()[0].1.fence, None);
+        let error = is_error(db.locks().await.lock("a").with_wait(dlock_core::Wait::No).acquire().await, ErrorKind::Busy, &[]);
+        assert!(error.holder().is_some_and(|holder| holder.fence.is_none()), "{error}");
+        guard.release().await.unwrap();
+        assert!(take(&locks, "a").await.fence().unwrap().get() > 1_000_000);
+    }
+
     async fn more_holders_than_one_answer_has_are_all_listed<D: Db>(db: D) {
         let backend = db.backend().await;
         let keys: Vec<String> = (0..2_100).map(|n| format!("k{n}")).collect();

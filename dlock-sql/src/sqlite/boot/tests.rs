@@ -66,6 +66,8 @@ fn a_file_that_is_not_the_kernels_is_no_boot_id() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "8c38ed7c-c451-447f-9d74-6c0fc71f50d6\n").unwrap();
     assert!(Boot::read(file.path()).unwrap().id.is_none());
+    // A mount of its own, without the right to mount anything.
+    assert!(Boot::read(Path::new("/proc")).unwrap().id.is_none());
     let error = Boot::read(Path::new("/proc/no/such/file")).unwrap_err();
     assert!(error.message().contains("mount /proc"), "{error}");
 }
