@@ -13,27 +13,39 @@ pub mod report;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use report::Row;
 use rustix::time::{ClockId, clock_gettime};
 
 /// A bench, and what it is called.
 pub type Bench<C> = (&'static str, fn(&C) -> Result<Vec<Row>>);
 
-/// Runs the benches with `filter` in their names, all without one, and prints the table.
+/// Runs the benches with `filter` in their names, all without one, and prints the table: after one that fails, with
+/// what was measured, and with what the others measure.
 ///
 /// # Errors
 ///
-/// When there is none of that name, in a debug build, and those of the context and of the benches.
+/// When there is none of that name, in a debug build, when there is no context, and when a bench has failed.
 pub fn run<C>(benches: &[Bench<C>], filter: Option<&str>, context: impl FnOnce() -> Result<C>) -> Result<()> {
     let chosen = report::choose(benches, filter)?;
     let context = context()?;
     let mut rows = Vec::new();
     for (name, bench) in chosen {
         eprintln!("{name} ...");
-        rows.extend(bench(&context)?);
+        rows.extend(bench(&context).unwrap_or_else(|error| vec![Row::failed(*name, &error)]));
     }
-    println!("{}", report::table(&rows));
+    finish(&rows)
+}
+
+/// Prints the table.
+///
+/// # Errors
+///
+/// When a row says of a bench that it has failed.
+pub fn finish(rows: &[Row]) -> Result<()> {
+    println!("{}", report::table(rows));
+    let failed: Vec<&str> = rows.iter().filter_map(Row::failure).collect();
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
     Ok(())
 }
 
@@ -52,4 +64,21 @@ pub fn process_time() -> Duration {
 fn used(clock: ClockId) -> Duration {
     let used = clock_gettime(clock);
     Duration::from_secs(used.tv_sec.unsigned_abs()) + Duration::from_nanos(used.tv_nsec.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_kept_when_a_bench_fails() {
+        let rows = [Row::new("fine", 1.0, "ms"), Row::failed("broken", &anyhow::anyhow!("no server"))];
+        assert!(report::table(&rows).contains("fine"));
+        let error = finish(&rows).unwrap_err().to_string();
+        assert!(
+            error.contains("broken") && error.contains("no server") && !error.contains("fine"),
+            "{error}"
+        );
+        finish(&rows[..1]).unwrap();
+    }
 }

@@ -32,13 +32,33 @@ pub struct Row {
     spread: String,
     /// The limit as text, and whether it is kept; none for a figure that only informs.
     target: Option<(String, bool)>,
+    /// Why nothing was measured.
+    failure: Option<String>,
 }
 
 impl Row {
     /// A figure with its unit.
     #[must_use]
     pub fn new(what: impl Into<String>, value: f64, unit: &str) -> Self {
-        Self { what: what.into(), measured: shown(value, unit), spread: String::new(), target: None }
+        Self {
+            what: what.into(),
+            measured: shown(value, unit),
+            spread: String::new(),
+            target: None,
+            failure: None,
+        }
+    }
+
+    /// A bench that could not measure.
+    #[must_use]
+    pub fn failed(what: impl Into<String>, error: &anyhow::Error) -> Self {
+        let mut row = Self::new(what, f64::NAN, "");
+        row.failure = Some(format!("{}: {error:#}", row.what));
+        row.beside("failed".to_owned())
+    }
+
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 
     /// The median of some rounds.

@@ -20,6 +20,8 @@ compile_error!(
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod address;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod bare;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod connector;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod diagnosis;
@@ -65,6 +67,8 @@ mod text;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tx;
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use bare::BareRows;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use dialect::Dialect;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

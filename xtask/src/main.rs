@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod backends;
+mod bench;
 mod changed;
 mod explore;
 mod gate;
@@ -136,34 +137,7 @@ fn carry_out(command: Command) -> Result<()> {
         }
         Command::Mutants(options) => mutants::try_out(&options),
         Command::Interop { full } => one_after_the_other(test::interop(full)),
-        Command::Bench { arguments } => {
-            let (which, arguments) = match arguments.split_first() {
-                // One of those on Redis.
-                Some((which, _)) if which == "modes" => ("redis", &*arguments),
-                Some((which, rest))
-                    if matches!(
-                        &**which,
-                        "redis" | "zk" | "sql" | "hot" | "fleet" | "otel" | "attribute"
-                    ) =>
-                {
-                    (&**which, rest)
-                }
-                _ => ("engine", &*arguments),
-            };
-            match which {
-                "redis" | "zk" => needs::install(needs::INTEROP)?,
-                "sql" | "hot" | "fleet" => needs::install(needs::SQL)?,
-                _ => {}
-            }
-            let bench = cargo(["run", "--release", "--package"]);
-            let bench = if which == "otel" {
-                bench.args(["dlock-bench-otel"])
-            } else {
-                let program = format!("bench-{which}");
-                bench.args(["dlock-bench", "--no-default-features", "--features", which, "--bin", &program])
-            };
-            bench.args(["--"]).args(arguments).run()
-        }
+        Command::Bench { arguments } => bench::run(&arguments),
         Command::Fuzz { seconds } => explore::fuzz(seconds),
         Command::Pictures => {
             needs::install(needs::PICTURES)?;

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run::{Step, cargo, program, root};
 use crate::runner::{self, Part};
-use crate::{explore, gate, lint, mutants, needs, package, programs};
+use crate::{bench, explore, gate, lint, mutants, needs, package, programs};
 
 /// The tests of the gate, for who has just cloned the repository.
 pub(crate) fn steps() -> Vec<Step> {
@@ -58,6 +58,7 @@ pub(crate) fn nightly() -> Result<Vec<Step>> {
     steps.extend(interop(false));
     steps.extend(package::before_publishing());
     steps.push(Step::new("readers of what stands in stores, fuzzed", || explore::fuzz(60)));
+    steps.extend(bench::short());
     steps.push(Step::new("the long run under faults", || explore::reliability(Vec::new())));
     steps.push(Step::new("mutants of the day", || mutants::try_out(&mutants::Options::ten_of_today())));
     Ok(steps)

@@ -90,7 +90,7 @@ impl PostgresServer {
     }
 
     /// The channel on which releases of `key` are published.
-    pub(super) fn channel(&self, key: &Key) -> String {
+    pub(crate) fn channel(&self, key: &Key) -> String {
         let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
     }

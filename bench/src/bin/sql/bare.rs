@@ -4,18 +4,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dlock_bench::measure::Pairs;
+use dlock_core::{Key, Token};
 use dlock_sql::sqlx::mysql::MySqlConnectOptions;
 use dlock_sql::sqlx::postgres::PgConnectOptions;
-use dlock_sql::sqlx::{self, ConnectOptions, MySqlConnection, PgConnection, Row};
+use dlock_sql::sqlx::{ConnectOptions, Database, MySqlConnection, PgConnection};
+use dlock_sql::{BareRows, Server};
 use tokio::runtime::Builder;
 use tokio::sync::{Mutex, MutexGuard, oneshot};
 
-use crate::statements::Statements;
-
 /// The lease of every client.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
-/// How many fences a grant reserves while nobody waits for the lock.
-pub(crate) const FENCES: i64 = 1;
 /// As long as what dlock writes into its rows.
 pub(crate) const HOLDER: &str = r#"{"host":"host.example","pid":12345,"label":"","since":1234567890123456}"#;
 
@@ -77,68 +75,38 @@ impl<C> Each<C> {
     }
 }
 
-fn lease() -> i64 {
-    i64::try_from(LEASE.as_micros()).unwrap_or(i64::MAX)
+/// Lease rows, by the statements of dlock.
+pub(crate) struct BareLeases<S: Server> {
+    pub(crate) connections: Each<<S::Database as Database>::Connection>,
+    pub(crate) rows: BareRows<S>,
 }
 
-fn token() -> [u8; 16] {
-    fastrand::u128(..).to_ne_bytes()
-}
-
-/// Lease rows on PostgreSQL.
-pub(crate) struct BarePostgres {
-    pub(crate) connections: Pg,
-    pub(crate) statements: Statements,
-}
-
-impl BarePostgres {
-    pub(crate) async fn take(&self, on: &mut PgConnection, key: &str, token: &[u8]) -> Result<()> {
-        let take = sqlx::query(self.statements.take.clone());
-        let rows = take.bind(key.as_bytes()).bind(token).bind(lease()).bind(HOLDER).bind(FENCES);
-        let rows = rows.fetch_all(on).await?;
-        ensure!(rows.first().context("no answer")?.try_get::<Option<i64>, _>(1)?.is_none(), "it was taken");
+impl<S: Server> BareLeases<S> {
+    pub(crate) async fn take(
+        &self,
+        on: &mut <S::Database as Database>::Connection,
+        key: &Key,
+        token: Token,
+    ) -> Result<()> {
+        ensure!(self.rows.take(on, key, token, LEASE, HOLDER).await?, "it was taken");
         Ok(())
     }
 
     pub(crate) async fn release(
         &self,
-        on: &mut PgConnection,
-        key: &str,
-        token: &[u8],
-        channel: &str,
+        on: &mut <S::Database as Database>::Connection,
+        key: &Key,
+        token: Token,
     ) -> Result<()> {
-        let release = sqlx::query(self.statements.release.clone());
-        let rows = release.bind(key.as_bytes()).bind(token).bind(channel).fetch_all(on).await?;
-        ensure!(rows.len() == 1, "it was lost");
+        ensure!(self.rows.release(on, key, token).await?, "it was lost");
         Ok(())
     }
 }
 
-impl Pairs for BarePostgres {
+impl<S: Server> Pairs for BareLeases<S> {
     async fn pair(&self, key: &str) -> Result<()> {
-        let (mut on, token) = (self.connections.of(key).await?, token());
-        self.take(&mut on, key, &token).await?;
-        self.release(&mut on, key, &token, "dlock_0123456789abcdef").await
-    }
-}
-
-/// Lease rows on MariaDB.
-pub(crate) struct BareMysql {
-    pub(crate) connections: My,
-    pub(crate) statements: Statements,
-}
-
-impl Pairs for BareMysql {
-    async fn pair(&self, key: &str) -> Result<()> {
-        let (mut on, token) = (self.connections.of(key).await?, token());
-        let token = token.as_slice();
-        let take = sqlx::query(self.statements.take.clone()).bind(token).bind(FENCES).bind(FENCES);
-        let take = take.bind(token).bind(FENCES).bind(HOLDER.as_bytes()).bind(token).bind(lease());
-        let take = take.bind(key.as_bytes()).bind(token);
-        let taken = take.execute(&mut *on).await?;
-        ensure!(taken.rows_affected() == 1 && taken.last_insert_id() > 0, "it was taken");
-        let release = sqlx::query(self.statements.release.clone()).bind(key.as_bytes()).bind(token);
-        ensure!(release.execute(&mut *on).await?.rows_affected() == 1, "it was lost");
-        Ok(())
+        let (mut on, token, key) = (self.connections.of(key).await?, Token::random()?, Key::new(key)?);
+        self.take(&mut on, &key, token).await?;
+        self.release(&mut on, &key, token).await
     }
 }

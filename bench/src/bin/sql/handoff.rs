@@ -5,23 +5,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use dlock_bench::measure::runtime;
 use dlock_bench::report::{Row, Spread};
-use dlock_core::Locks;
+use dlock_core::{Key, Locks, Token};
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use dlock_sql::sqlx::{ConnectOptions, PgConnection};
-use dlock_sql::{Postgres, PostgresOptions};
+use dlock_sql::{BareRows, Postgres, PostgresOptions};
 
 use crate::Bench;
-use crate::bare::{BarePostgres, Pg};
+use crate::bare::{BareLeases, Pg};
 use crate::clients;
-use crate::statements;
 
 /// Hand-overs a round and client.
 const EACH: usize = 100;
 /// For how long the lock is held, so that both sides are at rest when it is released.
 const HOLD: Duration = Duration::from_millis(5);
 const KEY: &str = "handed";
-const CHANNEL: &str = "bare_handed";
 
 pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
     runtime(true)?.block_on(measure(bench))
@@ -34,8 +32,8 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     // As two processes would.
     let ours =
         [clients::dlock(Postgres::connect(&url).await?)?, clients::dlock(Postgres::connect(&url).await?)?];
-    let statements = statements::of_postgres(&server, &ours[0]).await?;
-    let bare = BarePostgres { connections: Pg::connect(&url, 0).await?, statements };
+    let rows = BareRows::new(&PostgresOptions::from_url(&url)?);
+    let bare = BareLeases { connections: Pg::connect(&url, 0).await?, rows };
     let [mut told, mut handed, mut ratio] = [const { Vec::new() }; 3];
     for _ in 0..(bench.rounds / 6) | 1 {
         let bare = p50(by_hand(&server, &bare).await?);
@@ -58,34 +56,38 @@ fn p50(mut took: Vec<Duration>) -> f64 {
 }
 
 /// The same statements and a listener, with nothing around them.
-async fn by_hand(server: &PostgresServer, bare: &BarePostgres) -> Result<Vec<Duration>> {
+async fn by_hand(
+    server: &PostgresServer,
+    bare: &BareLeases<dlock_sql::PostgresServer>,
+) -> Result<Vec<Duration>> {
     let options = server.url().parse::<PgConnectOptions>()?.disable_statement_logging();
     let (mut first, second): (PgConnection, PgConnection) =
         (options.connect().await?, options.connect().await?);
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let mut ear = PgListener::connect_with(&pool).await?;
-    ear.listen(CHANNEL).await?;
+    let key = Key::new(KEY)?;
+    ear.listen(&bare.rows.channel(&key)).await?;
     let mut took = Vec::new();
-    let (mine, theirs) = ([1; 16], [2; 16]);
+    let (mine, theirs) = (Token::random()?, Token::random()?);
     let mut waits = (ear, second);
     for _ in 0..EACH {
-        bare.take(&mut first, KEY, &mine).await?;
+        bare.take(&mut first, &key, mine).await?;
         server.query(&format!("UPDATE dlock SET awaited = true WHERE key = '{KEY}'"));
         let (mut ear, mut second) = waits;
         let taking = async {
             ear.recv().await?;
-            bare.take(&mut second, KEY, &theirs).await?;
+            bare.take(&mut second, &key, theirs).await?;
             anyhow::Ok(Instant::now())
         };
         let releasing = async {
             tokio::time::sleep(HOLD).await;
             let start = Instant::now();
-            bare.release(&mut first, KEY, &mine, CHANNEL).await?;
+            bare.release(&mut first, &key, mine).await?;
             anyhow::Ok(start)
         };
         let (taken, start) = tokio::try_join!(taking, releasing)?;
         took.push(taken.saturating_duration_since(start));
-        bare.release(&mut second, KEY, &theirs, CHANNEL).await?;
+        bare.release(&mut second, &key, theirs).await?;
         waits = (ear, second);
     }
     Ok(took)

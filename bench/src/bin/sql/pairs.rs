@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use dlock_bench::measure::{best, pace_row};
 use dlock_bench::report::{Row, Spread};
 use dlock_sql::{
-    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    BareRows, Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
     PostgresSessions,
 };
 
 use crate::Bench;
-use crate::bare::{BareMysql, BarePostgres, My, Pg};
+use crate::bare::{BareLeases, My, Pg};
 use crate::clients::{Client, dlock};
 use crate::sessions::{MysqlRow, MysqlSession, PostgresAdvisory, PostgresRow, PostgresSession};
 use crate::statements;
@@ -42,13 +42,13 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
         let url = &*server.url();
         PostgresOptions::from_url(url)?.migrate().await?;
         let leases = dlock(Postgres::connect(url).await?)?;
-        let of_leases = statements::of_postgres(&server, &leases).await?;
         // Each is recorded as the latest.
         let sessions = dlock(PostgresSessions::connect(url).await?)?;
         let of_sessions = statements::of_postgres(&server, &sessions).await?;
         let rows = dlock(PostgresRowLocks::connect(url).await?)?;
         let of_rows = statements::of_postgres_rows(&server).await?;
-        let bare = BarePostgres { connections: Pg::connect(url, EACH).await?, statements: of_leases };
+        let of_leases = BareRows::new(&PostgresOptions::from_url(url)?);
+        let bare = BareLeases { connections: Pg::connect(url, EACH).await?, rows: of_leases };
         let plain = PostgresOptions::from_url(url)?.with_fences(false);
         let plain = dlock(PostgresSessions::with_options(plain).await?)?;
         let plain = Client::new("dlock, session locks without fences on PostgreSQL", plain);
@@ -100,8 +100,8 @@ pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
         let url = &*server.url();
         MysqlOptions::from_url(url)?.migrate().await?;
         let leases = dlock(Mysql::connect(url).await?)?;
-        let of_leases = statements::of_mysql(&server, &leases).await?;
-        let bare = BareMysql { connections: My::connect(url, EACH).await?, statements: of_leases };
+        let of_leases = BareRows::new(&MysqlOptions::from_url(url)?);
+        let bare = BareLeases { connections: My::connect(url, EACH).await?, rows: of_leases };
         let (leases, bare) = (
             Client::new("dlock, lease rows on MariaDB", leases),
             Client::new("the same statements, sqlx", bare),
@@ -131,7 +131,8 @@ async fn measure(bench: &Bench, contests: &[Contest<'_>]) -> Result<Vec<Row>> {
         |contest: &&Contest<'_>| bench.client.as_ref().is_none_or(|part| contest.ours.name.contains(part));
     for contest in contests.iter().filter(is_wanted) {
         eprintln!("  {} ...", contest.ours.name);
-        rows.extend(contest.measure(bench.rounds, bench.slice).await?);
+        let measured = contest.measure(bench.rounds, bench.slice).await;
+        rows.extend(measured.unwrap_or_else(|error| vec![Row::failed(contest.ours.name, &error)]));
     }
     Ok(rows)
 }

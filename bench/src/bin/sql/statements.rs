@@ -97,19 +97,6 @@ pub(crate) async fn of_postgres_rows(server: &PostgresServer) -> Result<RowState
     Ok(RowStatements { prepare, lock: take, count: sql("SELECT 1")?, free: release })
 }
 
-/// Every statement that is prepared is written to the log, if the server is asked to.
-pub(crate) async fn of_mysql(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    record(server, locks).await?;
-    let one = |part: &str| -> Result<SqlStr> {
-        let text = server.query(&format!(
-            "SELECT REPLACE(CONVERT(argument USING utf8mb4), '\\n', ' ') FROM mysql.general_log \
-             WHERE command_type = 'Prepare' AND argument LIKE 'UPDATE%{part}%' AND argument NOT LIKE '%1 = 0' LIMIT 1"
-        ));
-        sql(&text).with_context(|| format!("a statement with {part}"))
-    };
-    Ok(Statements { take: one("GREATEST")?, release: one("token = IF(")? })
-}
-
 async fn record(server: &MysqlServer, locks: &Locks) -> Result<()> {
     server.query("SET GLOBAL log_output = 'TABLE'; TRUNCATE mysql.general_log; SET GLOBAL general_log = 1");
     for _ in 0..2 {
