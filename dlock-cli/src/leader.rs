@@ -41,17 +41,21 @@ async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
 async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool) -> Result<u8, Trouble> {
     let mut changes = locks.election(key).changes().with_interval(every);
     let mut signals = Signals::catch()?;
+    let mut answered = false;
     for _ in 0..times {
         let change = tokio::select! {
             _ = signals.end() => return Ok(0),
             change = changes.next() => change,
         };
+        answered |= change.is_ok();
         let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let (text, mut document) = match change {
             Ok(Some(leader)) => (format!("{leader} leads"), json!({ "leader": Person::of(leader.holder()) })),
             Ok(None) => ("nobody leads".to_owned(), json!({ "leader": null })),
-            // It is asked again, and an outage is said once.
-            Err(error) if error.is_retryable() => (error.to_string(), json!({ "error": error.to_string() })),
+            // It is asked again, and an outage is said once; so is a refusal of what was allowed before.
+            Err(error) if error.is_retryable() || answered => {
+                (error.to_string(), json!({ "error": error.to_string() }))
+            }
             Err(error) => return Err(error.into()),
         };
         let mut out = stdout().lock();

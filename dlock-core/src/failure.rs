@@ -71,6 +71,12 @@ impl ErrorKind {
         }
     }
 
+    /// Whether servers say no to what this program may well ask for: whoever runs them can mend that, so that another
+    /// try may succeed later. Options, keys and abilities of the backend are checked before anything is asked for.
+    pub(crate) const fn is_refusal(self) -> bool {
+        matches!(self, Self::Denied | Self::Unsupported | Self::InvalidConfig | Self::Conflict)
+    }
+
     const fn sentence(self) -> &'static str {
         match self {
             Self::Busy => "somebody else holds it",

@@ -42,6 +42,12 @@ impl Backoff {
         Self::new(Duration::from_millis(10), Duration::from_secs(2))
     }
 
+    /// After refusals, which last until somebody changes something on the servers: rarely enough for one that counts
+    /// failed log-ins.
+    pub(crate) fn of_refusals() -> Self {
+        Self::new(Duration::from_secs(1), Duration::from_secs(30))
+    }
+
     /// Returns the next pause.
     pub fn next_pause(&mut self) -> Duration {
         let fraction = self.entropy.get_or_insert_with(Entropy::new).fraction();

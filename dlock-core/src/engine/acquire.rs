@@ -7,6 +7,7 @@
 
 mod attempt;
 mod begin;
+mod failed;
 mod limits;
 mod line;
 mod listen;
@@ -30,6 +31,7 @@ use crate::engine::bounds::{RequestBounds, Unanswered};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
+use crate::engine::refusals::Refusals;
 use crate::engine::share::Share;
 use crate::engine::tasks::Tasks;
 use crate::engine::wait_queue::{Ticket, Turn};
@@ -90,6 +92,8 @@ struct Acquire<'a> {
     pace: NotificationPace,
     failures: Backoff,
     unknown_outcomes: Backoff,
+    /// Made when it is refused after it had begun to wait.
+    refusals: Option<Box<Refusals<'a>>>,
     holder: Option<Holder>,
 }
 
@@ -143,6 +147,7 @@ impl<'a> Acquire<'a> {
             pace: NotificationPace::new(engine.capabilities.poll_from),
             failures: Backoff::of_failures(),
             unknown_outcomes: Backoff::of_unknown_outcomes(),
+            refusals: None,
             holder: None,
         })
     }
@@ -310,14 +315,14 @@ impl<'a> Acquire<'a> {
                     failed = Some(pause_after(engine, self.until, failure, pause).await?);
                 }
                 AttemptOutcome::Failed(failure) => {
-                    if !failure.is_transient() || !self.waits {
+                    if !self.goes_on_after(&failure) {
                         return Err(failure);
                     }
                     // Servers that cannot answer are not asked by everybody who waits, but by the first in line. One of
                     // whom something may be there does not wait for those who then wait for it.
                     let joins = lines && line.is_none() && self.specs.len() == 1 && self.first_sent.is_none();
                     let joined = if joins { Some(self.join(0, None)) } else { None };
-                    let pause = self.failures.pause(engine.entropy.fraction());
+                    let pause = self.pause_after_failure(&failure);
                     let failure = pause_after(engine, self.until, failure, pause).await?;
                     if let Some(ticket) = joined {
                         scope::refuse_own(&self.specs[0])?;
@@ -344,6 +349,11 @@ impl<'a> Acquire<'a> {
         let step = self.ask().await;
         if rechecks {
             self.span.rechecked(step.outcome());
+        }
+        if let (AttemptOutcome::Granted(_) | AttemptOutcome::Busy(..), Some(refusals)) =
+            (&step, &mut self.refusals)
+        {
+            refusals.are_over();
         }
         step
     }

@@ -14,7 +14,7 @@ use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::Hold;
 use crate::engine::left::LeftClaim;
 use crate::engine::tenure::Tenure;
-use crate::error::Failure;
+use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
 use crate::telemetry::{Site, Spanned, Subject, Trace};
 
@@ -81,6 +81,7 @@ impl Cleanup {
             false => clock.now() + self.lease + self.request_timeout,
         };
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut refusals = Backoff::of_refusals();
         let mut others_waiting = 0;
         // Whether the answer may be the first that tells of a lock that was there.
         let mut news = true;
@@ -108,6 +109,19 @@ impl Cleanup {
                 }
                 Err(failure) => {
                     news = true;
+                    let shut = self.engine.registry.shut();
+                    // Whoever took the right away may give it back before the lease has ended, and a session has none.
+                    // Not after a shutdown, where what is left ends with the session.
+                    if !over && failure.kind() == ErrorKind::Denied && !self.engine.registry.is_closed() {
+                        self.engine.telemetry.cleanup_refused(self.subject(), &failure);
+                        let pause = refusals.pause(self.engine.entropy.fraction());
+                        let pause = tokio::time::sleep(pause.min(until.since(clock.now())));
+                        tokio::select! {
+                            () = pause => {}
+                            () = shut => {}
+                        }
+                        continue;
+                    }
                     let given_up = over || !failure.is_transient();
                     // Where nothing can be left, the lock itself stays until it may be released.
                     let keeps = given_up && !over && !left.is_zero();

@@ -12,6 +12,7 @@ use crate::backend::{Backoff, Mode, Renewed};
 use crate::clock::Timestamp;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::refusals::Refusals;
 use crate::engine::timer::bounded;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::requirement::{Requirement, check};
@@ -81,7 +82,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
             Ok(()) => return Ok(()),
             Err(failure) if failure.is_transient() && asked < hold.rechecks => asked += 1,
             Err(failure) => {
-                if !failure.is_transient() {
+                if !(failure.is_transient() || failure.kind() == ErrorKind::Denied) {
                     unconfirmed.0 = None;
                 }
                 return Err(failure);
@@ -145,24 +146,27 @@ fn ask_later(hold: Arc<Hold>) {
     let engine = Arc::clone(&hold.engine);
     engine.later(async move {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut refusals = Refusals::new(&hold.engine, hold.site);
         while hold.downgrades.load(Ordering::Acquire) {
-            match ask(&hold).await {
+            let fraction = hold.engine.entropy.fraction();
+            let pause = match ask(&hold).await {
                 Ok(()) => break,
-                Err(failure) if failure.is_transient() => {}
+                Err(failure) if failure.is_transient() => backoff.pause(fraction),
+                Err(failure) if failure.kind() == ErrorKind::Denied => refusals.pause(&failure),
                 Err(failure) => {
                     if !matches!(failure.kind(), ErrorKind::Lost | ErrorKind::NotHeld) {
                         hold.engine.telemetry.downgrade_failed(hold.subject(), &failure);
                     }
                     break;
                 }
-            }
-            let pause = backoff.pause(hold.engine.entropy.fraction());
+            };
             tokio::select! {
                 biased;
                 () = hold.ended() => break,
                 () = tokio::time::sleep(pause) => {}
             }
         }
+        refusals.are_over();
         hold.downgrades_later.store(false, Ordering::Release);
         drop(activity);
     });

@@ -11,6 +11,7 @@ pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod left;
 pub(crate) mod pending;
+pub(crate) mod refusals;
 pub(crate) mod registry;
 #[cfg(dlock_schedules)]
 #[path = "../../../tests/schedules/src/scenarios.rs"]

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::engine::Engine;
+use crate::engine::refusals::Refusals;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::election::pause;
 use crate::handles::held::Held;
@@ -174,8 +175,9 @@ impl Once {
         self.with_options(|lock| lock.with_template(template))
     }
 
-    /// Changes the lock that this is made of, for other options. Its wait is for a backend that cannot be reached: for
-    /// how long the job is asked for again then. Whether it is reentrant or passed on does not matter.
+    /// Changes the lock that this is made of, for other options. Its wait is for a backend that cannot be reached, or
+    /// refuses while another run is waited for: for how long the job is asked for again then. Whether it is reentrant
+    /// or passed on does not matter.
     pub fn with_options(mut self, change: impl FnOnce(Lock) -> Lock) -> Self {
         self.lock = change(self.lock);
         self
@@ -308,6 +310,9 @@ struct Waiting<'a> {
     /// How long a backend that cannot be reached is asked again.
     patience: Wait,
     failing_until: Option<Instant>,
+    /// Whether the backend allowed the job at first, so that a refusal may pass.
+    was_allowed: bool,
+    refusals: Refusals<'a>,
     pause: Duration,
 }
 
@@ -325,30 +330,37 @@ impl<'a> Waiting<'a> {
             waits: !wait.limit().is_zero(),
             patience,
             failing_until: None,
+            was_allowed: false,
+            refusals: Refusals::new(lock.engine(), lock.site()),
             pause: LOOKS.0,
         }
     }
 
     /// Waits until another try may be worth while; returns who ran the job, or runs it, where there is none.
     async fn next(&mut self, error: Error) -> Result<Option<Box<Holder>>> {
+        let is_refused = self.was_allowed && error.kind().is_refusal();
         let until = if error.is_busy() {
-            self.failing_until = None;
+            (self.failing_until, self.was_allowed) = (None, true);
+            self.refusals.are_over();
             let holder = error.holder().cloned().unwrap_or_default();
             if holder.left_behind || !self.waits || is_over(self.others_until) {
                 return Ok(Some(Box::new(holder)));
             }
             self.others_until
         } else {
-            // A lost reply, or a server that is away for a moment.
+            // A lost reply, or a server that is away for a moment or that somebody is changing.
             let until = *self
                 .failing_until
                 .get_or_insert_with(|| deadline(self.patience).unwrap_or_else(|| Instant::now() + FAR));
-            if !error.is_retryable() || is_over(Some(until)) {
+            if !(error.is_retryable() || is_refused) || is_over(Some(until)) {
                 return Err(error);
             }
             Some(until)
         };
-        let spread = self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0);
+        let spread = match is_refused {
+            true => self.refusals.pause(error.failure()),
+            false => self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0),
+        };
         let left = until.map_or(spread, |until| until.saturating_duration_since(Instant::now()));
         pause(self.engine, spread.min(left.max(LOOKS.0))).await;
         self.pause = (self.pause * 2).min(LOOKS.1);

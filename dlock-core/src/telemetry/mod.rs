@@ -67,6 +67,8 @@ pub(crate) struct Telemetry {
     unlocked: Outage,
     /// Locks that are lost, which come by the thousand too.
     losses: Outage,
+    /// What the servers refuse, and are asked for again.
+    refusals: Outage,
 }
 
 impl Telemetry {
@@ -90,6 +92,7 @@ impl Telemetry {
             releases: Outage::default(),
             unlocked: Outage::default(),
             losses: Outage::default(),
+            refusals: Outage::default(),
         }
     }
 
@@ -308,6 +311,30 @@ impl Telemetry {
         let span = spans::release(self, lock, true);
         trace.adopt(&span);
         span
+    }
+
+    /// A request of a clean-up was refused, and is made again after a longer pause.
+    pub(crate) fn cleanup_refused(&self, lock: Subject<'_>, failure: &Failure) {
+        self.counts.failed_withdrawals.add();
+        self.metrics.release_failed(lock.site, failure.kind());
+        self.release_failed(
+            lock,
+            failure,
+            "a release was refused, and is tried again after pauses of up to 30 s",
+        );
+    }
+
+    /// The servers refuse what is waited for, and are asked again.
+    pub(crate) fn refused(&self, site: Site, failure: &Failure) {
+        let report = self.refusals.failed(site.template, failure.kind().as_str(), Instant::now());
+        spans::refused(self, site, failure, report);
+    }
+
+    /// The servers do not refuse any more.
+    pub(crate) fn refusals_over(&self) {
+        if let Some(over) = self.refusals.over(Instant::now()) {
+            spans::over(self, &over, "the servers do not refuse any more");
+        }
     }
 
     /// Nothing is left on the servers.

@@ -95,11 +95,14 @@ impl Outage {
         if !self.lasts.load(Ordering::Acquire) {
             return None;
         }
-        let (now, mut state) = (now(), self.state());
+        let now = now();
+        if now.saturating_duration_since(self.state().last_failure?) < QUIET { None } else { self.over(now) }
+    }
+
+    /// Ends an outage, if there is one; says what to tell of it.
+    pub(super) fn over(&self, now: Instant) -> Option<Over> {
+        let mut state = self.state();
         let began = state.began?;
-        if now.saturating_duration_since(state.last_failure?) < QUIET {
-            return None;
-        }
         self.lasts.store(false, Ordering::Release);
         let over = Over { lasted: now.saturating_duration_since(began), failures: state.failures };
         *state = OutageState::default();

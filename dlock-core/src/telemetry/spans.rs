@@ -188,6 +188,21 @@ pub(super) fn renewal_failed(
     }
 }
 
+pub(super) fn refused(to: &Telemetry, site: Site, failure: &Failure, report: OutageReport) {
+    let (backend, template) = (to.backend, site.template);
+    match report {
+        OutageReport::First => tell(|| {
+            let what =
+                "the servers refuse what is waited for, and are asked again after pauses of up to 30 s";
+            warn!(target: "dlock", backend, template, %failure, "{what}");
+        }),
+        OutageReport::Counts(counts) => {
+            tell(|| warn!(target: "dlock", backend, counts, "the servers go on refusing what is waited for"));
+        }
+        OutageReport::Nothing => {}
+    }
+}
+
 pub(super) fn suspected(to: &Telemetry, lock: Subject<'_>) {
     tell(|| {
         let what = "the connection that keeps a lock is gone, and the lock at risk";

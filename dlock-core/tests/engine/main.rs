@@ -11,6 +11,7 @@ mod memory;
 mod metrics;
 mod nesting;
 mod owners;
+mod refusals;
 mod script;
 mod sections;
 mod spans;

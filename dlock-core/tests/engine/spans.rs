@@ -18,7 +18,7 @@ use crate::script::{Answer, Scripted};
 
 /// Collects spans and events as lines: `name < parent field=value ...`.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
 
 struct Fields(String);
 
@@ -59,7 +59,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
 }
 
 impl Lines {
-    fn all(&self) -> Vec<String> {
+    pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
 
@@ -69,7 +69,7 @@ impl Lines {
     }
 }
 
-async fn traced(body: impl Future<Output = ()>) -> Lines {
+pub(crate) async fn traced(body: impl Future<Output = ()>) -> Lines {
     // With a subscriber that is always there, no call site is cached as one that nobody wants while tests begin side by
     // side.
     static ALWAYS: std::sync::Once = std::sync::Once::new();

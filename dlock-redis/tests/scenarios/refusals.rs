@@ -52,6 +52,32 @@ async fn keys_outside_of_the_users_rights_are_denied_at_once() {
 }
 
 #[tokio::test]
+async fn a_candidate_that_is_refused_for_a_while_leads_once_it_is_let_in_again() {
+    let server = RedisServer::options().user("shop", "pw", &["~*", "&*", "+@all"]).start().unwrap();
+    for (away, back) in [
+        (["resetpass", ">new"], ["resetpass", ">pw"]),
+        (["off", "sanitize-payload"], ["on", "sanitize-payload"]),
+        (["-@all", "+ping"], ["+@all", "+ping"]),
+        (["resetkeys", "~other:*"], ["resetkeys", "~*"]),
+    ] {
+        let set = |rights: [&str; 2]| {
+            server.command::<()>(&[&["ACL", "SETUSER", "shop"][..], &rights[..]].concat());
+        };
+        let locks = over(Redis::connect(&server.url_as("shop", "pw")).await.unwrap(), LONG);
+        set(away);
+        server.command::<u64>(&["CLIENT", "KILL", "USER", "shop"]);
+        server.command::<()>(&["ACL", "LOG", "RESET"]);
+        let mut campaign = locks.election("leader").campaign();
+        let candidate = tokio::spawn(async move { (campaign.next().await, campaign) });
+        until("a refusal", || !server.command::<Vec<redis::Value>>(&["ACL", "LOG"]).is_empty()).await;
+        set(back);
+        let (term, campaign) = soon("the term", candidate).await.unwrap();
+        let term = term.unwrap_or_else(|| panic!("{away:?}: {:?}", campaign.failure()));
+        term.resign().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_key_that_is_denied_fails_none_of_those_it_is_asked_for_with() {
     let rights = ["~dlock:mine_*", "~dlock:fence:*", "&*", "+@all"];
     let server = RedisServer::options().user("shop", "pw", &rights).start().unwrap();

@@ -23,6 +23,8 @@ const AT_ONCE: usize = 64;
 const LOOK: Duration = Duration::from_secs(5);
 /// When to try again after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
+/// When to try again after a refusal, which ends when somebody gives a right back.
+const REFUSED: Duration = Duration::from_secs(30);
 /// The longest sleep, after which it is seen whether anybody has the locks still.
 const NAP: Duration = Duration::from_secs(60);
 
@@ -94,9 +96,20 @@ impl Sessions {
             let left = u64::try_from(leftover.ends.saturating_sub(now)).unwrap_or_default();
             leftover.at = Instant::now() + Duration::from_millis(left);
         }
-        while let Some(at) = due.iter().position(|leftover| leftover.ends <= now) {
-            session.delete(&due[at].path, until).await?;
-            due.swap_remove(at);
+        let mut at = 0;
+        while let Some(leftover) = due.get_mut(at) {
+            if leftover.ends > now {
+                at += 1;
+                continue;
+            }
+            match session.delete(&leftover.path, until).await {
+                Ok(()) => drop(due.swap_remove(at)),
+                Err(failure) if failure.kind() == ErrorKind::Denied => {
+                    leftover.at = Instant::now() + REFUSED;
+                    at += 1;
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         Ok(())
     }
@@ -117,11 +130,11 @@ async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
         }
         match sessions.remove(&mut due).await {
             Ok(()) => {}
-            // Nobody uses the locks any more, or they may not be removed: that is for others.
+            // Nobody uses the locks any more: that is for others.
             Err(failure) if failure.kind() == ErrorKind::Closed => return,
-            Err(failure) if !failure.is_transient() => due.clear(),
-            Err(_) => {
-                let again = Instant::now() + AGAIN;
+            Err(failure) if !failure.is_transient() && failure.kind() != ErrorKind::Denied => due.clear(),
+            Err(failure) => {
+                let again = Instant::now() + if failure.is_transient() { AGAIN } else { REFUSED };
                 due.iter_mut().for_each(|leftover| leftover.at = again);
             }
         }

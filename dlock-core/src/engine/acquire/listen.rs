@@ -4,7 +4,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
 use crate::engine::timer::bounded;
 use crate::engine::wait_queue::Ticket;
-use crate::error::Failure;
+use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
 
 /// Resolves when a release elsewhere makes it worth while to ask.
@@ -40,10 +40,13 @@ pub(super) async fn listen(
     }
 }
 
-/// A backend that cannot tell of changes is polled; one that says the claim is finished ends the acquire.
+/// A backend that cannot tell of changes, or does not want to, is polled; one that says the claim is finished ends the
+/// acquire.
 async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
-        Err(failure) if failure.is_transient() => std::future::pending().await,
+        Err(failure) if failure.is_transient() || failure.kind() == ErrorKind::Denied => {
+            std::future::pending().await
+        }
         told => told,
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{Election, LAST_PRIORITY, STEP, pause};
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::refusals::Refusals;
 use crate::engine::scope;
 use crate::error::{Error, Operation, Result};
 use crate::fence::Fence;
@@ -29,8 +30,10 @@ const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);
 /// A candidate of an [`Election`]: each [`next`](Self::next) waits until it leads. It stands for as long as it is
 /// waited for; dropped, it withdraws, and a term that it won goes on until that ends by itself.
 ///
-/// It goes on through outages of the backend and lost terms, and ends when the locks are drained or shut down, or when
-/// it cannot work at all: [`failure`](Self::failure) then says why.
+/// It goes on through outages of the backend, refusals and lost terms. A refusal, such as a password that was rotated,
+/// a right that was removed or a table that is missing, is a warning, and the servers are asked again after pauses that
+/// grow to 30 s. A campaign ends when the locks are drained or shut down, or when the program itself is wrong, by an
+/// invalid key or option or a backend without elections: [`failure`](Self::failure) then says why.
 #[derive(Debug)]
 #[must_use = "a campaign does nothing until its next term is waited for"]
 pub struct Campaign {
@@ -72,7 +75,7 @@ impl Campaign {
     }
 
     /// Returns why the campaign has ended: [`ErrorKind::Closed`](crate::ErrorKind::Closed) when the locks were drained
-    /// or shut down; otherwise an error that no further try would change, such as an invalid option or missing rights.
+    /// or shut down; otherwise an error that only another program would not have, such as an invalid option.
     #[must_use]
     pub const fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
@@ -92,11 +95,13 @@ impl Campaign {
 
     /// Stands until it leads, or can never.
     async fn win(&self) -> Result<Term> {
-        let Election { priority, eligibility, .. } = &self.election;
+        let Election { lock, priority, eligibility } = &self.election;
+        lock.checked(lock.options())?;
         if *priority > LAST_PRIORITY {
             let what = format!("the priority is {priority}; use 0 (the first to try) to {LAST_PRIORITY}");
             return Err(self.election.refuse(what));
         }
+        let mut refusals = Refusals::new(self.election.engine(), lock.site());
         loop {
             eligibility.becomes(true).await;
             let (stands, ineligible) = (pin!(self.stand()), pin!(eligibility.becomes(false)));
@@ -105,10 +110,18 @@ impl Campaign {
                 Either::Right(_) => continue,
             };
             match taken {
-                Ok(guard) if eligibility.admit(guard.hold()) => return Ok(Term::new(guard, &self.resigned)),
-                // The switch went off at this moment, and the guard goes.
-                Ok(_) => {}
+                Ok(guard) => {
+                    refusals.are_over();
+                    // Unless the switch went off at this moment, and the guard goes.
+                    if eligibility.admit(guard.hold()) {
+                        return Ok(Term::new(guard, &self.resigned));
+                    }
+                }
                 Err(error) if error.is_retryable() => pause(self.election.engine(), AFTER_FAILURE).await,
+                Err(error) if error.kind().is_refusal() => {
+                    let length = refusals.pause(error.failure());
+                    pause(self.election.engine(), length).await;
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Election, pause};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Fence;
 use crate::holder::Holder;
 
@@ -93,14 +93,14 @@ pub struct LeaderChanges {
     interval: Duration,
     /// What was reported last; nothing at first, and after an error.
     known: Option<Option<Leader>>,
-    /// Whether an error was reported last.
-    failed: bool,
+    /// The error that was reported last, if one was.
+    failed: Option<ErrorKind>,
     asked: Option<Instant>,
 }
 
 impl LeaderChanges {
     pub(super) const fn new(election: Election) -> Self {
-        Self { election, interval: Duration::from_secs(1), known: None, failed: false, asked: None }
+        Self { election, interval: Duration::from_secs(1), known: None, failed: None, asked: None }
     }
 
     /// Sets how often the backend is asked. Default 1 s; 50 ms to 1 h.
@@ -114,8 +114,8 @@ impl LeaderChanges {
     /// # Errors
     ///
     /// Those of [`Election::leader`], and [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for an interval
-    /// out of bounds. Each can be followed by another call. An outage is reported once; when it is over, this returns
-    /// who leads then.
+    /// out of bounds. Each can be followed by another call. An outage and a refusal are reported once; when they are
+    /// over, this returns who leads then.
     ///
     /// # Cancel safety
     ///
@@ -125,6 +125,8 @@ impl LeaderChanges {
             let what = format!("the interval is {:?}; use {OFTENEST:?} to {SELDOMEST:?}", self.interval);
             return Err(self.election.refuse(what));
         }
+        let Election { lock, .. } = &self.election;
+        lock.checked(lock.options())?;
         loop {
             if let Some(asked) = self.asked {
                 let left = self.interval.saturating_sub(asked.elapsed());
@@ -134,12 +136,12 @@ impl LeaderChanges {
             self.asked = Some(Instant::now());
             match found {
                 Ok(leader) if self.is_news(leader.as_ref()) => {
-                    self.failed = false;
+                    self.failed = None;
                     self.known = Some(leader.clone());
                     return Ok(leader);
                 }
-                Err(error) if !self.failed || !error.is_retryable() => {
-                    self.failed = true;
+                Err(error) if self.failed != Some(error.kind()) || !may_pass(&error) => {
+                    self.failed = Some(error.kind());
                     self.known = None;
                     return Err(error);
                 }
@@ -155,4 +157,9 @@ impl LeaderChanges {
             _ => true,
         }
     }
+}
+
+/// Whether the servers may answer later.
+fn may_pass(error: &Error) -> bool {
+    error.is_retryable() || error.kind().is_refusal()
 }

@@ -1,0 +1,41 @@
+//! Servers that say no to what they may well be asked: a password was rotated, a right removed, a table renamed.
+//!
+//! Whoever runs them can mend that within seconds, so that nothing that goes on for long ends by it. A warning says so,
+//! and the servers are asked again, more and more rarely.
+
+use std::time::Duration;
+
+use crate::backend::Backoff;
+use crate::engine::Engine;
+use crate::error::Failure;
+use crate::telemetry::Site;
+
+/// The refusals that one wait meets.
+pub(crate) struct Refusals<'a> {
+    engine: &'a Engine,
+    site: Site,
+    pauses: Backoff,
+    /// Whether the last answer was one.
+    refused: bool,
+}
+
+impl<'a> Refusals<'a> {
+    pub(crate) fn new(engine: &'a Engine, site: Site) -> Self {
+        Self { engine, site, pauses: Backoff::of_refusals(), refused: false }
+    }
+
+    /// Tells of a refusal, and returns how long to pause after it.
+    pub(crate) fn pause(&mut self, failure: &Failure) -> Duration {
+        self.refused = true;
+        self.engine.telemetry.refused(self.site, failure);
+        self.pauses.pause(self.engine.entropy.fraction())
+    }
+
+    /// The servers answered.
+    pub(crate) fn are_over(&mut self) {
+        if std::mem::take(&mut self.refused) {
+            self.pauses = Backoff::of_refusals();
+            self.engine.telemetry.refusals_over();
+        }
+    }
+}
