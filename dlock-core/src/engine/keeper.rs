@@ -48,10 +48,11 @@ fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Task>)
 /// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the
 /// same is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
 async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Task>, mut alive: Alive) {
-    while let Err(panic) = AssertUnwindSafe(keep(&registry, &mut inbox)).catch_unwind().await {
+    while let Err(panic) = AssertUnwindSafe(keep_and_tell(&registry, &mut inbox)).catch_unwind().await {
         Telemetry::keeper_panicked(&Panicked::new(panic));
         tokio::time::sleep(AFTER_PANIC).await;
     }
+    registry.telemetry.tell_untold();
     alive.0 = None;
 }
 
@@ -66,6 +67,15 @@ impl Drop for Alive {
         if let Some(registry) = &self.0 {
             registry.keeper_is_dead();
         }
+    }
+}
+
+/// Keeps, and tells in time of what was only counted. Returns when the engine is gone.
+async fn keep_and_tell(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
+    tokio::select! {
+        biased;
+        () = keep(registry, inbox) => {}
+        () = registry.telemetry.keep_telling() => {}
     }
 }
 

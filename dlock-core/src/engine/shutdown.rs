@@ -37,6 +37,8 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
         }
         settled = tokio::time::timeout(timeout / 10 * 4, registry.settled()).await.is_ok();
     }
+    // The process may end before the keeper does it.
+    registry.telemetry.tell_untold();
     let left = timeout.saturating_sub(started.elapsed());
     let is_closed = tokio::time::timeout(left, engine.backend.close()).await.is_ok();
     let left = registry.stats();

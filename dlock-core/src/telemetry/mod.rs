@@ -37,13 +37,15 @@ use metrics::Metrics;
 use off::{Holders, Metrics};
 #[cfg(not(feature = "otel"))]
 pub(crate) use off::{Meter, Trace};
-use outage::Outage;
+use outage::{EVERY, Outage, OutageReport, SOON};
 pub(crate) use span::{Span, Spanned};
 pub(crate) use subject::{LEADER, Site, Subject, Waiters};
 #[cfg(feature = "otel")]
 use trace::Holders;
 #[cfg(feature = "otel")]
 pub(crate) use trace::Trace;
+
+use tokio::sync::Notify;
 
 use crate::backend::ServerAddress;
 use crate::error::{Error, ErrorKind, Failure};
@@ -69,6 +71,8 @@ pub(crate) struct Telemetry {
     losses: Outage,
     /// What the servers refuse, and are asked for again.
     refusals: Outage,
+    /// Something is counted that no line has told of.
+    untold: Notify,
 }
 
 impl Telemetry {
@@ -88,11 +92,51 @@ impl Telemetry {
             show_keys,
             counts: Counts::default(),
             holders: Holders::default(),
-            renewals: Outage::default(),
-            releases: Outage::default(),
-            unlocked: Outage::default(),
-            losses: Outage::default(),
-            refusals: Outage::default(),
+            renewals: Outage::new("renewals go on failing"),
+            releases: Outage::new("releases go on failing"),
+            unlocked: Outage::new("bodies go on running without their locks"),
+            losses: Outage::new("more locks were lost"),
+            refusals: Outage::new("the servers go on refusing what is waited for"),
+            untold: Notify::new(),
+        }
+    }
+
+    /// Counts a failure. Returns whether it is worth a line of its own; a line tells of the others later.
+    fn is_first(&self, outage: &Outage, site: Site, kind: &'static str) -> bool {
+        match outage.failed(site.template, kind, Instant::now()) {
+            OutageReport::First => return true,
+            OutageReport::Counts(counts) => spans::goes_on(self, &counts, outage.goes_on),
+            OutageReport::Untold => self.untold.notify_one(),
+            OutageReport::Nothing => {}
+        }
+        false
+    }
+
+    /// Tells of all that was only counted so far. Returns whether there was something.
+    pub(crate) fn tell_untold(&self) -> bool {
+        let mut told = false;
+        for outage in [&self.renewals, &self.releases, &self.unlocked, &self.losses, &self.refusals] {
+            if let Some(counts) = outage.untold(Instant::now()) {
+                spans::goes_on(self, &counts, outage.goes_on);
+                told = true;
+            }
+        }
+        told
+    }
+
+    /// Tells in time of what was only counted, since nothing may fail or succeed after it. Never resolves.
+    pub(crate) async fn keep_telling(&self) {
+        self.tell_untold();
+        loop {
+            self.untold.notified().await;
+            let mut pause = SOON;
+            loop {
+                tokio::time::sleep(pause).await;
+                if !self.tell_untold() {
+                    break;
+                }
+                pause = EVERY;
+            }
         }
     }
 
@@ -172,8 +216,9 @@ impl Telemetry {
 
     /// A body runs although its lock could not be asked for.
     pub(crate) fn body_unlocked(&self, site: Site, error: &Error) {
-        let report = self.unlocked.failed(site.template, error.kind().as_str(), Instant::now());
-        spans::body_unlocked(self, site, error, report);
+        if self.is_first(&self.unlocked, site, error.kind().as_str()) {
+            spans::body_unlocked(self, site, error);
+        }
     }
 
     /// A body is done, and its lock was not released properly.
@@ -220,8 +265,9 @@ impl Telemetry {
         self.counts.failed_renewals.add();
         self.metrics.renewal(site, "failed", Some(kind), took);
         spans::failed(kind);
-        let report = self.renewals.failed(site.template, kind.as_str(), Instant::now());
-        spans::renewal_failed(self, site, failure, left, report);
+        if self.is_first(&self.renewals, site, kind.as_str()) {
+            spans::renewal_failed(self, site, failure, left);
+        }
     }
 
     /// The connection that keeps a lock is gone, so that it cannot be relied on for now.
@@ -245,8 +291,9 @@ impl Telemetry {
         if lock.site.leads() {
             self.metrics.term_ends(lock.site);
         }
-        let report = self.losses.failed(lock.site.template, loss.as_str(), Instant::now());
-        spans::lost(self, lock, cause, held, report);
+        if self.is_first(&self.losses, lock.site, loss.as_str()) {
+            spans::lost(self, lock, cause, held);
+        }
     }
 
     /// Somebody asks the holder to release the lock.
@@ -288,8 +335,9 @@ impl Telemetry {
     }
 
     fn release_failed(&self, lock: Subject<'_>, failure: &Failure, what: &'static str) {
-        let report = self.releases.failed(lock.site.template, failure.kind().as_str(), Instant::now());
-        spans::release_failed(self, lock, failure, what, report);
+        if self.is_first(&self.releases, lock.site, failure.kind().as_str()) {
+            spans::release_failed(self, lock, failure, what);
+        }
     }
 
     fn releases_succeed(&self) {
@@ -326,8 +374,9 @@ impl Telemetry {
 
     /// The servers refuse what is waited for, and are asked again.
     pub(crate) fn refused(&self, site: Site, failure: &Failure) {
-        let report = self.refusals.failed(site.template, failure.kind().as_str(), Instant::now());
-        spans::refused(self, site, failure, report);
+        if self.is_first(&self.refusals, site, failure.kind().as_str()) {
+            spans::refused(self, site, failure);
+        }
     }
 
     /// The servers do not refuse any more.

@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tracing::field::Empty;
 use tracing::{debug, debug_span, error, info, info_span, warn};
 
-use super::outage::{OutageReport, Over};
+use super::outage::Over;
 use super::{Site, Span, Subject, Telemetry};
 use crate::backend::ServerAddress;
 use crate::error::{Error, ErrorKind, Failure};
@@ -164,43 +164,30 @@ pub(super) fn renew(to: &Telemetry, lock: Subject<'_>) -> Span {
 
 /// An outage has ended.
 pub(super) fn over(to: &Telemetry, over: &Over, what: &'static str) {
-    let (backend, Over { lasted, failures }) = (to.backend, over);
-    tell(|| warn!(target: "dlock", backend, ?lasted, failures, "{what}"));
+    let (backend, Over { lasted, failures, untold }) = (to.backend, over);
+    tell(|| warn!(target: "dlock", backend, ?lasted, failures, counts = untold, "{what}"));
 }
 
-pub(super) fn renewal_failed(
-    to: &Telemetry,
-    site: Site,
-    failure: &Failure,
-    left: impl Fn() -> Duration,
-    report: OutageReport,
-) {
-    let (backend, template) = (to.backend, site.template);
-    match report {
-        OutageReport::First => tell(|| {
-            let what = "a renewal failed and is tried again";
-            warn!(target: "dlock", backend, template, %failure, left = ?left(), "{what}");
-        }),
-        OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "renewals go on failing"));
-        }
-        OutageReport::Nothing => {}
-    }
+/// An outage lasts: so many more by template and kind.
+pub(super) fn goes_on(to: &Telemetry, counts: &str, what: &'static str) {
+    let backend = to.backend;
+    tell(|| warn!(target: "dlock", backend, counts, "{what}"));
 }
 
-pub(super) fn refused(to: &Telemetry, site: Site, failure: &Failure, report: OutageReport) {
+pub(super) fn renewal_failed(to: &Telemetry, site: Site, failure: &Failure, left: impl Fn() -> Duration) {
     let (backend, template) = (to.backend, site.template);
-    match report {
-        OutageReport::First => tell(|| {
-            let what =
-                "the servers refuse what is waited for, and are asked again after pauses of up to 30 s";
-            warn!(target: "dlock", backend, template, %failure, "{what}");
-        }),
-        OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "the servers go on refusing what is waited for"));
-        }
-        OutageReport::Nothing => {}
-    }
+    tell(|| {
+        let what = "a renewal failed and is tried again";
+        warn!(target: "dlock", backend, template, %failure, left = ?left(), "{what}");
+    });
+}
+
+pub(super) fn refused(to: &Telemetry, site: Site, failure: &Failure) {
+    let (backend, template) = (to.backend, site.template);
+    tell(|| {
+        let what = "the servers refuse what is waited for, and are asked again after pauses of up to 30 s";
+        warn!(target: "dlock", backend, template, %failure, "{what}");
+    });
 }
 
 pub(super) fn suspected(to: &Telemetry, lock: Subject<'_>) {
@@ -233,24 +220,12 @@ pub(super) fn downgrade_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fail
     });
 }
 
-pub(super) fn lost(
-    to: &Telemetry,
-    lock: Subject<'_>,
-    cause: &str,
-    held: impl Fn() -> Duration,
-    report: OutageReport,
-) {
+pub(super) fn lost(to: &Telemetry, lock: Subject<'_>, cause: &str, held: impl Fn() -> Duration) {
     let (backend, template) = (to.backend, lock.site.template);
-    match report {
-        OutageReport::First => tell(|| {
-            let what = "a lock was lost";
-            warn!(target: "dlock", backend, key = shown(to, lock.key), template, held = ?held(), %cause, "{what}");
-        }),
-        OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "more locks were lost"));
-        }
-        OutageReport::Nothing => {}
-    }
+    tell(|| {
+        let what = "a lock was lost";
+        warn!(target: "dlock", backend, key = shown(to, lock.key), template, held = ?held(), %cause, "{what}");
+    });
 }
 
 pub(super) fn release(to: &Telemetry, lock: Subject<'_>, background: bool) -> Span {
@@ -325,23 +300,9 @@ pub(super) fn withdrawal_failed(to: &Telemetry, lock: Subject<'_>, failure: &Fai
     });
 }
 
-pub(super) fn release_failed(
-    to: &Telemetry,
-    lock: Subject<'_>,
-    failure: &Failure,
-    what: &'static str,
-    report: OutageReport,
-) {
+pub(super) fn release_failed(to: &Telemetry, lock: Subject<'_>, failure: &Failure, what: &'static str) {
     let (backend, template) = (to.backend, lock.site.template);
-    match report {
-        OutageReport::First => {
-            tell(|| warn!(target: "dlock", backend, key = shown(to, lock.key), template, %failure, "{what}"));
-        }
-        OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "releases go on failing"));
-        }
-        OutageReport::Nothing => {}
-    }
+    tell(|| warn!(target: "dlock", backend, key = shown(to, lock.key), template, %failure, "{what}"));
 }
 
 pub(super) fn nested_options_ignored(to: &Telemetry, lock: Subject<'_>, lease: Duration, asked: Duration) {
@@ -352,18 +313,12 @@ pub(super) fn nested_options_ignored(to: &Telemetry, lock: Subject<'_>, lease: D
     });
 }
 
-pub(super) fn body_unlocked(to: &Telemetry, site: Site, error: &Error, report: OutageReport) {
+pub(super) fn body_unlocked(to: &Telemetry, site: Site, error: &Error) {
     let (backend, template, failure) = (to.backend, site.template, error.failure());
-    match report {
-        OutageReport::First => tell(|| {
-            let what = "the body runs without the lock, as the caller asked for this case";
-            warn!(target: "dlock", backend, template, %failure, "{what}");
-        }),
-        OutageReport::Counts(counts) => {
-            tell(|| warn!(target: "dlock", backend, counts, "bodies go on running without their locks"));
-        }
-        OutageReport::Nothing => {}
-    }
+    tell(|| {
+        let what = "the body runs without the lock, as the caller asked for this case";
+        warn!(target: "dlock", backend, template, %failure, "{what}");
+    });
 }
 
 #[cfg(feature = "otel")]

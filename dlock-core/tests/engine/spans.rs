@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::backend::Term;
-use dlock_core::{Batch, Lock, Locks, Memory, Wait};
+use dlock_core::{Batch, Lock, Locks, ManualClock, Memory, Wait};
 use tracing::Instrument;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -213,6 +213,37 @@ async fn the_end_of_the_keeper_is_an_event_that_says_how_much_is_lost_by_it() {
     assert!(guards.iter().all(|guard| guard.check().is_err()));
     let ends: Vec<_> = lines.all().into_iter().filter(|line| line.contains("the keeper has ended")).collect();
     assert!(ends.len() == 1 && ends[0].contains("held=2"), "{ends:?}");
+}
+
+/// Loses a thousand locks at once, and then runs `end`; the lines about losses.
+async fn a_thousand_losses<F: Future>(end: impl FnOnce(Locks) -> F) -> Vec<String> {
+    let lines = traced(async {
+        let clock = ManualClock::stopped();
+        let on = Arc::new(On(tokio::runtime::Handle::current()));
+        let locks = Locks::builder(Memory::with_clock(clock.clock())).with_keeper_on(on).build().unwrap();
+        let mut guards = Vec::new();
+        for n in 0..1_000 {
+            guards.push(locks.lock_named("room_<id>", format!("room_{n}")).acquire().await.unwrap());
+        }
+        clock.advance(Duration::from_secs(60));
+        assert!(guards.iter().all(|guard| guard.check().is_err()));
+        end(locks).await;
+    });
+    lines.await.all().into_iter().filter(|line| line.contains("lost")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_locks_that_are_lost_at_once_are_counted_in_a_second_line_though_nothing_follows() {
+    let lines = a_thousand_losses(async |_locks| tokio::time::sleep(Duration::from_secs(60)).await).await;
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].contains("a lock was lost"), "{lines:?}");
+    assert!(lines[1].contains("more locks were lost") && lines[1].contains("room_<id> lease_expired: 999"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_only_counted_is_told_of_before_a_shutdown_has_ended() {
+    let lines = a_thousand_losses(async |locks| locks.shutdown(Duration::from_secs(5)).await.unwrap()).await;
+    assert!(lines.iter().any(|line| line.contains("room_<id> lease_expired: 999")), "{lines:?}");
 }
 
 #[cfg(feature = "otel")]
