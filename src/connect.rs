@@ -1,6 +1,6 @@
 //! A backend from a URL, as it stands in a configuration.
 
-use dlock_core::backend::UrlParts;
+use dlock_core::backend::{UrlParts, boxed};
 use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Quorum, Result};
 
 /// Connects to the backend that `url` names, with the default options.
@@ -42,8 +42,7 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Q
 ///
 /// Cancel-safe.
 pub async fn connect(url: &str) -> Result<Locks> {
-    // In a box: the futures of drivers are deep, and a program's own contain this one.
-    Box::pin(from_url(url)).await?.build()
+    from_url(url).await?.build()
 }
 
 /// Connects like [`connect`], and returns a builder, for options that are not the defaults.
@@ -64,6 +63,10 @@ pub async fn connect(url: &str) -> Result<Locks> {
 ///
 /// Cancel-safe.
 pub async fn from_url(url: &str) -> Result<LocksBuilder> {
+    boxed(builder_of(url)).await
+}
+
+async fn builder_of(url: &str) -> Result<LocksBuilder> {
     if let Some(nodes) = url.strip_prefix("quorum:") {
         return Ok(Locks::builder(quorum_of(nodes).await?));
     }
@@ -205,7 +208,7 @@ async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
 /// Cancel-safe.
 pub async fn quorum_from_url(url: &str) -> Result<Quorum> {
     match url.split_once(':') {
-        Some(("quorum", nodes)) => quorum_of(nodes).await,
+        Some(("quorum", nodes)) => boxed(quorum_of(nodes)).await,
         _ => Err(invalid("the URL does not begin with quorum:".into())),
     }
 }

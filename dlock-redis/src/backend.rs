@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{
     Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy, RequestClock,
-    ServerAddress,
+    ServerAddress, boxed,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
 use futures_util::FutureExt;
@@ -167,7 +167,7 @@ impl RedisBuilder {
     /// Cancel-safe.
     pub async fn connect(self) -> Result<Redis> {
         let redis = self.build()?;
-        redis.ping().await?;
+        boxed(redis.ping()).await?;
         Ok(redis)
     }
 

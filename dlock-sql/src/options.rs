@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::boxed;
 use dlock_core::{Error, Failure, Operation, Result, keeper};
 use sqlx::Pool;
 
@@ -294,7 +295,7 @@ impl<S: Server> ServerOptions<S> {
             rows.ready(QUESTION).await?;
             Ok(LeaseRows(rows))
         };
-        connecting.await.map_err(Self::refused)
+        boxed(connecting).await.map_err(Self::refused)
     }
 
     /// Creates the backend without a connection: it connects, and checks the table and the rights, when it is first

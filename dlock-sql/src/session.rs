@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal,
-    Term, Withdrawal,
+    Term, Withdrawal, boxed,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
@@ -145,7 +145,7 @@ impl<M: Strategy> Sessions<M> {
             started.handles.ready(STARTING).await?;
             Ok(started)
         };
-        starting.await.map_err(Self::refused)
+        boxed(starting).await.map_err(Self::refused)
     }
 
     /// Creates locks without a connection: they connect, and check the table and what is between here and the server,

@@ -95,7 +95,9 @@ where
             let worked = lock
                 .run_with(|held| {
                     request.extensions_mut().insert(held);
-                    inner.call(request)
+                    // By a type that ends here: what lies below may be other layers, each with such a future.
+                    let working: ResponseFuture<ResponseBody, S::Error> = Box::pin(inner.call(request));
+                    working
                 })
                 .await;
             worked.unwrap_or_else(|error| {

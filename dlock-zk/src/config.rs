@@ -8,7 +8,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::tell;
+use dlock_core::backend::{boxed, tell};
 use dlock_core::{Failure, Result};
 use tokio::task::JoinSet;
 use zookeeper::{Acl, Acls, Client, CreateMode};
@@ -203,7 +203,7 @@ impl ZooKeeperBuilder {
     /// Cancel-safe.
     pub async fn connect(self) -> Result<ZooKeeper> {
         let zookeeper = self.build()?;
-        zookeeper.open().await?;
+        boxed(zookeeper.open()).await?;
         Ok(zookeeper)
     }
 

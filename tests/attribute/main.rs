@@ -1,6 +1,5 @@
 //! What the attributes expand to, and what their functions do.
 #![cfg(feature = "macros")]
-#![recursion_limit = "256"]
 
 mod support;
 

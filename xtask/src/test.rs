@@ -53,6 +53,7 @@ pub(crate) fn nightly() -> Result<Vec<Step>> {
         program("typos").run()
     }));
     steps.extend(all());
+    steps.push(Step::new("examples in release", release_examples));
     steps.extend(explore::simulations());
     steps.push(Step::new("schedules of the engine's threads", explore::schedules));
     steps.extend(interop(false));
@@ -62,6 +63,13 @@ pub(crate) fn nightly() -> Result<Vec<Step>> {
     steps.push(Step::new("the long run under faults", || explore::reliability(Vec::new())));
     steps.push(Step::new("mutants of the day", || mutants::try_out(&mutants::Options::ten_of_today())));
     Ok(steps)
+}
+
+/// Compiles every example as it is deployed. Types that are nested too deep for the compiler are so in release first.
+fn release_examples() -> Result<()> {
+    let own = ["flash-sale", "jobs", "leader", "migrate", "replicas", "rooms"];
+    cargo(["build", "--release", "--package", "dlock-sdk", "--all-features", "--examples"]).run()?;
+    cargo(["build", "--release"]).args(own.iter().flat_map(|name| ["--package", name])).run()
 }
 
 /// Services in Rust, Java, Python and Go on the same locks; `full`, for longer.

@@ -48,6 +48,7 @@
 
 mod answers;
 mod backoff;
+mod boxed;
 mod capabilities;
 mod diagnosis;
 pub(crate) mod dynamic;
@@ -70,6 +71,7 @@ use tokio::runtime::Handle;
 
 pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
 pub use self::backoff::Backoff;
+pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;
 pub use self::diagnosis::{Finding, NodeState, Severity};
 pub use self::entropy::Entropy;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use dlock_core::backend::boxed;
 use dlock_core::{Error, Failure, Operation, Result};
 use percent_encoding::percent_decode_str;
 
@@ -141,7 +142,7 @@ impl SqliteOptions {
     ///
     /// Cancel-safe.
     pub async fn open(self) -> Result<Sqlite> {
-        Sqlite::start(self).await.map_err(refuse)
+        boxed(Sqlite::start(self)).await.map_err(refuse)
     }
 
     /// Opens the database, and makes the file and the table where they are missing.
