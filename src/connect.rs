@@ -1,7 +1,7 @@
 //! A backend from a URL, as it stands in a configuration.
 
-use dlock_core::backend::{UrlParts, boxed};
-use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Quorum, Result};
+use dlock_core::backend::UrlParts;
+use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Quorum, Result, keeper};
 
 /// Connects to the backend that `url` names, with the default options.
 ///
@@ -63,10 +63,20 @@ pub async fn connect(url: &str) -> Result<Locks> {
 ///
 /// Cancel-safe.
 pub async fn from_url(url: &str) -> Result<LocksBuilder> {
-    boxed(builder_of(url)).await
+    let url = url.to_owned();
+    served(async move { any(&url).await }).await
 }
 
-async fn builder_of(url: &str) -> Result<LocksBuilder> {
+/// Awaits what connects, here or where the caller's runtime cannot serve on dlock's own thread.
+fn served<T: Send + 'static>(
+    connecting: impl Future<Output = Result<T>> + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send {
+    let served = keeper::anywhere(connecting);
+    async { served.await.map_err(|failure| Error::new(Operation::Configure, failure))? }
+}
+
+/// One backend or a quorum.
+async fn any(url: &str) -> Result<LocksBuilder> {
     if let Some(nodes) = url.strip_prefix("quorum:") {
         return Ok(Locks::builder(quorum_of(nodes).await?));
     }
@@ -208,7 +218,10 @@ async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
 /// Cancel-safe.
 pub async fn quorum_from_url(url: &str) -> Result<Quorum> {
     match url.split_once(':') {
-        Some(("quorum", nodes)) => boxed(quorum_of(nodes)).await,
+        Some(("quorum", nodes)) => {
+            let nodes = nodes.to_owned();
+            served(async move { quorum_of(&nodes).await }).await
+        }
         _ => Err(invalid("the URL does not begin with quorum:".into())),
     }
 }

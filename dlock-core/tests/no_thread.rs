@@ -18,7 +18,7 @@ fn with_memory_left<T>(left: u64, code: impl FnOnce() -> T) -> T {
     output
 }
 
-/// The stack of a thread has 2 MiB: first there is no room for any of the two threads, then for one.
+/// The stack of a thread has 2 MiB: first there is no room for any of the three threads, then for one.
 #[tokio::test]
 async fn locks_can_be_built_after_their_thread_could_not_be_started() {
     for left in [1 << 20, 3 << 20] {

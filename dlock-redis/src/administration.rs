@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Mode, Occupancy};
+use dlock_core::backend::{Mode, Occupancy, within};
 use dlock_core::{ErrorKind, Failure, Holder, Key};
 use redis::Value;
 
@@ -215,9 +215,9 @@ async fn held_elsewhere(
 
 /// Waits for an answer, but not for ever.
 async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let asked = tokio::time::timeout(PATIENCE, asking).await;
+    let asked = within(PATIENCE, asking).await;
     asked
-        .unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {PATIENCE:?}"))))
+        .unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {PATIENCE:?}"))))
         .map_err(unchanged)
 }
 

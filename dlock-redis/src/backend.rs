@@ -8,7 +8,7 @@ use dlock_core::backend::{
     Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy, RequestClock,
     ServerAddress, boxed,
 };
-use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
+use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
 use futures_util::FutureExt;
 
 use crate::administration;
@@ -113,8 +113,10 @@ impl Redis {
 
     /// Asks the server whether it is there, and whether this user has the rights that are needed.
     async fn ping(&self) -> Result<()> {
+        let client = Arc::clone(&self.0);
+        let introduced = keeper::anywhere(async move { client.introduce().await });
         // In a box: a program's own futures, which contain this one, would be too deep for the compiler.
-        self.0.introduce().boxed().await.map_err(configure)
+        introduced.boxed().await.and_then(|introduced| introduced).map_err(configure)
     }
 
     /// Writes `value` to `key` unless a higher fence has written to it before; whether it did.

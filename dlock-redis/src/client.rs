@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Mode;
 use dlock_core::backend::notify::Channels;
+use dlock_core::backend::{Mode, within};
 use dlock_core::{ErrorKind, Failure, Key, Token};
 use redis::{Cmd, Value};
 use tokio::sync::OnceCell;
@@ -96,10 +96,9 @@ impl Client {
         let probe = self.namer.probe();
         let rights = |number| self.format.rights_of((mode, fair), &names.lock, &probe.lock, number);
         let asking = async || {
-            let asked =
-                tokio::time::timeout(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
+            let asked = within(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
             let missing =
-                asked.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
+                asked.unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
             has_all(missing.map_err(unchanged)?)
         };
         self.tried[self.format.place(mode, fair)].get_or_try_init(asking).await.copied()
@@ -129,8 +128,8 @@ impl Client {
         looks: bool,
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        let asked = tokio::time::timeout(QUESTION, self.servers.ask(slot, (looks, QUESTION), call)).await;
-        asked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
+        let asked = within(QUESTION, self.servers.ask(slot, (looks, QUESTION), call)).await;
+        asked.unwrap_or_else(|| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
     }
 }
 

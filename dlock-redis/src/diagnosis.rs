@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Finding;
+use dlock_core::backend::{Finding, within};
 use redis::Value;
 
 use crate::client::Client;
@@ -61,7 +61,7 @@ async fn of_server(client: &Client, node: &Node) -> Vec<Finding> {
 async fn command(client: &Client, node: &Node, words: &[&str]) -> Option<Value> {
     let mut command = redis::cmd(words[0]);
     command.arg(&words[1..]);
-    tokio::time::timeout(PATIENCE, client.servers.plain(node, PATIENCE, &command)).await.ok()?.ok()
+    within(PATIENCE, client.servers.plain(node, PATIENCE, &command)).await?.ok()
 }
 
 type Judge = fn(&str, &HashMap<String, String>) -> Finding;

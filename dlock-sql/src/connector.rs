@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Failure;
-use dlock_core::backend::guard_opening;
+use dlock_core::backend::within;
+use dlock_core::{Failure, keeper};
 use sqlx::pool::PoolOptions;
 use sqlx::{ConnectOptions, Connection, Pool};
 
@@ -33,8 +33,16 @@ pub struct Connector<S: Server> {
 
 impl<S: Server> Connector<S> {
     /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
-    /// write.
-    pub(crate) async fn open(&self) -> Result<Conn<S>, Failure> {
+    /// write. The calling runtime drives it, or dlock's own thread where that cannot.
+    pub(crate) async fn open(self: &Arc<Self>) -> Result<Conn<S>, Failure> {
+        let opening = || {
+            let connector = Arc::clone(self);
+            async move { connector.open_here().await }
+        };
+        keeper::open(opening).await?
+    }
+
+    async fn open_here(&self) -> Result<Conn<S>, Failure> {
         let opening = async {
             let mut connection = match &self.pool {
                 // This makes it ready as the user's own are.
@@ -46,8 +54,7 @@ impl<S: Server> Connector<S> {
             S::settle(&mut connection).await.map_err(|error| self.failure(error))?;
             Ok(connection)
         };
-        let opening = guard_opening(tokio::time::timeout(self.limit, opening));
-        opening.await?.unwrap_or_else(|_| Err(self.late()))
+        within(self.limit, opening).await.unwrap_or_else(|| Err(self.late()))
     }
 
     /// A pool whose one connection is made as our own are, for the driver's things that want a pool.
@@ -92,7 +99,7 @@ impl<S: Server> Connector<S> {
 
 /// Ends a connection in an orderly way, if the server goes along.
 pub(crate) async fn end<C: Connection>(connection: C) {
-    let _ = tokio::time::timeout(Duration::from_secs(1), connection.close()).await;
+    let _ = within(Duration::from_secs(1), connection.close()).await;
 }
 
 impl<S: Server> fmt::Debug for Connector<S> {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use dlock_core::backend::Backoff;
+use dlock_core::backend::{Backoff, sleep};
 use dlock_core::{Error, Operation};
 use sqlx::{Encode, Pool, QueryBuilder, Type};
 
@@ -147,7 +147,7 @@ impl<D: Dialect> Optimistic<D> {
             }
             drop(connection);
             if tried < self.tries {
-                tokio::time::sleep(backoff.next_pause()).await;
+                sleep(backoff.next_pause()).await;
             }
         }
         Err(OptimisticError::Conflict { table: self.table.clone(), tries: self.tries })

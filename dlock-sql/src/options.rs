@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::boxed;
+use dlock_core::backend::within;
 use dlock_core::{Error, Failure, Operation, Result, keeper};
 use sqlx::Pool;
 
@@ -207,8 +207,9 @@ impl<S: Server> ServerOptions<S> {
         if table.schema().is_some() {
             return Ok(Some(table.clone()));
         }
-        let schemas = tokio::time::timeout(QUESTION, S::schemas_of(on, table)).await;
-        let schemas = schemas.map_err(|_| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
+        let schemas = within(QUESTION, S::schemas_of(on, table)).await;
+        let schemas =
+            schemas.ok_or_else(|| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
         let schemas = schemas.map_err(|error| unchanged(S::classify(error, table).failure))?;
         match &*schemas {
             [] => Ok(None),
@@ -289,13 +290,13 @@ impl<S: Server> ServerOptions<S> {
     ///
     /// Cancel-safe.
     pub async fn connect(self) -> Result<LeaseRows<S>> {
-        let connecting = async {
+        let connecting = async move {
             self.check_for_rows()?;
             let rows = Rows::start(self.open(true).await?)?;
             rows.ready(QUESTION).await?;
             Ok(LeaseRows(rows))
         };
-        boxed(connecting).await.map_err(Self::refused)
+        keeper::anywhere(connecting).await.and_then(|connected| connected).map_err(Self::refused)
     }
 
     /// Creates the backend without a connection: it connects, and checks the table and the rights, when it is first

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal,
-    Term, Withdrawal, boxed,
+    Term, Withdrawal,
 };
-use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
+use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
 use crate::diagnosis;
 use crate::failure::unchanged;
@@ -140,12 +140,12 @@ impl<M: Strategy> Sessions<M> {
     ///
     /// Cancel-safe.
     pub async fn with_options(options: ServerOptions<M::Server>) -> Result<Self> {
-        let starting = async {
+        let starting = async move {
             let started = Self::start(options.open(false).await?);
             started.handles.ready(STARTING).await?;
             Ok(started)
         };
-        boxed(starting).await.map_err(Self::refused)
+        keeper::anywhere(starting).await.and_then(|started| started).map_err(Self::refused)
     }
 
     /// Creates locks without a connection: they connect, and check the table and what is between here and the server,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dlock_core::backend::by_then;
 use dlock_core::{ErrorKind, Failure, Holder, Key};
 use tokio::time::Instant;
 use zookeeper::{Acl, Acls, CreateMode, Error};
@@ -131,15 +132,15 @@ pub(crate) async fn resize(
         let Some(before) = semaphore::permits(&data) else { return Ok(None) };
         let content = semaphore::content(permits);
         let stored = session.client.set_data(&directory, content.as_bytes(), Some(stat.version));
-        match tokio::time::timeout_at(until, stored).await {
-            Ok(Ok(_)) => {
+        match by_then(until, stored).await {
+            Some(Ok(_)) => {
                 wake(&session, &directory, acl).await;
                 return Ok(Some(before));
             }
-            Ok(Err(Error::BadVersion)) => {}
-            Ok(Err(Error::NoNode)) => return Ok(None),
-            Ok(Err(error)) => return Err(of_write(error, &directory)),
-            Err(_) => return Err(Failure::unknown(format!("no answer in time from {directory}"))),
+            Some(Err(Error::BadVersion)) => {}
+            Some(Err(Error::NoNode)) => return Ok(None),
+            Some(Err(error)) => return Err(of_write(error, &directory)),
+            None => return Err(Failure::unknown(format!("no answer in time from {directory}"))),
         }
     }
 }
@@ -151,7 +152,7 @@ async fn wake(session: &Session, directory: &str, acl: &[Acl]) {
     let options = CreateMode::Ephemeral.with_acls(Acls::new(acl));
     let made = session.client.create(&path, &[], &options);
     let deleted = session.client.delete(&path, None);
-    let _ = tokio::time::timeout_at(in_time(), async { (made.await, deleted.await) }).await;
+    let _ = by_then(in_time(), async { (made.await, deleted.await) }).await;
 }
 
 /// The keys are those that have to be looked at again.
@@ -281,12 +282,12 @@ pub(crate) async fn force(sessions: &Arc<Sessions>, key: &Key) -> Result<bool, F
     let asked = paths.map(|path| (session.client.delete(&path, None), path)).collect::<Vec<_>>();
     let mut released = false;
     for (deletion, path) in asked {
-        match tokio::time::timeout_at(until, deletion).await {
-            Ok(Ok(())) => released = true,
+        match by_then(until, deletion).await {
+            Some(Ok(())) => released = true,
             // It left by itself.
-            Ok(Err(Error::NoNode)) => {}
-            Ok(Err(error)) => return Err(of_write(error, &path)),
-            Err(_) => return Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
+            Some(Err(Error::NoNode)) => {}
+            Some(Err(error)) => return Err(of_write(error, &path)),
+            None => return Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
         }
     }
     Ok(released)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock_core::backend::{
     Backend, Capabilities, ClaimRequest, Finding, LockId, Mode, Occupancy, RequestClock, ServerAddress,
 };
-use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result};
+use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
 use tokio::time::Instant;
 use zookeeper::Stat;
 
@@ -75,7 +75,9 @@ impl ZooKeeper {
     }
 
     pub(crate) async fn open(&self) -> Result<()> {
-        self.0.get(in_time()).await.map(drop).map_err(configure)
+        let sessions = Arc::clone(&self.0);
+        let opened = keeper::anywhere(async move { sessions.get(in_time()).await.map(drop) }).await;
+        opened.and_then(|opened| opened).map_err(configure)
     }
 
     /// Lists who stands in line for `key`, those who hold it first. Waiters of other libraries are among them.

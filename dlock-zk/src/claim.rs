@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal, by_then,
 };
 use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
@@ -223,9 +223,9 @@ impl ZooKeeperClaim {
         if self.request.waits {
             return Ok(false);
         }
-        match tokio::time::timeout_at(until, node.turn.come()).await {
-            Ok(()) => Ok(true),
-            Err(_) => Err(Failure::unavailable("this process has too many requests under way")),
+        match by_then(until, node.turn.come()).await {
+            Some(()) => Ok(true),
+            None => Err(Failure::unavailable("this process has too many requests under way")),
         }
     }
 
@@ -349,7 +349,7 @@ impl ZooKeeperClaim {
             self.looking = look(node, first, &previous);
         }
         let Some(looking) = &mut self.looking else { return Err(place_deleted()) };
-        let Ok(looked) = tokio::time::timeout_at(until, &mut looking.answer).await else {
+        let Some(looked) = by_then(until, &mut looking.answer).await else {
             // The next attempt waits for the same answer.
             return Err(Failure::unavailable(format!("no answer in time about {:?}", looking.previous)));
         };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Finding;
+use dlock_core::backend::{Finding, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -58,11 +58,11 @@ async fn ask(server: &str, word: &str) -> Answer {
         connection.take(ANSWER).read_to_end(&mut text).await?;
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
     };
-    match tokio::time::timeout(PATIENCE, asking).await {
-        Ok(Ok(text)) if text.contains("not in the whitelist") || text.is_empty() => Answer::Refused,
-        Ok(Ok(text)) => Answer::Facts(facts(&text)),
-        Ok(Err(error)) => Answer::Silent(error),
-        Err(_) => Answer::Silent(std::io::ErrorKind::TimedOut.into()),
+    match within(PATIENCE, asking).await {
+        Some(Ok(text)) if text.contains("not in the whitelist") || text.is_empty() => Answer::Refused,
+        Some(Ok(text)) => Answer::Facts(facts(&text)),
+        Some(Err(error)) => Answer::Silent(error),
+        None => Answer::Silent(std::io::ErrorKind::TimedOut.into()),
     }
 }
 

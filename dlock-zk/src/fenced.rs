@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use dlock_core::backend::by_then;
 use dlock_core::{Error, ErrorKind, Failure, Fence, Operation, Result};
 use zookeeper::{Acls, CheckWriteError, CheckWriter, CreateMode, Error as ZkError};
 
@@ -84,11 +85,11 @@ impl FencedWrite {
         for change in &self.changes {
             self.add(&mut writer, change).map_err(|error| of_write(error, &change.path))?;
         }
-        match tokio::time::timeout_at(until, writer.commit()).await {
-            Ok(Ok(_)) => Ok(true),
-            Ok(Err(CheckWriteError::CheckFailed { .. })) => Ok(false),
-            Ok(Err(error)) => Err(self.failure(error)),
-            Err(_) => Err(Failure::unknown("no answer in time to a fenced write")),
+        match by_then(until, writer.commit()).await {
+            Some(Ok(_)) => Ok(true),
+            Some(Err(CheckWriteError::CheckFailed { .. })) => Ok(false),
+            Some(Err(error)) => Err(self.failure(error)),
+            None => Err(Failure::unknown("no answer in time to a fenced write")),
         }
     }
 

@@ -9,7 +9,7 @@ pub(crate) mod lowering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Mode, Withdrawal};
+use dlock_core::backend::{Mode, Withdrawal, by_then};
 use dlock_core::{Failure, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
@@ -303,7 +303,7 @@ impl QueueNode {
                 Err(Error::NoNode) => {
                     let directory = &self.queue.directory;
                     let made = make_directory(&self.session.client, directory, &config.parent_acl);
-                    let made = Box::pin(tokio::time::timeout_at(until, made)).await;
+                    let made = Box::pin(by_then(until, made)).await;
                     // No lock is in an empty directory, so that an unknown outcome is none.
                     made.unwrap_or(Err(Error::Timeout)).map_err(|error| of_read(error, directory))?;
                 }

@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use dlock_core::backend::Signal;
+use dlock_core::backend::{Signal, by_then};
 use dlock_core::{Clock, Failure, Timestamp, keeper};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
@@ -238,9 +238,9 @@ impl Session {
                     () = self.driver.until_ended() => Err(Failure::unavailable(FAILED)),
                 }
             };
-            state = match tokio::time::timeout_at(until, changed).await {
-                Ok(state) => state?,
-                Err(_) => return Err(Failure::unavailable("the connection is lost, and no server answers")),
+            state = match by_then(until, changed).await {
+                Some(state) => state?,
+                None => return Err(Failure::unavailable("the connection is lost, and no server answers")),
             };
         }
     }
@@ -339,10 +339,10 @@ impl Session {
         written: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Failure> {
         let path = self.proof.path();
-        match tokio::time::timeout_at(until, written).await {
+        match by_then(until, written).await {
             // No lock depends on it yet, so that an unknown outcome is none.
-            Ok(written) => written.map_err(|error| of_read(error, path)),
-            Err(_) => Err(Failure::unavailable(format!("no answer in time to a write to {path:?}"))),
+            Some(written) => written.map_err(|error| of_read(error, path)),
+            None => Err(Failure::unavailable(format!("no answer in time to a write to {path:?}"))),
         }
     }
 
@@ -371,10 +371,10 @@ impl Session {
 
     /// Deletes a node that may be there.
     pub(crate) async fn delete(&self, path: &Arc<str>, until: Instant) -> Result<(), Failure> {
-        match tokio::time::timeout_at(until, self.requests.delete(self, path)).await {
-            Ok(Ok(()) | Err(Error::NoNode)) => Ok(()),
-            Ok(Err(error)) => Err(of_write(error, path)),
-            Err(_) => Err(Failure::unavailable(format!("no answer in time to the deletion of {path:?}"))),
+        match by_then(until, self.requests.delete(self, path)).await {
+            Some(Ok(()) | Err(Error::NoNode)) => Ok(()),
+            Some(Err(error)) => Err(of_write(error, path)),
+            None => Err(Failure::unavailable(format!("no answer in time to the deletion of {path:?}"))),
         }
     }
 
@@ -548,11 +548,11 @@ pub(crate) async fn read<T>(
     until: Instant,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<Option<T>, Failure> {
-    match tokio::time::timeout_at(until, request).await {
-        Ok(Ok(answer)) => Ok(Some(answer)),
-        Ok(Err(Error::NoNode)) => Ok(None),
-        Ok(Err(error)) => Err(of_read(error, path)),
-        Err(_) => Err(Failure::unavailable(format!("no answer in time about {path:?}"))),
+    match by_then(until, request).await {
+        Some(Ok(answer)) => Ok(Some(answer)),
+        Some(Err(Error::NoNode)) => Ok(None),
+        Some(Err(error)) => Err(of_read(error, path)),
+        None => Err(Failure::unavailable(format!("no answer in time about {path:?}"))),
     }
 }
 

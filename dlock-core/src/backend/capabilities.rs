@@ -34,6 +34,9 @@ pub struct Capabilities {
     pub permits: bool,
     /// A release can leave the key taken for a time: [`Claim::leave`](crate::Claim::leave).
     pub leaves: bool,
+    /// All of it is in this process, and no server is asked: waits are measured with tokio's clock where a test pauses
+    /// that. What asks servers goes on in real time.
+    pub in_process: bool,
     /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
     pub poll_from: Duration,
     /// The longest pause between two polls, of at most an hour. With notifications this is only the safety net.
@@ -58,6 +61,7 @@ impl Capabilities {
             downgrades: false,
             permits: false,
             leaves: false,
+            in_process: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
@@ -153,6 +157,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_leaving(mut self) -> Self {
         self.leaves = true;
+        self
+    }
+
+    /// Says that all of it is in this process.
+    #[must_use]
+    pub const fn without_servers(mut self) -> Self {
+        self.in_process = true;
         self
     }
 

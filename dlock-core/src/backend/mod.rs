@@ -44,7 +44,10 @@
 //! 10. **A hold becomes weaker in one step.** [`Claim::downgrade`] lets no writer in between, and is asked for again
 //!     until its outcome is known; a renewal and a withdrawal find the lock in either form.
 //! 11. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
-//!     whose I/O is driven by the caller's runtime must not be needed there.
+//!     whose I/O is driven by the caller's runtime must not be needed there. All other steps are polled in a tokio
+//!     runtime too, the caller's or the engine's, and not always in the same one. It may have neither timers nor I/O:
+//!     [`sleep`], [`within`] and their like have timers of the engine's own, and
+//!     [`keeper::runtime`](crate::keeper::runtime) has I/O.
 
 mod answers;
 mod backoff;
@@ -85,6 +88,7 @@ pub use self::signal::Signal;
 pub(crate) use self::signal::SignalSink;
 pub use self::url::UrlParts;
 use crate::clock::Clock;
+pub use crate::engine::timer::{by_then, sleep, sleep_until, within};
 use crate::error::Failure;
 pub use crate::guarded::{guard_opening, tell};
 use crate::handles::options::Options;

@@ -321,6 +321,7 @@ impl Backend for Memory {
             .with_permits()
             .with_fairness_on_request()
             .with_leaving()
+            .without_servers()
     }
 
     fn clock(&self) -> Clock {

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy};
+use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy, within};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
@@ -172,8 +172,8 @@ impl Quorum {
     pub async fn marks(&self) -> Vec<Result<NodeMark>> {
         let mut marks = Vec::new();
         for member in &self.0.members {
-            let read = tokio::time::timeout(ONE_NODE, member.read_marks()).await;
-            marks.push(read.unwrap_or_else(|_| Err(no_answer())).map_err(|failure| named(member, &failure)));
+            let read = within(ONE_NODE, member.read_marks()).await;
+            marks.push(read.unwrap_or_else(|| Err(no_answer())).map_err(|failure| named(member, &failure)));
         }
         marks
     }
@@ -197,8 +197,8 @@ impl Quorum {
     pub async fn suspend(&self) -> Result<Vec<Result<()>>> {
         let (mut done, mut failures) = (Vec::new(), Vec::new());
         for (place, member) in self.0.members.iter().enumerate() {
-            let suspended = tokio::time::timeout(ONE_NODE, member.suspend()).await;
-            match suspended.unwrap_or_else(|_| Err(no_answer())) {
+            let suspended = within(ONE_NODE, member.suspend()).await;
+            match suspended.unwrap_or_else(|| Err(no_answer())) {
                 Ok(()) => done.push(Ok(())),
                 Err(failure) if failure.kind() == ErrorKind::InvalidConfig => {
                     return Err(named(member, &failure));
@@ -400,6 +400,7 @@ impl QuorumBuilder {
         // Readers and writers need a majority each, and every two majorities have a node in common, which lets no
         // writer beside anybody. Sessions keep a place in a queue: with several, all could wait for each other.
         capabilities.shared = abilities.iter().all(|can| can.shared && !can.session_kept);
+        capabilities.in_process = abilities.iter().all(|can| can.in_process);
         capabilities.administered = abilities.iter().all(|can| can.administered);
         Ok(Quorum(Arc::new(QuorumShared {
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),

@@ -253,7 +253,7 @@ impl<'a> Acquire<'a> {
                     }
                     // Never at once: a backend that is always late would be asked without end.
                     let pause = self.failures.pause(engine.entropy.fraction());
-                    Box::pin(within(engine, self.until, tokio::time::sleep(pause))).await?;
+                    Box::pin(within(engine, self.until, engine.timers.sleep(pause))).await?;
                 }
                 AttemptOutcome::Separately => return Ok(None),
                 AttemptOutcome::Busy(place, busy) => {
@@ -372,6 +372,7 @@ impl<'a> Acquire<'a> {
         let written = self.pendings[0].begin_request();
         let bounds = RequestBounds {
             clock: &self.engine.clock,
+            timers: &self.engine.timers,
             written,
             from: self.asked_at,
             limit: self.request_timeout,
@@ -538,7 +539,7 @@ impl<'a> Acquire<'a> {
                 match ticket {
                     Some(ticket) => ticket.turn().await,
                     None => {
-                        tokio::time::sleep(pause).await;
+                        engine.timers.sleep(pause).await;
                         Turn::Due
                     }
                 }

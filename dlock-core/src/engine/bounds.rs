@@ -14,12 +14,13 @@ use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::{RequestStage, UNSENT};
 use crate::clock::{Clock, Timestamp};
-use crate::engine::timer::bounded;
+use crate::engine::timer::Timers;
 use crate::error::Failure;
 
 /// The bounds of one request.
 pub(super) struct RequestBounds<'a> {
     pub(super) clock: &'a Clock,
+    pub(super) timers: &'a Timers,
     /// What tells of its way to the wire, if anything does. It begins with the request.
     pub(super) written: Option<RequestClock>,
     /// When it was called.
@@ -42,9 +43,14 @@ pub(super) enum Unanswered {
 
 impl<'a> RequestBounds<'a> {
     /// Bounds a request of a claim that begins now.
-    pub(super) fn of(claim: &dyn DynClaim, clock: &'a Clock, limit: Duration, left: Duration) -> Self {
+    pub(super) fn of(
+        claim: &dyn DynClaim,
+        (clock, timers): (&'a Clock, &'a Timers),
+        limit: Duration,
+        left: Duration,
+    ) -> Self {
         let (written, from) = (claim.request_clock().inspect(RequestClock::begin), Instant::now());
-        Self { clock, written, from, limit, until: from.checked_add(left) }
+        Self { clock, timers, written, from, limit, until: from.checked_add(left) }
     }
 
     /// When the request was written, where that is known.
@@ -62,7 +68,7 @@ impl<'a> RequestBounds<'a> {
         loop {
             let over = self.until.is_some_and(|until| until <= end);
             let limit = if over { self.until.unwrap_or(end) } else { end };
-            if let Some(answer) = bounded(|| tokio::time::sleep_until(limit), &mut request).await {
+            if let Some(answer) = self.timers.until(limit, &mut request).await {
                 return Ok(answer);
             }
             if over && self.written.as_ref().is_some_and(RequestClock::cancel) {

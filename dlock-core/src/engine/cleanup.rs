@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Backoff, Withdrawal};
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::bounds::RequestBounds;
@@ -88,7 +88,7 @@ impl Cleanup {
         loop {
             let left = self.leave_until.since(clock.now());
             let answer =
-                withdraw_once(&mut self.claim, clock, (self.request_timeout, self.lease), left).await;
+                withdraw_once(&mut self.claim, &self.engine, (self.request_timeout, self.lease), left).await;
             let over = clock.now() >= until;
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());
@@ -164,11 +164,11 @@ pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
 /// it waits for its turn it is of use until the lease has ended.
 pub(crate) async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
-    clock: &Clock,
+    engine: &Engine,
     (limit, lease): (Duration, Duration),
     left: Duration,
 ) -> Result<Withdrawal, Failure> {
-    let bounds = RequestBounds::of(&**claim, clock, limit, lease.max(limit));
+    let bounds = RequestBounds::of(&**claim, engine.of_requests(), limit, lease.max(limit));
     let step = if left.is_zero() { claim.withdraw() } else { claim.leave(left) };
     bounds.answer(step).await.unwrap_or_else(|none| Err(none.into_failure()))
 }

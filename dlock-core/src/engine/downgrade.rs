@@ -13,7 +13,6 @@ use crate::clock::Timestamp;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::refusals::Refusals;
-use crate::engine::timer::bounded;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::requirement::{Requirement, check};
 use crate::sync::atomic::Ordering;
@@ -94,7 +93,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
 /// Asks once.
 async fn ask(hold: &Hold) -> Result<(), Failure> {
     let limit = hold.request_timeout;
-    let Some(lent) = bounded(|| tokio::time::sleep(limit), hold.claim()).await else {
+    let Some(lent) = hold.engine.timers.within(limit, hold.claim()).await else {
         return Err(Failure::unavailable(format!("no end of a renewal within {limit:?}")));
     };
     let (Some(mut lent), Condition::Held | Condition::Suspect) = (lent, hold.condition()) else {
@@ -104,7 +103,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
     let clock = &hold.engine.clock;
     let sent = clock.now();
     let left = hold.deadline().since(sent);
-    let bounds = RequestBounds::of(&**claim, clock, limit.min(left), left);
+    let bounds = RequestBounds::of(&**claim, hold.engine.of_requests(), limit.min(left), left);
     let answer = tokio::select! {
         biased;
         // A release must not wait for this; one that is on its way changes nothing once the token is gone.

@@ -141,7 +141,12 @@ async fn renew_once(hold: &Hold) {
     let telemetry = &hold.engine.telemetry;
     let sent = clock.now();
     // While it waits for its turn it is of use until the lease ends.
-    let bounds = RequestBounds::of(&**claim, clock, hold.renewal_limit(sent), hold.deadline().since(sent));
+    let bounds = RequestBounds::of(
+        &**claim,
+        hold.engine.of_requests(),
+        hold.renewal_limit(sent),
+        hold.deadline().since(sent),
+    );
     let answer = tokio::select! {
         biased;
         // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.

@@ -41,6 +41,7 @@ use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
+use crate::engine::timer::{Timers, within};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
@@ -60,6 +61,7 @@ pub(crate) struct Engine {
     pub(crate) candidate: Arc<Identity>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
+    pub(crate) timers: Timers,
     pub(crate) wait_queue: WaitQueue,
     pub(crate) attendance: Arc<Attendance>,
     pub(crate) round_trip: RoundTrip,
@@ -86,6 +88,7 @@ impl Engine {
         let telemetry = Arc::new(telemetry);
         let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry));
         let identity = Identity::of_this_process(label);
+        let timers = Timers::new(&keeper, capabilities.in_process);
         let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), keeper));
         Arc::new(Self {
             name: backend.name(),
@@ -98,7 +101,9 @@ impl Engine {
             wait_queue: WaitQueue::new(
                 Backoff::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,
-            ),
+            )
+            .timed_by(timers.clone()),
+            timers,
             attendance,
             round_trip: RoundTrip::default(),
             left_claims: Arc::default(),
@@ -130,13 +135,27 @@ impl Engine {
         }
     }
 
-    /// Awaits `future` here, or on the keeper's thread where the caller has no tokio runtime with timers. Dropping this
-    /// drops `future`.
+    /// What requests are bounded by.
+    pub(super) const fn of_requests(&self) -> (&Clock, &Timers) {
+        (&self.clock, &self.timers)
+    }
+
+    /// Whether what asks the backend can go on where its caller is, and not only on the keeper's thread: in a tokio
+    /// runtime, whose clock is the machine's unless there are no servers to ask.
+    pub(crate) fn serves_here(&self) -> bool {
+        match self.capabilities.in_process || self.registry.tasks.are_given() {
+            true => threads::is_in_runtime(),
+            false => threads::serves_requests(),
+        }
+    }
+
+    /// Awaits `future` here, or on the keeper's thread where the caller's runtime does not serve. Dropping this drops
+    /// `future`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Failure> {
-        if threads::has_timers() {
+        if self.serves_here() {
             return Ok(future.await);
         }
         self.registry.tasks.run(future).await.ok_or_else(|| self.registry.closed())
@@ -151,7 +170,7 @@ impl Engine {
     ) -> Result<T, Failure> {
         self.refuse_in_child()?;
         // Boxed: these are rare, and their futures would be part of the caller's twice.
-        let answer = self.run(Box::pin(async move { tokio::time::timeout(limit, request).await })).await?;
+        let answer = self.run(Box::pin(within(limit, request))).await?;
         let answer = answer.unwrap_or(Err(unanswered))?;
         self.registry.contacted(self.clock.now());
         Ok(answer)

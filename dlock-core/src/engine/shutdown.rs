@@ -13,7 +13,7 @@ use crate::telemetry::Loss;
 /// See [`Locks::drain`](crate::Locks::drain).
 pub(crate) async fn drain(engine: Arc<Engine>, timeout: Duration) -> Result<(), Error> {
     engine.registry.drain();
-    if tokio::time::timeout(timeout, engine.registry.settled()).await.is_ok() {
+    if engine.timers.within(timeout, engine.registry.settled()).await.is_some() {
         return Ok(());
     }
     let held = engine.registry.stats().held;
@@ -30,17 +30,17 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
     for hold in registry.held() {
         hold.lose_by(Loss::Shutdown);
     }
-    let mut settled = tokio::time::timeout(timeout / 2, registry.settled()).await.is_ok();
+    let mut settled = engine.timers.within(timeout / 2, registry.settled()).await.is_some();
     if !settled {
         for hold in registry.held() {
             give_up(&hold);
         }
-        settled = tokio::time::timeout(timeout / 10 * 4, registry.settled()).await.is_ok();
+        settled = engine.timers.within(timeout / 10 * 4, registry.settled()).await.is_some();
     }
     // The process may end before the keeper does it.
     registry.telemetry.tell_untold();
     let left = timeout.saturating_sub(started.elapsed());
-    let is_closed = tokio::time::timeout(left, engine.backend.close()).await.is_ok();
+    let is_closed = engine.timers.within(left, engine.backend.close()).await.is_some();
     let left = registry.stats();
     let what = match (settled, is_closed) {
         (true, true) => return Ok(()),

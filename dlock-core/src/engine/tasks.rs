@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::engine::threads::{self, Thread};
 use crate::error::Failure;
+use crate::guarded::guard_opening;
 
 /// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
 /// that they live on when the user's runtime is blocked or gone. It must not block.
@@ -20,6 +21,77 @@ use crate::error::Failure;
 /// tries again.
 pub fn runtime() -> Result<&'static Handle, Failure> {
     threads::of_connections()
+}
+
+/// Awaits `future` here, or on dlock's own thread where the caller's runtime cannot serve: there is none, or its clock
+/// is not the machine's, as in a test that pauses it.
+///
+/// # Errors
+///
+/// As [`runtime`], and [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when that thread has ended.
+///
+/// # Cancel safety
+///
+/// Dropping this drops `future`.
+pub fn anywhere<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = Result<T, Failure>> + Send {
+    // Boxed, and not in the future below: what connects is deep, and the caller's future contains that.
+    let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
+    async move {
+        if threads::serves_requests() {
+            return Ok(future.await);
+        }
+        let runtime = runtime()?;
+        run_as(|task| drop(runtime.spawn(task)), future).await.ok_or_else(ended)
+    }
+}
+
+/// Returns the runtime of the caller, or that of dlock's thread where the caller has none.
+///
+/// # Errors
+///
+/// As [`runtime`].
+pub fn current() -> Result<Handle, Failure> {
+    Handle::try_current().or_else(|_| runtime().cloned())
+}
+
+/// Opens a connection by the future that `opening` makes: on the caller's runtime, which then drives it, or on dlock's
+/// own thread where there is none or it cannot.
+///
+/// A runtime does not tell whether it has I/O, and opening a connection panics where it has none. In a program that is
+/// built with `panic = "abort"` this thread therefore opens all of them; else it opens what has panicked once more, and
+/// from then on all that is opened for that runtime.
+///
+/// # Errors
+///
+/// As [`runtime`], and as [`guard_opening`] where it panics on this thread too.
+///
+/// # Cancel safety
+///
+/// Dropping this drops the future.
+pub async fn open<T, F>(opening: impl Fn() -> F + Send) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let here = threads::may_have_io();
+    if here.may {
+        let opened = guard_opening(opening()).await;
+        if opened.is_ok() || here.is_own {
+            return opened;
+        }
+    }
+    let (own, opening) = (runtime()?, guard_opening(opening()));
+    let opened = run_as(|task| drop(own.spawn(task)), opening).await.unwrap_or_else(|| Err(ended()))?;
+    if let Some(without) = here.runtime.filter(|_| here.may) {
+        threads::has_no_io(without);
+    }
+    Ok(opened)
+}
+
+fn ended() -> Failure {
+    Failure::unavailable("dlock's own thread has ended")
 }
 
 /// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on
@@ -56,6 +128,11 @@ impl Tasks {
         }
     }
 
+    /// Whether a simulation runs them.
+    pub(super) const fn are_given(&self) -> bool {
+        matches!(self, Self::Given(_))
+    }
+
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Thread(thread) => drop(thread.runtime().spawn(task)),
@@ -68,14 +145,22 @@ impl Tasks {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
-        let (mut tell, told) = oneshot::channel();
-        self.spawn(async move {
-            tokio::select! {
-                biased;
-                () = tell.closed() => {}
-                output = future => drop(tell.send(output)),
-            }
-        });
-        told.await.ok()
+        run_as(|task| self.spawn(task), future).await
     }
+}
+
+/// Runs `future` as a task and awaits its end; `None` when the task ended before. Dropping this drops `future`.
+async fn run_as<T: Send + 'static>(
+    spawn: impl FnOnce(Task) + Send,
+    future: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    let (mut tell, told) = oneshot::channel();
+    spawn(Box::pin(async move {
+        tokio::select! {
+            biased;
+            () = tell.closed() => {}
+            output = future => drop(tell.send(output)),
+        }
+    }));
+    told.await.ok()
 }

@@ -1,23 +1,29 @@
 //! The threads that dlock owns.
 //!
-//! One drives the connections of backends. The keepers of `Locks` run on others, each on a thread of its own while
+//! One drives the connections of backends, and one has the timers, on which nothing else runs: what blocks another
+//! thread, as a backend may, puts off no bound. The keepers of `Locks` run on others, each on a thread of its own while
 //! there are not many, so that a backend that blocks its thread holds up its own locks and no others. Threads are kept
 //! for the next `Locks`. All belong to one process: a child made by `fork` has none of its parent's, and starts its
 //! own.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::Instant;
 
 use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 
 use crate::error::Failure;
-use crate::guarded::guard;
 
 /// How many threads keepers have at the most; more `Locks` share them.
 const MOST_KEEPERS: usize = 16;
+
+thread_local! {
+    /// Whether this thread is one of dlock's own.
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A thread with a runtime. It ends when this is dropped.
 #[derive(Debug)]
@@ -39,6 +45,7 @@ impl Thread {
         // it.
         let run = move || match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
+                IS_OWN.set(true);
                 let _ = tell.send(Ok(runtime.handle().clone()));
                 let _: Result<(), _> = runtime.block_on(stopped);
             }
@@ -60,6 +67,7 @@ impl Thread {
 struct Threads {
     process: u32,
     connections: Thread,
+    timers: Thread,
     keepers: Mutex<Vec<Arc<Thread>>>,
     /// Those of a child of this process, as seen there.
     child: OnceLock<Box<Self>>,
@@ -77,9 +85,10 @@ impl Threads {
                 Some(of_parent) => threads = &of_parent.child,
                 None => {
                     let connections = Thread::start("dlock-io", Builder::new())?;
+                    let timers = Thread::start("dlock-timer", Builder::new())?;
                     let (keepers, child) = (Mutex::default(), OnceLock::new());
                     // Where another thread was faster, this one ends again.
-                    let _ = threads.set(Box::new(Self { process, connections, keepers, child }));
+                    let _ = threads.set(Box::new(Self { process, connections, timers, keepers, child }));
                 }
             }
         }
@@ -89,6 +98,11 @@ impl Threads {
 /// The runtime that drives the connections of backends.
 pub(super) fn of_connections() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.connections.runtime())
+}
+
+/// The runtime that has the timers.
+pub(super) fn of_timers() -> Result<&'static Handle, Failure> {
+    Threads::of_this_process().map(|threads| threads.timers.runtime())
 }
 
 /// A thread for a keeper: one that no other has, if there is one or can be one more.
@@ -114,21 +128,54 @@ pub(super) fn of_keeper() -> Result<Arc<Thread>, Failure> {
     }
 }
 
-/// Whether the calling code is in a tokio runtime that has timers.
-pub(crate) fn has_timers() -> bool {
-    thread_local! {
-        /// What was found out about the runtime that this thread was in last.
-        static LAST: Cell<Option<(runtime::Id, bool)>> = const { Cell::new(None) };
+/// Whether this is one of dlock's own threads.
+pub(crate) fn is_own() -> bool {
+    IS_OWN.get()
+}
+
+/// Whether tokio's clock is not the machine's here: it stands still, or was moved, in a test.
+pub(crate) fn is_time_virtual() -> bool {
+    let before = Instant::now();
+    let now = tokio::time::Instant::now().into_std();
+    now < before || now > Instant::now()
+}
+
+/// Whether the calling code is in a tokio runtime, whatever that has and has not.
+pub(crate) fn is_in_runtime() -> bool {
+    Handle::try_current().is_ok()
+}
+
+/// Whether the caller's runtime can go on with what asks servers: there is one, whose time is that of the servers.
+pub(crate) fn serves_requests() -> bool {
+    is_own() || is_in_runtime() && !is_time_virtual()
+}
+
+/// The runtimes that were found to have no I/O, the last ones.
+static WITHOUT_IO: Mutex<VecDeque<runtime::Id>> = Mutex::new(VecDeque::new());
+
+/// So many are remembered; one that was forgotten is found out again.
+const REMEMBERED: usize = 64;
+
+/// Where the calling code is, and whether a connection may be opened there.
+pub(crate) struct Here {
+    pub(crate) is_own: bool,
+    pub(crate) runtime: Option<runtime::Id>,
+    pub(crate) may: bool,
+}
+
+pub(crate) fn may_have_io() -> Here {
+    let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+    let lacks = |id| WITHOUT_IO.lock().unwrap_or_else(PoisonError::into_inner).contains(&id);
+    let may = is_own() || cfg!(panic = "unwind") && runtime.is_some_and(|id| !lacks(id));
+    Here { is_own: is_own(), runtime, may }
+}
+
+pub(crate) fn has_no_io(runtime: runtime::Id) {
+    let mut without = WITHOUT_IO.lock().unwrap_or_else(PoisonError::into_inner);
+    if without.len() == REMEMBERED {
+        without.pop_front();
     }
-    let Ok(runtime) = Handle::try_current() else { return false };
-    let id = runtime.id();
-    if let Some((_, known)) = LAST.get().filter(|(last, _)| *last == id) {
-        return known;
-    }
-    // A runtime does not tell. One without timers panics.
-    let has_timers = guard(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok();
-    LAST.set(Some((id, has_timers)));
-    has_timers
+    without.push_back(runtime);
 }
 
 #[cfg(test)]

@@ -1,10 +1,108 @@
-//! A bound that costs nothing where the answer is there at once.
+//! The timers of waits and requests, which are dlock's own.
+//!
+//! A runtime does not tell whether it has timers, and one without them panics when it is asked for one. So none is
+//! asked: timers run on a thread of dlock's own, wherever their futures are polled, and go on when the caller's runtime
+//! is blocked or gone. Only where the caller's clock is not the machine's, as in a test that pauses it, are they the
+//! caller's: such a runtime has timers.
 
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::unconstrained;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
+
+use crate::engine::tasks::Tasks;
+use crate::engine::threads;
+
+/// Where the timers of one engine run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timers {
+    /// That of the thread for timers; `None` where a simulation runs the keeper's tasks, whose callers have timers.
+    runtime: Option<&'static Handle>,
+    /// Whether waits are measured with the caller's clock where that is paused.
+    in_process: bool,
+}
+
+impl Timers {
+    pub(super) fn new(tasks: &Tasks, in_process: bool) -> Self {
+        let runtime = if tasks.are_given() { None } else { threads::of_timers().ok() };
+        Self { runtime, in_process }
+    }
+
+    pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
+        let own = self.runtime.filter(|_| !(self.in_process && threads::is_time_virtual()));
+        let _entered = own.map(Handle::enter);
+        tokio::time::sleep_until(at)
+    }
+
+    pub(crate) fn sleep(&self, length: Duration) -> Sleep {
+        self.sleep_until(after(length))
+    }
+
+    /// Awaits `future` until then; `None` when the time is up first.
+    pub(crate) async fn until<T>(&self, end: Instant, future: impl Future<Output = T>) -> Option<T> {
+        bounded(|| self.sleep_until(end), future).await
+    }
+
+    /// Awaits `future` for so long; `None` when the time is up first.
+    pub(crate) async fn within<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+        self.until(after(limit), future).await
+    }
+}
+
+/// A timer of the thread for timers, or of the caller's where that is dlock's own too.
+fn own(at: Instant) -> Sleep {
+    let is_foreign = !threads::is_own() && !threads::is_time_virtual();
+    let runtime = if is_foreign { threads::of_timers().ok() } else { None };
+    let _entered = runtime.map(Handle::enter);
+    tokio::time::sleep_until(at)
+}
+
+/// So long from now; in 30 years where no clock goes so far.
+fn after(length: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(length).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 24 * 3_600))
+}
+
+/// Waits until then, on a timer of dlock's own: the caller's runtime need not have any.
+///
+/// # Cancel safety
+///
+/// May be dropped at any time.
+pub async fn sleep_until(at: Instant) {
+    own(at).await;
+}
+
+/// Waits for so long, as [`sleep_until`] does.
+///
+/// # Cancel safety
+///
+/// May be dropped at any time.
+pub async fn sleep(length: Duration) {
+    own(after(length)).await;
+}
+
+/// Awaits `future` until then; `None` when the time is up first. The timer is dlock's own: the caller's runtime need
+/// not have any, nor be there.
+///
+/// # Cancel safety
+///
+/// As that of `future`.
+pub async fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
+    bounded(|| own(end), future).await
+}
+
+/// Awaits `future` for so long, as [`by_then`] does.
+///
+/// # Cancel safety
+///
+/// As that of `future`.
+pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let end = after(limit);
+    bounded(|| own(end), future).await
+}
 
 /// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
 /// future does not resolve at once, which saves two looks at the clock where it does.

@@ -27,6 +27,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
+use crate::engine::timer::Timers;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -58,6 +59,7 @@ pub(crate) struct WaitQueue {
     polls: Backoff,
     /// Whether the first waiter is notified of releases elsewhere.
     notified: bool,
+    timers: Timers,
 }
 
 #[derive(Default)]
@@ -135,7 +137,13 @@ impl WaitQueue {
             shards: std::array::from_fn(|_| Mutex::default()),
             polls,
             notified,
+            timers: Timers::default(),
         }
+    }
+
+    /// The same, where waiters use these timers.
+    pub(super) fn timed_by(self, timers: Timers) -> Self {
+        Self { timers, ..self }
     }
 
     /// The same in every process: simulations repeat.
@@ -374,7 +382,7 @@ impl Ticket<'_> {
             };
             let changed = |line: &KeyQueue| line.released || line.due_at != Some(due_at);
             let changed = std::future::poll_fn(|context| self.poll_when(context, changed));
-            if tokio::time::timeout_at(due_at, changed).await.is_err() {
+            if self.queue.timers.until(due_at, changed).await.is_none() {
                 return Turn::Due;
             }
             if self.has_parcel() {

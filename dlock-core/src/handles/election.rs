@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use self::campaign::{Campaign, Term};
 pub use self::eligibility::Eligibility;
 pub use self::observing::{Leader, LeaderChanges};
+use crate::backend::sleep;
 use crate::engine::Engine;
 use crate::error::{Failure, Operation, Result};
 use crate::handles::lock::Lock;
@@ -153,8 +154,8 @@ impl Election {
     }
 }
 
-/// Waits, also for a caller who has no runtime with timers.
+/// Waits, whatever the caller's runtime is.
 pub(super) async fn pause(engine: &Engine, length: Duration) {
     // Without a keeper's thread nothing is left to wait for, and the next step says so.
-    let _ = engine.run(async move { tokio::time::sleep(length).await }).await;
+    let _ = engine.run(sleep(length)).await;
 }

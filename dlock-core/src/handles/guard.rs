@@ -13,7 +13,6 @@ use crate::engine::handoff::{Unpassed, pass_on};
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::scope::{self, Noted};
 use crate::engine::share::Share;
-use crate::engine::threads;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::handles::held::{Ended, Held};
@@ -255,10 +254,10 @@ impl Leaving {
             return Ok(());
         }
         let leaving = self.leave().in_span(span.clone());
-        // For a caller who has no tokio runtime with timers.
-        let result = if threads::has_timers() {
+        let result = if hold.engine.serves_here() {
             leaving.await
         } else {
+            // On the keeper's thread, for a caller whose runtime does not serve.
             let closed = |failure| Err(hold.error(Operation::Release, failure));
             // Boxed: rare, and else part of every release's future.
             Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
@@ -273,9 +272,9 @@ impl Leaving {
             match self.claim.take().map_or_else(|| self.hold.try_take_claim(), |claim| Some(Some(claim))) {
                 Some(claim) => claim,
                 // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
-                None => match tokio::time::timeout(limit, self.hold.take_claim()).await {
-                    Ok(claim) => claim,
-                    Err(_) => {
+                None => match self.hold.engine.timers.within(limit, self.hold.take_claim()).await {
+                    Some(claim) => claim,
+                    None => {
                         let why = format!(
                             "no end of a renewal within {limit:?}; does the backend block its thread?"
                         );
@@ -287,7 +286,7 @@ impl Leaving {
         let answer = loop {
             let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
             let left = self.hold.leave_until().since(self.hold.engine.clock.now());
-            match withdraw_once(claim, &self.hold.engine.clock, (limit, self.hold.lease), left).await {
+            match withdraw_once(claim, &self.hold.engine, (limit, self.hold.lease), left).await {
                 // A reply may be lost after the release took effect: ask once more before it is called unknown.
                 Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
                 answer => break answer,

@@ -198,7 +198,7 @@ impl Backend for Queueing {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::basic()
+        Capabilities::basic().without_servers()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

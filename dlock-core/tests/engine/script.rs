@@ -87,7 +87,7 @@ impl Scripted {
             called: Notify::new(),
             queues: capabilities.fair,
             clock,
-            capabilities,
+            capabilities: capabilities.without_servers(),
         }))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Withdrawal;
+use dlock_core::backend::{Withdrawal, within};
 use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -154,8 +154,8 @@ impl Sent {
             None if self.route.connection.is_ended() => return Followed::Open,
             None => self.withdrawal.insert(self.send(servers, request, patience)).clone(),
         };
-        let answered = tokio::time::timeout(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
-        let Ok(Ok(answer)) = answered else { return Followed::Open };
+        let answered = within(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
+        let Some(Ok(answer)) = answered else { return Followed::Open };
         match answer.as_ref() {
             Some(Ok(reply)) => withdrawn(&reply.answer).map_or(Followed::Open, Followed::Answered),
             Some(Err(fault)) if fault.redirect().is_some() => Followed::Redirected,

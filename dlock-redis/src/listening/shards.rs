@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::{sleep, tell};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
@@ -129,7 +130,9 @@ impl Shards {
                 // A cluster before Redis 7 has none, and nobody who publishes there.
                 if !text.contains("nknown command") && !said.swap(true, Ordering::Relaxed) {
                     let reason = refusal(&text);
-                    tracing::warn!(%reason, "releases by Redisson are not notified, and waiters have to ask for them");
+                    tell(
+                        || tracing::warn!(%reason, "releases by Redisson are not notified, and waiters have to ask for them"),
+                    );
                 }
                 Settled::Nothing
             }
@@ -144,7 +147,7 @@ impl Shards {
 
 impl Reach {
     async fn subscribe(self, channel: Arc<str>, pause: Duration) -> Sharded {
-        tokio::time::sleep(pause).await;
+        sleep(pause).await;
         let result = match self.line(&channel).await {
             Ok(line) => match asked(line.clone(), &command("SSUBSCRIBE", &channel)).await {
                 Ok(()) => Ok(line),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Entropy;
+use dlock_core::backend::{Entropy, within};
 use redis::Value;
 
 use super::node::{Address, Node};
@@ -73,17 +73,17 @@ impl Cluster {
             }
             map.version
         };
-        let refreshed = Box::pin(tokio::time::timeout(patience, self.refresh(seen))).await;
+        let refreshed = Box::pin(within(patience, self.refresh(seen))).await;
         // An old map is better than none: its servers know better, and say so.
         if let Some(node) = self.map().master_of(slot) {
             return Ok(node);
         }
         match refreshed {
-            Ok(Ok(())) => {
+            Some(Ok(())) => {
                 Err(Failure::unavailable(format!("no server of the cluster serves the hash slot {slot}")))
             }
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure::unavailable(format!("no map of the cluster within {patience:?}"))),
+            Some(Err(failure)) => Err(failure),
+            None => Err(Failure::unavailable(format!("no map of the cluster within {patience:?}"))),
         }
     }
 

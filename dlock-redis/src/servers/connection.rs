@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::RequestClock;
+use dlock_core::backend::{RequestClock, within};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
@@ -296,14 +296,14 @@ impl Connection {
         }
         let mut connection = self.client();
         let ping = redis::cmd("PING");
-        let answer = tokio::time::timeout(limit, connection.send_packed_command(&ping)).await;
+        let answer = within(limit, connection.send_packed_command(&ping)).await;
         let alive = match answer {
-            Ok(Ok(_)) => true,
-            Ok(Err(_)) => {
+            Some(Ok(_)) => true,
+            Some(Err(_)) => {
                 self.end();
                 false
             }
-            Err(_) => false,
+            None => false,
         };
         self.silent.store(!alive, Ordering::Release);
         self.probing.store(false, Ordering::Release);

@@ -7,6 +7,7 @@ use redis::aio::{MultiplexedConnection, PubSubSink};
 use redis::{RedisResult, Value};
 
 use crate::error::Fault;
+use dlock_core::backend::within;
 
 /// How long the answer to a command may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
@@ -53,9 +54,9 @@ impl MessageConnection {
 
 /// The answer to a command, or that there was none for too long.
 pub(crate) async fn in_time(command: impl Future<Output = RedisResult<()>>) -> Result<(), Fault> {
-    match tokio::time::timeout(ANSWER, command).await {
-        Ok(result) => result.map_err(Fault::of),
-        Err(_) => Err(Fault::Cut("no answer".into())),
+    match within(ANSWER, command).await {
+        Some(result) => result.map_err(Fault::of),
+        None => Err(Fault::Cut("no answer".into())),
     }
 }
 

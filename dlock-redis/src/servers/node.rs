@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dlock_core::Failure;
-use dlock_core::backend::guard_opening;
+use dlock_core::backend::{guard_opening, within};
+use dlock_core::{Failure, keeper};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
@@ -69,9 +69,7 @@ impl Node {
     /// had, the way over that of another runtime: a server that has no room for one more, or does not take the password
     /// any more, still answers on those that are open.
     pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
-        let runtime = Handle::try_current()
-            .map_err(|_| Failure::unavailable("there is no tokio runtime here to drive a connection"))?;
-        let runtime = self.of_runtime(&runtime);
+        let runtime = self.of_runtime(&keeper::current()?);
         match runtime.connection(patience).await {
             Ok(connection) => Ok(Route { runtime, connection }),
             Err(failure) => self.open_elsewhere(None).ok_or(failure),
@@ -230,7 +228,7 @@ impl RuntimeConnection {
                 _ => self.open(&mut state),
             }
         };
-        let opened = tokio::time::timeout(patience, opening.wait_for(Option::is_some)).await.ok()?.ok()?;
+        let opened = within(patience, opening.wait_for(Option::is_some)).await?.ok()?;
         opened.as_ref()?.as_ref().ok().cloned()
     }
 
@@ -242,8 +240,8 @@ impl RuntimeConnection {
                 _ => self.open(&mut state),
             }
         };
-        let opened = Box::pin(tokio::time::timeout(patience, opening.wait_for(Option::is_some))).await;
-        let Ok(opened) = opened else {
+        let opened = Box::pin(within(patience, opening.wait_for(Option::is_some))).await;
+        let Some(opened) = opened else {
             return Err(Failure::unavailable(format!(
                 "no connection within {patience:?}; it is still being opened"
             )));

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::Failure;
+use dlock_core::backend::{tell, within};
+use dlock_core::{Failure, keeper};
 use redis::aio::{MultiplexedConnection, PubSubStream};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
@@ -44,6 +45,8 @@ pub(crate) struct Opened {
     pub(crate) resp3: bool,
 }
 
+type Listen = Arc<dyn Fn(PushInfo) + Send + Sync>;
+
 impl Opener {
     /// To the servers that keep the locks.
     pub(crate) fn to_servers(config: &Config) -> Self {
@@ -75,13 +78,22 @@ impl Opener {
         self.timeout
     }
 
-    /// Opens a connection that is driven by the calling runtime. `listen` gets what the server says unasked, where the
-    /// protocol is RESP3.
+    /// Opens a connection that is driven by the calling runtime, or by dlock's own thread where that cannot. `listen`
+    /// gets what the server says unasked, where the protocol is RESP3.
     pub(crate) async fn open(
         &self,
         endpoint: &Endpoint,
         listen: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<Opened, Failure> {
+        let listen: Listen = Arc::new(listen);
+        let opening = || {
+            let (opener, endpoint, listen) = (self.clone(), endpoint.clone(), Arc::clone(&listen));
+            async move { opener.open_here(&endpoint, listen).await }
+        };
+        keeper::open(opening).await?
+    }
+
+    async fn open_here(&self, endpoint: &Endpoint, listen: Listen) -> Result<Opened, Failure> {
         let ended = Arc::new(AtomicBool::new(false));
         let refused = if self.resp2.load(Ordering::Relaxed) {
             None
@@ -103,7 +115,9 @@ impl Opener {
         match self.connect(endpoint, ProtocolVersion::RESP2, &self.config()).await? {
             Ok(connection) => {
                 if refused.is_some() && !self.resp2.swap(true, Ordering::Relaxed) {
-                    tracing::debug!(%endpoint, "the server refused RESP3, and is spoken to in RESP2");
+                    tell(
+                        || tracing::debug!(%endpoint, "the server refused RESP3, and is spoken to in RESP2"),
+                    );
                 }
                 Ok(Opened { connection, ended, resp3: false })
             }
@@ -160,8 +174,8 @@ impl Opener {
     }
 
     async fn in_time<T>(&self, endpoint: &Endpoint, opening: impl Future<Output = T>) -> Result<T, Failure> {
-        let late = |_| Failure::unavailable(format!("{endpoint}: no connection within {:?}", self.timeout));
-        tokio::time::timeout(self.timeout, opening).await.map_err(late)
+        let late = || Failure::unavailable(format!("{endpoint}: no connection within {:?}", self.timeout));
+        within(self.timeout, opening).await.ok_or_else(late)
     }
 
     fn config(&self) -> AsyncConnectionConfig {

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
+use dlock_core::backend::within;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, RedisResult, Value};
 use tokio::sync::mpsc;
@@ -54,10 +55,9 @@ impl Sentinels {
         let position = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
         let sentinel = &self.addresses[position];
         let mut connection = self.opener.open(sentinel, move |push| drop(said.send(push))).await?.connection;
-        let subscribed =
-            tokio::time::timeout(self.opener.timeout(), connection.subscribe("+switch-master")).await;
+        let subscribed = within(self.opener.timeout(), connection.subscribe("+switch-master")).await;
         match subscribed {
-            Ok(Ok(())) => Ok(connection),
+            Some(Ok(())) => Ok(connection),
             _ => Err(Failure::unavailable(format!("the sentinel {sentinel} sends no notifications"))),
         }
     }
@@ -90,10 +90,10 @@ pub(crate) async fn answer(
     endpoint: &Endpoint,
 ) -> Result<Value, Failure> {
     let mut connection = connection.clone();
-    let reply = tokio::time::timeout(limit, connection.send_packed_command(question)).await;
+    let reply = within(limit, connection.send_packed_command(question)).await;
     match reply.map(|reply: RedisResult<Value>| reply.and_then(Value::extract_error)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => {
             let failure = Fault::of(error).into_failure();
             let message = format!("{endpoint}: {}", failure.message());
             // A question that was cut off changed nothing either.
@@ -103,6 +103,6 @@ pub(crate) async fn answer(
                 Failure::new(failure.kind(), message)
             })
         }
-        Err(_) => Err(Failure::unavailable(format!("{endpoint}: no answer within {limit:?}"))),
+        None => Err(Failure::unavailable(format!("{endpoint}: no answer within {limit:?}"))),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal, within,
 };
 use dlock_core::{Clock, Failure, Fence};
 use tokio::time::Instant;
@@ -113,7 +113,7 @@ impl<S: Server> RowClaim<S> {
         self.rows.check()?;
         self.unanswered.retain(|attempt| !attempt.try_cancel());
         for attempt in &self.unanswered {
-            let _ = tokio::time::timeout(OUTCOME, attempt.ended()).await;
+            let _ = within(OUTCOME, attempt.ended()).await;
         }
         // What is over now was carried out before the release that follows, or never will be; what was sent too long
         // ago left nothing that has not ended by itself.

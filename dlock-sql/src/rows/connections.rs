@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use dlock_core::backend::{sleep, within};
 use dlock_core::{Failure, Key, Token, keeper};
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
@@ -376,11 +377,10 @@ impl<S: Server> Connections<S> {
         let mut connection = self.connector.open().await?;
         if !Arc::ptr_eq(lane, &self.own) {
             // A release is then one message, which is written by the first poll.
-            let prepared =
-                tokio::time::timeout(self.connector.limit, self.server.prepare(&mut connection)).await;
+            let prepared = within(self.connector.limit, self.server.prepare(&mut connection)).await;
             match prepared {
-                Ok(prepared) => prepared.map_err(|error| unchanged(self.server.fault(error).failure))?,
-                Err(_) => return Err(Failure::unavailable("a new connection does not answer")),
+                Some(prepared) => prepared.map_err(|error| unchanged(self.server.fault(error).failure))?,
+                None => return Err(Failure::unavailable("a new connection does not answer")),
             }
         }
         Ok(connection)
@@ -412,10 +412,10 @@ impl<S: Server> Connections<S> {
             Origin::Pool(pool) => pool,
         };
         let mut turn = Box::pin(pool.acquire());
-        match tokio::time::timeout(patience, &mut turn).await {
-            Ok(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
-            Ok(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
-            Err(_) => {
+        match within(patience, &mut turn).await {
+            Some(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
+            Some(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
+            None => {
                 // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
                 // It has a time of its own for that.
                 if let Ok(only) = Arc::clone(&self.turn).try_acquire_owned() {
@@ -547,7 +547,7 @@ impl<S: Server> Connections<S> {
 /// Closes connections that nobody has needed for a while.
 async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
     loop {
-        tokio::time::sleep(IDLE / 4).await;
+        sleep(IDLE / 4).await;
         let Some(connections) = connections.upgrade() else { return };
         // The server may have no other one for what is held.
         let mut keeps_one = Arc::strong_count(&connections.held) > 1;

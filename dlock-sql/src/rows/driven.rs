@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use dlock_core::backend::within;
 use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep};
@@ -78,7 +79,7 @@ impl<T: Send + 'static> Drop for Driven<T> {
                 let limit = self.limit;
                 // The runtime of its connection may not be driven any more, and then answers nothing. The timer is not
                 // its own.
-                drop(self.runtime.spawn(async move { tokio::time::timeout(limit, request).await }));
+                drop(self.runtime.spawn(within(limit, request)));
             }
         }
     }

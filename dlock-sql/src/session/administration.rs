@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use dlock_core::backend::sleep;
 use dlock_core::{Failure, Holder, Key};
 
 use super::{Owner, OwningSession, Sessions, Strategy};
@@ -48,7 +49,7 @@ impl<M: Strategy> Sessions<M> {
         let mut pause = PAUSES.0;
         let is_there = |owner: &(OwningSession, Holder)| owner.0 == OwningSession::Known(session);
         while self.owner(key).await.map_err(|_| half_done(session))?.as_ref().is_some_and(is_there) {
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
         Ok(true)

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dlock_core::backend::within;
 use dlock_core::{Failure, Holder, Key, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
@@ -167,10 +168,10 @@ impl<M: Strategy> ConnectionHandles<M> {
     }
 
     async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, Failure> {
-        match tokio::time::timeout(patience, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(closed()),
-            Err(_) => Err(Failure::unavailable(format!(
+        match within(patience, Arc::clone(&self.permits).acquire_owned()).await {
+            Some(Ok(permit)) => Ok(permit),
+            Some(Err(_)) => Err(closed()),
+            None => Err(Failure::unavailable(format!(
                 "each of the {} connections that this process may use for locks keeps one; allow more of them",
                 self.others.limit()
             ))),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_core::backend::Backoff;
+use dlock_core::backend::{Backoff, sleep};
 use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use tokio::time::Instant;
 
@@ -100,7 +100,7 @@ where
             if end.is_some_and(|end| Instant::now() + pause > end) {
                 return Err(fail(Failure::new(ErrorKind::TimedOut, "somebody else has it")));
             }
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
         }
     }
 }

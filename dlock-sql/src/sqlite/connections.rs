@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::Backoff;
+use dlock_core::backend::{Backoff, sleep, within};
 use futures_util::TryStreamExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous};
@@ -138,7 +138,7 @@ impl Connections {
         }
         for (n, lane) in lanes.iter().enumerate() {
             let patience = PATIENCE.min(until.left() / 2);
-            if let Ok(place) = tokio::time::timeout(patience, lane.0.lock()).await {
+            if let Some(place) = within(patience, lane.0.lock()).await {
                 return Ok((self.opened(place).await?, n));
             }
         }
@@ -173,7 +173,7 @@ impl Connections {
     pub(super) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         for lane in self.writers.iter().chain(&self.readers).chain([&self.renewer]) {
-            if let Ok(mut place) = tokio::time::timeout(Duration::from_secs(1), lane.0.lock()).await
+            if let Some(mut place) = within(Duration::from_secs(1), lane.0.lock()).await
                 && let Some(connection) = place.take()
             {
                 let _ = connection.close().await;
@@ -226,7 +226,7 @@ impl Turn<'_> {
         loop {
             match run_once(connection, statement(time::now())).await {
                 Err(error) if is_busy(&error) && !until.left().is_zero() => {
-                    tokio::time::sleep(backoff.next_pause().min(until.left())).await;
+                    sleep(backoff.next_pause().min(until.left())).await;
                 }
                 answer => return answer,
             }
@@ -254,7 +254,7 @@ impl Turn<'_> {
         loop {
             match sqlx::query(lock.clone()).execute(&mut *transaction).await {
                 Err(error) if is_busy(&error) && !until.left().is_zero() => {
-                    tokio::time::sleep(backoff.next_pause().min(until.left())).await;
+                    sleep(backoff.next_pause().min(until.left())).await;
                 }
                 locked => return locked.map(|_| transaction),
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::Signal;
+use dlock_core::backend::{Signal, sleep};
 use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
@@ -87,7 +87,7 @@ impl Database {
                 }
                 Ok(None) => {}
                 Err(wrong) if wrong.is_passing() && time::now() < until => {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    sleep(Duration::from_millis(1)).await;
                 }
                 Err(wrong) => return Err(wrong.into_failure(&path)),
             }

@@ -23,6 +23,7 @@ mod preferring;
 mod reentering;
 mod releasing;
 mod renewing;
+mod runtimes;
 pub(super) mod sharing;
 mod shutting_down;
 mod unknown;
@@ -61,6 +62,7 @@ pub(super) const ALL: &[&[Case]] = &[
     fairness::CASES,
     leaving::CASES,
     once::CASES,
+    runtimes::CASES,
 ];
 
 /// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dlock_core::backend::{Attempt, Busy, Mode};
+use dlock_core::backend::{Attempt, Busy, Mode, by_then};
 use dlock_core::{ErrorKind, Failure};
 use tokio::time::Instant;
 use zookeeper::Error;
@@ -147,11 +147,11 @@ impl ZooKeeperClaim {
         }
         let content = semaphore::content(of);
         let stored = session.client.set_data(directory, content.as_bytes(), Some(stat.version));
-        match tokio::time::timeout_at(until, stored).await {
-            Ok(Ok(_)) => Ok(true),
-            Ok(Err(Error::BadVersion | Error::NoNode)) => Ok(false),
-            Ok(Err(error)) => Err(of_write(error, directory)),
-            Err(_) => Err(Failure::unknown(format!("no answer in time from {directory}"))),
+        match by_then(until, stored).await {
+            Some(Ok(_)) => Ok(true),
+            Some(Err(Error::BadVersion | Error::NoNode)) => Ok(false),
+            Some(Err(error)) => Err(of_write(error, directory)),
+            None => Err(Failure::unknown(format!("no answer in time from {directory}"))),
         }
     }
 
@@ -162,11 +162,11 @@ impl ZooKeeperClaim {
         let (session, path) = (Arc::clone(&node.session), Arc::clone(&own.path));
         let text = self.request.describe();
         let written = session.client.set_data(&path, text.as_bytes(), None);
-        match tokio::time::timeout_at(until, written).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(Error::NoNode)) => Err(place_deleted()),
-            Ok(Err(error)) => Err(of_write(error, &path)),
-            Err(_) => Err(Failure::unknown(format!("no answer in time from {path:?}"))),
+        match by_then(until, written).await {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(Error::NoNode)) => Err(place_deleted()),
+            Some(Err(error)) => Err(of_write(error, &path)),
+            None => Err(Failure::unknown(format!("no answer in time from {path:?}"))),
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use dlock_core::backend::Renewed;
+use dlock_core::backend::{Renewed, by_then};
 use dlock_core::{Failure, Fence, Timestamp};
 use tokio::time::Instant;
 use zookeeper::{Acl, Acls, CreateMode, Error, MultiWriteResult, Stat};
@@ -68,7 +68,7 @@ impl QueueNode {
                 none.insert(send(&self.session, &own, &path, reader.content, acl))
             }
         };
-        let Ok(answer) = tokio::time::timeout_at(until, &mut lowering.answer).await else {
+        let Some(answer) = by_then(until, &mut lowering.answer).await else {
             // The next call waits for the same answer.
             return Err(Failure::unknown("no answer in time to a downgrade"));
         };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use dlock_core::backend::guard_opening;
+use dlock_core::backend::{by_then, guard_opening};
 use dlock_core::{Clock, ErrorKind, Failure, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -96,16 +96,16 @@ impl Sessions {
         mut opening: watch::Receiver<Opened>,
         until: Instant,
     ) -> Result<Arc<Session>, Failure> {
-        let opened = tokio::time::timeout_at(until, opening.wait_for(Option::is_some)).await;
+        let opened = by_then(until, opening.wait_for(Option::is_some)).await;
         let servers = &self.config.servers;
         match opened {
-            Ok(Ok(opened)) => match opened.as_ref() {
+            Some(Ok(opened)) => match opened.as_ref() {
                 Some(Ok(session)) => Ok(Arc::clone(session)),
                 Some(Err(refusal)) => Err(not_opened(refusal, servers)),
                 None => Err(Failure::unavailable("no session was opened")),
             },
-            Ok(Err(_)) => Err(Failure::unavailable(format!("{servers}: the session was not opened"))),
-            Err(_) => Err(Failure::unavailable(format!("{servers}: no server opened a session in time"))),
+            Some(Err(_)) => Err(Failure::unavailable(format!("{servers}: the session was not opened"))),
+            None => Err(Failure::unavailable(format!("{servers}: no server opened a session in time"))),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::backend::sleep;
 use crate::error::Failure;
 
 /// Faults of a [`Memory`](crate::Memory) backend, for tests. They apply to all requests of all clones.
@@ -118,7 +119,7 @@ impl Faults {
         }
         let delay = Duration::from_nanos(self.delay.load(Ordering::SeqCst));
         if !delay.is_zero() {
-            tokio::time::sleep(delay / 2).await;
+            sleep(delay / 2).await;
         }
         if self.stepping.load(Ordering::SeqCst) {
             tokio::task::yield_now().await;

@@ -13,7 +13,9 @@ use super::vote::{Vote, VoteAnswer};
 use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
 use crate::backend::request_clock::UNSENT;
-use crate::backend::{Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal};
+use crate::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal, sleep, within,
+};
 use crate::clock::Timestamp;
 use crate::error::Failure;
 
@@ -122,7 +124,7 @@ impl QuorumClaim {
             if !ballot.is_busy() || !ballot.is_first() || round.left() < pause * 2 {
                 break;
             }
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             for place in ballot.take_busy() {
                 round.ask_for(place, &self.votes[place]);
             }
@@ -185,7 +187,7 @@ impl QuorumClaim {
                 // Something of it may still be there, or on its way.
                 self.clean_up(place, limit)?;
             } else if self.prepare(place)? {
-                let asking = tokio::time::timeout(limit, Arc::clone(&self.votes[place]).ask());
+                let asking = within(limit, Arc::clone(&self.votes[place]).ask());
                 self.request.host.spawn(async move { drop(asking.await) })?;
             }
         }
@@ -263,7 +265,7 @@ impl Claim for QuorumClaim {
             }
         }
         // Others were told at the same moment. If all asked at once, each would get some of the nodes.
-        tokio::time::sleep(self.spread.next_pause()).await;
+        sleep(self.spread.next_pause()).await;
         Ok(())
     }
 

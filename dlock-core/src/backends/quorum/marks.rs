@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::node::{Member, Node};
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Attempt, ClaimRequest, Entropy, Finding, Host, Mode};
+use crate::backend::{Attempt, ClaimRequest, Entropy, Finding, Host, Mode, within};
 use crate::error::{ErrorKind, Failure};
 use crate::handles::options::MAX_LEASE;
 use crate::holder::Identity;
@@ -231,9 +231,9 @@ impl Member {
             return Ok(());
         }
         for mark in [0, 1] {
-            let looked = tokio::time::timeout(limit, self.look(mark)).await;
+            let looked = within(limit, self.look(mark)).await;
             let found =
-                looked.unwrap_or_else(|_| Err(Failure::unknown(format!("no answer within {limit:?}"))));
+                looked.unwrap_or_else(|| Err(Failure::unknown(format!("no answer within {limit:?}"))));
             if let Found::Foreign(theirs, _) = found? {
                 return Err(self.disagreement(&theirs));
             }
@@ -317,18 +317,18 @@ impl Member {
         let request = administrative(key, lease, label)?;
         // Never released. When it is busy, somebody else has left it.
         let mut claim = self.claim(request);
-        match tokio::time::timeout(MARKING, claim.attempt()).await {
-            Ok(Ok(Attempt::Granted(_) | Attempt::Busy(_))) => Ok(()),
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
+        match within(MARKING, claim.attempt()).await {
+            Some(Ok(Attempt::Granted(_) | Attempt::Busy(_))) => Ok(()),
+            Some(Err(failure)) => Err(failure),
+            None => Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
         }
     }
 
     async fn unmark(&self, marks: impl IntoIterator<Item = usize>) -> Result<(), Failure> {
         for key in marks.into_iter().filter_map(|mark| MARKS[mark].as_ref()) {
-            match tokio::time::timeout(MARKING, self.backend().force_release(key)).await {
-                Ok(answer) => drop(answer?),
-                Err(_) => return Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
+            match within(MARKING, self.backend().force_release(key)).await {
+                Some(answer) => drop(answer?),
+                None => return Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
             }
         }
         Ok(())

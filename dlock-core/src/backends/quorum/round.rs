@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::vote::{Vote, VoteAnswer};
-use crate::backend::Host;
+use crate::backend::{Host, by_then};
 use crate::error::Failure;
 
 type NodeRequest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -79,7 +79,7 @@ impl<T: Send + 'static> Round<T> {
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
         loop {
             let ends = self.ends;
-            if let Ok(next) = tokio::time::timeout_at(ends, self.poll_all()).await {
+            if let Some(next) = by_then(ends, self.poll_all()).await {
                 return next;
             }
             self.ends = self.later_end()?;

@@ -11,7 +11,7 @@ use super::node::Member;
 use super::round::Round;
 use super::{ONE_NODE, QuorumShared, no_answer};
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Attempt, Host, LockId};
+use crate::backend::{Attempt, Host, LockId, within};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
@@ -163,7 +163,7 @@ impl<'a> Vouching<'a> {
                     "nodes took longer than {WRITING:?} to be marked; call it again"
                 ))
             };
-            tokio::time::timeout(WRITING, self.quorum.set_up_all()).await.unwrap_or_else(|_| Err(late()))
+            within(WRITING, self.quorum.set_up_all()).await.unwrap_or_else(|| Err(late()))
         }
         .await;
         reserved.end().await;
@@ -178,9 +178,9 @@ impl<'a> Vouching<'a> {
         }
         for member in &self.quorum.members {
             let Some(longest) = member.longest else { continue };
-            let memory = tokio::time::timeout(ONE_NODE, member.memory()).await;
+            let memory = within(ONE_NODE, member.memory()).await;
             let memory =
-                memory.unwrap_or_else(|_| Err(no_answer())).map_err(|failure| refused(member, &failure))?;
+                memory.unwrap_or_else(|| Err(no_answer())).map_err(|failure| refused(member, &failure))?;
             let is_ours = memory.settings() == Some(self.quorum.settings()) && !memory.is_mixed;
             if !is_ours || memory.reach < longest {
                 return Ok(Standing::Doubtful);
@@ -342,8 +342,8 @@ impl<'a> Vouching<'a> {
         };
         for Seen { place, .. } in seen.iter().filter(|seen| is_other(&seen.memory)) {
             let member = self.nodes[*place].member;
-            let suspended = tokio::time::timeout(ONE_NODE, member.suspend()).await;
-            suspended.unwrap_or_else(|_| Err(no_answer())).map_err(|failure| refused(member, &failure))?;
+            let suspended = within(ONE_NODE, member.suspend()).await;
+            suspended.unwrap_or_else(|| Err(no_answer())).map_err(|failure| refused(member, &failure))?;
             is_any = true;
         }
         Ok(is_any)
@@ -378,8 +378,8 @@ impl QuorumShared {
     pub(super) async fn set_up_all(&self) -> Result<Vec<NodeSetup>, Failure> {
         let mut done = Vec::new();
         for member in &self.members {
-            let set_up = tokio::time::timeout(ONE_NODE, member.bootstrap()).await;
-            let set_up = set_up.unwrap_or_else(|_| Err(no_answer()));
+            let set_up = within(ONE_NODE, member.bootstrap()).await;
+            let set_up = set_up.unwrap_or_else(|| Err(no_answer()));
             done.push(set_up.map_err(|failure| Failure::new(failure.kind(), member.says(&failure)))?);
         }
         Ok(done)
@@ -408,8 +408,8 @@ impl Reservation {
             let Some(claim) = member.reservation()? else { continue };
             self.claims.push(claim);
             let Some(claim) = self.claims.last_mut() else { continue };
-            let answer = tokio::time::timeout(MARKING, claim.attempt()).await;
-            match answer.unwrap_or_else(|_| Err(no_answer())) {
+            let answer = within(MARKING, claim.attempt()).await;
+            match answer.unwrap_or_else(|| Err(no_answer())) {
                 Ok(Attempt::Granted(_)) => {}
                 Ok(Attempt::Busy(busy)) => {
                     let who = busy.holder.map(|holder| format!(" ({holder})")).unwrap_or_default();
@@ -428,7 +428,7 @@ impl Reservation {
     /// Leaves the nodes to others. What is not confirmed ends with its lease.
     async fn end(self) {
         let withdraw = async |mut claim: Box<dyn DynClaim>| {
-            let _ = tokio::time::timeout(MARKING, claim.withdraw()).await;
+            let _ = within(MARKING, claim.withdraw()).await;
         };
         futures_util::future::join_all(self.claims.into_iter().map(withdraw)).await;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::vote::Vote;
-use crate::backend::{Backoff, ClaimRequest, Entropy};
+use crate::backend::{Backoff, ClaimRequest, Entropy, sleep, within};
 use crate::clock::Timestamp;
 use crate::error::Failure;
 
@@ -104,7 +104,7 @@ impl Withdrawals {
             let pauses = !again.is_empty();
             self.queue().left.extend(again);
             if pauses {
-                tokio::time::sleep(backoff.next_pause()).await;
+                sleep(backoff.next_pause()).await;
             }
         }
     }
@@ -118,7 +118,7 @@ impl Left {
             return None;
         }
         // What it says is noted by the vote.
-        let _ = tokio::time::timeout(self.limit, Arc::clone(&self.vote).withdraw()).await;
+        let _ = within(self.limit, Arc::clone(&self.vote).withdraw()).await;
         (!self.vote.is_done()).then_some(self)
     }
 }

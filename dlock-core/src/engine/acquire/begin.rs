@@ -11,7 +11,7 @@ use crate::backend::Mode;
 use crate::engine::acquire::limits::within;
 use crate::engine::attended::Begun;
 use crate::engine::share::Share;
-use crate::engine::{Spec, scope, threads};
+use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::Spanned;
 
@@ -66,8 +66,8 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     scope::may_acquire(&first.engine).map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
-    // On the keeper's thread, for a caller who has no tokio runtime with timers.
-    let on_keeper = (!threads::has_timers()).then(|| Arc::clone(&first.engine));
+    // On the keeper's thread, for a caller whose runtime does not serve.
+    let on_keeper = (!first.engine.serves_here()).then(|| Arc::clone(&first.engine));
     // Inside the span, whose trace goes along with the claims.
     let acquire = async move {
         let taken = Acquire::new(&specs, start)?.run().await;

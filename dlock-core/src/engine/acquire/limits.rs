@@ -51,7 +51,7 @@ pub(super) async fn pause_after(
     failure: Failure,
     pause: Duration,
 ) -> Result<Failure, Failure> {
-    match Box::pin(within(engine, until, tokio::time::sleep(pause))).await {
+    match Box::pin(within(engine, until, engine.timers.sleep(pause))).await {
         Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
         slept => slept.map(|()| failure),
     }
@@ -88,10 +88,7 @@ pub(super) async fn within<T>(
     };
     match until {
         None => open.await,
-        Some(until) => match tokio::time::timeout_at(until, open).await {
-            Ok(output) => output,
-            Err(_) => Err(timed_out()),
-        },
+        Some(until) => engine.timers.until(until, open).await.unwrap_or_else(|| Err(timed_out())),
     }
 }
 
@@ -104,9 +101,9 @@ pub(super) async fn pause_until(
 ) -> Result<bool, Failure> {
     let pause = async {
         match ticket {
-            Some(ticket) => tokio::time::timeout_at(at, ticket.handed_over()).await.is_ok(),
+            Some(ticket) => engine.timers.until(at, ticket.handed_over()).await.is_some(),
             None => {
-                tokio::time::sleep_until(at).await;
+                engine.timers.sleep_until(at).await;
                 false
             }
         }

@@ -2,7 +2,6 @@
 
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
-use crate::engine::timer::bounded;
 use crate::engine::wait_queue::Ticket;
 use crate::error::{ErrorKind, Failure};
 use crate::key::Key;
@@ -24,7 +23,7 @@ pub(super) async fn listen(
         match later {
             None => told.await?,
             // When the time is up, those who wait for longer have left it.
-            Some(pause) => match bounded(|| tokio::time::sleep(pause), told).await {
+            Some(pause) => match engine.timers.within(pause, told).await {
                 None => return Ok(()),
                 Some(told) => told?,
             },

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use crate::engine::share::Share;
+use crate::engine::timer::within;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
@@ -131,8 +132,8 @@ impl BatchGuard {
         let Some(first) = self.guards.first() else { return };
         let first = Arc::clone(first.hold());
         // What is not confirmed by then goes on in the background.
-        let release = Box::pin(async move { tokio::time::timeout(limit, self.release()).await });
-        if let Ok(Ok(Err(error))) = first.engine.run(release).await {
+        let release = Box::pin(within(limit, self.release()));
+        if let Ok(Some(Err(error))) = first.engine.run(release).await {
             first.engine.telemetry.release_of_many_failed(first.subject(), &error);
         }
     }
