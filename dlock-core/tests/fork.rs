@@ -5,12 +5,16 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use dlock_core::backend::Backoff;
-use dlock_core::{ErrorKind, Locks, Memory};
+use dlock_core::{Ended, ErrorKind, Locks, Memory};
 use fork::{Fork, WEXITSTATUS, WIFEXITED};
 use tokio::runtime::{Builder, Runtime};
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it comes")
 }
 
 async fn renewed(locks: &Locks) {
@@ -20,13 +24,20 @@ async fn renewed(locks: &Locks) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), renewal).await.expect("it is renewed");
+    in_time(renewal).await;
 }
 
 /// The parent's locks are refused, and new ones work.
 async fn child(old: Locks, guards: [dlock_core::Guard; 2]) {
     let [released, dropped] = guards;
+    let held = released.held();
+    assert!(!held.is_held() && !held.is_at_risk());
+    assert_eq!([held.remaining(), released.remaining()], [Some(Duration::ZERO); 2]);
+    assert_eq!(in_time(held.ended()).await, Ended::Lost);
+    in_time(dropped.lost()).await;
     let errors = [
+        held.check().expect_err("the parent has it"),
+        dropped.check().expect_err("the parent has it"),
         old.lock("other").acquire().await.expect_err("nobody would renew it"),
         old.inspect("k").await.expect_err("the connections are the parent's"),
         old.shutdown(Duration::from_secs(5)).await.expect_err("there is nothing of ours"),
@@ -76,7 +87,38 @@ fn the_children_of_one_parent_do_not_pause_for_the_same_times() {
     assert!(all.windows(2).all(|two| two[0] != two[1]), "{all:#?}");
 }
 
+/// Its parent is in that body.
+fn a_child_goes_on_in_no_body_of_its_parent_and_enters_none_of_its_locks() {
+    let locks = Locks::new(Memory::new());
+    let lock = locks.lock("k");
+    let is_child = std::cell::Cell::new(false);
+    let parents = runtime();
+    let ran = parents.block_on(lock.run(async {
+        match fork::fork().expect("a child") {
+            Fork::Parent(child) => {
+                let status = fork::waitpid(child).expect("it ends");
+                assert!(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child failed: {status}");
+            }
+            Fork::Child => {
+                is_child.set(true);
+                let error = lock.acquire().await.map(|_| ()).expect_err("the parent has it");
+                if error.kind() != ErrorKind::Closed {
+                    std::process::exit(2);
+                }
+                tokio::task::yield_now().await;
+                std::process::exit(3);
+            }
+        }
+    }));
+    if is_child.get() {
+        let is_refused = ran.is_err_and(|error| error.kind() == ErrorKind::Closed);
+        std::process::exit(if is_refused { 0 } else { 4 });
+    }
+    ran.expect("it was held all the time");
+}
+
 fn main() {
+    a_child_goes_on_in_no_body_of_its_parent_and_enters_none_of_its_locks();
     the_children_of_one_parent_do_not_pause_for_the_same_times();
     let memory = Memory::new();
     let locks = Locks::builder(memory.clone()).with_lease(Duration::from_millis(300)).build().expect("locks");

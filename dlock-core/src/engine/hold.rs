@@ -218,7 +218,13 @@ impl Hold {
         }
     }
 
+    /// The same in the process that asks: a child made by `fork` holds nothing of its parent's.
+    pub(crate) fn condition_here(&self) -> Condition {
+        if self.engine.is_in_child() { Condition::Lost } else { self.condition() }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.engine.refuse_in_child().map_err(|failure| self.error(Operation::Hold, failure))?;
         let failure = match self.condition() {
             Condition::Held => return Ok(()),
             Condition::Suspect => Failure::new(
@@ -395,7 +401,7 @@ impl Hold {
 
     /// How long it stays valid if nothing confirms it; `None` without a known end.
     pub(crate) fn remaining(&self) -> Option<Duration> {
-        match self.condition() {
+        match self.condition_here() {
             Condition::Lost | Condition::Released => Some(Duration::ZERO),
             _ if self.deadline() == Timestamp::NEVER => None,
             _ => Some(self.deadline().since(self.engine.clock.now())),
@@ -413,7 +419,7 @@ impl Hold {
     /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
     /// timers.
     pub(crate) async fn lost(&self) {
-        self.when(|hold| hold.condition() == Condition::Lost).await;
+        self.when(|hold| hold.condition_here() == Condition::Lost).await;
     }
 
     /// Resolves when the hold is lost or released.

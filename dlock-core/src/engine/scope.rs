@@ -147,10 +147,12 @@ impl Scope {
     /// lease, may still keep it, and the caller would wait for itself.
     fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<Entered> {
         let enterable = |hold: &Arc<Hold>, depth, counted_by_hold| match hold.condition() {
+            // The parent's, in a child made by `fork`: the acquire is refused.
+            Condition::Held | Condition::Suspect if hold.engine.is_in_child() => None,
             condition @ (Condition::Held | Condition::Suspect) => {
                 Some(Entered { hold: Arc::clone(hold), condition, depth, counted_by_hold })
             }
-            Condition::Lost if hold.listing.is_listed() => {
+            Condition::Lost if hold.listing.is_listed() && !hold.engine.is_in_child() => {
                 give_up(hold);
                 None
             }

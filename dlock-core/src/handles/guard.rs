@@ -88,7 +88,7 @@ impl Guard {
     /// # Errors
     ///
     /// [`ErrorKind::Lost`] when the lock was lost, for good. [`ErrorKind::Suspect`] while the backend cannot be reached
-    /// to confirm it.
+    /// to confirm it. [`ErrorKind::Closed`] in a child made by `fork`, whose parent holds it.
     pub fn check(&self) -> Result<()> {
         self.hold().check()
     }

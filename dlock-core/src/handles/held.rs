@@ -94,7 +94,8 @@ impl Held {
     /// # Errors
     ///
     /// [`ErrorKind::Lost`], [`ErrorKind::Suspect`], or [`ErrorKind::NotHeld`] once it was released or when the body
-    /// runs without the lock. For a batch, that of the first lock that has one.
+    /// runs without the lock; [`ErrorKind::Closed`] in a child made by `fork`, whose parent holds it. For a batch, that
+    /// of the first lock that has one.
     pub fn check(&self) -> Result<()> {
         if let HeldLocks::None = self.0 {
             let failure = Failure::new(ErrorKind::NotHeld, "this body runs without the lock");
@@ -106,12 +107,12 @@ impl Held {
     /// Returns whether [`check`](Self::check) would succeed.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        !self.holds().is_empty() && self.holds().iter().all(|hold| hold.condition() == Condition::Held)
+        !self.holds().is_empty() && self.holds().iter().all(|hold| hold.condition_here() == Condition::Held)
     }
 
     /// One that is lost, if any is.
     pub(super) fn find_lost(&self) -> Option<&Arc<Hold>> {
-        self.holds().iter().find(|hold| hold.condition() == Condition::Lost)
+        self.holds().iter().find(|hold| hold.condition_here() == Condition::Lost)
     }
 
     /// Returns how long the lock stays valid if no renewal succeeds; of a batch, the shortest. See
@@ -145,7 +146,7 @@ impl Held {
     ///
     /// May be dropped and called again at any time.
     pub async fn lost(&self) {
-        self.any(|hold| hold.condition() == Condition::Lost).await;
+        self.any(|hold| hold.condition_here() == Condition::Lost).await;
     }
 
     /// Waits until the lock, or one of the batch, is no longer held, and says how that came: for tasks that watch a
@@ -175,7 +176,7 @@ impl Held {
         if let HeldLocks::None = self.0 {
             return Ended::Released;
         }
-        self.any(|hold| matches!(hold.condition(), Condition::Lost | Condition::Released)).await;
+        self.any(|hold| matches!(hold.condition_here(), Condition::Lost | Condition::Released)).await;
         if self.find_lost().is_some() { Ended::Lost } else { Ended::Released }
     }
 
@@ -186,7 +187,7 @@ impl Held {
     ///
     /// May be dropped and called again at any time.
     pub async fn at_risk(&self) {
-        self.any(|hold| hold.is_at_risk() || hold.condition() == Condition::Lost).await;
+        self.any(|hold| hold.is_at_risk() || hold.condition_here() == Condition::Lost).await;
     }
 
     /// Returns whether a renewal is late at this moment.
@@ -202,7 +203,7 @@ impl Held {
     ///
     /// May be dropped and called again at any time.
     pub async fn release_requested(&self) {
-        self.any(|hold| hold.is_release_requested() || hold.condition() == Condition::Lost).await;
+        self.any(|hold| hold.is_release_requested() || hold.condition_here() == Condition::Lost).await;
     }
 
     /// Returns whether somebody has asked the holder to release the lock.

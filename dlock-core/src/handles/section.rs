@@ -334,7 +334,10 @@ fn note_release(held: &Held, result: Result<()>) {
 fn loss(held: &Held) -> Error {
     let failure = |cause| Failure::new(ErrorKind::Lost, cause);
     match held.find_lost() {
-        Some(hold) => hold.error(Operation::Hold, failure(hold.cause())),
+        Some(hold) => {
+            let lost = hold.engine.refuse_in_child().err().unwrap_or_else(|| failure(hold.cause()));
+            hold.error(Operation::Hold, lost)
+        }
         None => Error::new(Operation::Hold, failure("".into())),
     }
 }
