@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlock_core::Failure;
 use dlock_core::backend::notify::{Connection, Event, Source};
+use dlock_core::backend::tell;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -167,7 +168,9 @@ impl ListeningConnection {
                     Err(Fault::Refused(text)) if !refusal(&text).is_transient() => {
                         let reason = refusal(&text);
                         if !self.said.swap(true, Ordering::Relaxed) {
-                            tracing::warn!(%reason, "releases are not notified, and waiters have to ask for them");
+                            tell(
+                                || tracing::warn!(%reason, "releases are not notified, and waiters have to ask for them"),
+                            );
                         }
                         // Whoever may not listen asks from time to time.
                         let failure = Failure::unavailable(reason.message().to_owned());

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::Signal;
+use dlock_core::backend::{Signal, tell};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use smallvec::SmallVec;
@@ -137,11 +137,13 @@ impl Tracking {
 
     fn refuse(&self, why: &str) {
         if self.most > 0 && !self.refused.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                reason = %why,
-                "the server sends no notifications of changes: a lock that another client deletes is known to be lost \
-                 at its next renewal"
-            );
+            tell(|| {
+                tracing::warn!(
+                    reason = %why,
+                    "the server sends no notifications of changes: a lock that another client deletes is known to be \
+                     lost at its next renewal"
+                );
+            });
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::engine::attended::{Attended, Begun};
 use crate::engine::share::Share;
 use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::guarded::guard;
 use crate::handles::lock::Lock;
 use crate::handles::options::{OnLost, Options, Wait};
 use crate::key::Key;
@@ -54,6 +55,8 @@ pub struct Batch {
     /// In the order in which they are taken.
     locks: Vec<Lock>,
     wait: Option<Wait>,
+    /// The backend could not tell which of its locks one is, and said this.
+    unordered: Option<Arc<str>>,
 }
 
 impl Batch {
@@ -68,14 +71,19 @@ impl Batch {
     /// wait: that of the batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
         let locks = locks.into_iter();
-        let id = |lock: &Lock| lock.key().map(|key| lock.engine().backend.lock_id(key));
+        let mut unordered = None;
+        let mut id = |lock: &Lock| {
+            let key = lock.key()?;
+            let id = guard(|| lock.engine().backend.lock_id(key));
+            id.map_err(|panic| unordered = Some(panic.to_string().into())).ok()
+        };
         let mut by_id: Vec<_> = locks.map(|lock| (id(&lock), lock)).collect();
         // Who both reads and writes has to write.
         let reads = |lock: &Lock| !lock.options().mode.is_exclusive();
         by_id.sort_by(|(a, one), (b, other)| a.cmp(b).then(reads(one).cmp(&reads(other))));
         // Those with invalid keys stay, to be refused.
         by_id.dedup_by(|(a, _), (b, _)| a.is_some() && a == b);
-        Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None }
+        Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None, unordered }
     }
 
     /// Sets how long to wait for all locks together.
@@ -166,6 +174,10 @@ impl Batch {
                 return refuse(format!("the batch has {n} keys; use up to {}", Self::MAX_LEN));
             }
             _ => {}
+        }
+        if let (Some(panic), Some(lock)) = (&self.unordered, self.locks.first()) {
+            let what = format!("the backend panicked in `lock_id`, by which a batch has its order: {panic}");
+            return Err(lock.engine().error(Operation::Acquire, Failure::unavailable(what)));
         }
         let wanted = self.locks.iter().map(|lock| {
             let options = Options { wait, ..*lock.options() };

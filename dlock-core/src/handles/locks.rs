@@ -18,6 +18,7 @@ use crate::engine::tasks::{Spawn, Tasks};
 use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
+use crate::guarded::guard;
 use crate::handles::batch::{Batch, BatchKey};
 use crate::handles::election::Election;
 use crate::handles::lock::Lock;
@@ -411,8 +412,14 @@ impl LocksBuilder {
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when an option is outside its bounds;
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend lacks what was
     /// [required](Self::require); [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system
-    /// gives no thread for the keeper.
+    /// gives no thread for the keeper, or the backend panics.
     pub fn build(self) -> Result<Locks> {
+        let panicked =
+            |panic| Failure::unavailable(format!("the backend panicked while locks were built: {panic}"));
+        guard(|| self.start()).unwrap_or_else(|panic| Err(Error::new(Operation::Configure, panicked(panic))))
+    }
+
+    fn start(self) -> Result<Locks> {
         let name = self.backend.name();
         let refuse = |failure| Error::new(Operation::Configure, failure).on(name);
         self.options.check().map_err(refuse)?;

@@ -202,14 +202,17 @@ impl Once {
     ///
     /// When dropped before the body has begun, nothing is left. When dropped later, the body is dropped first, which
     /// is a failure: see [`OnError`].
-    pub async fn run<T, E, F>(&self, body: F) -> std::result::Result<Outcome<T>, E>
+    pub fn run<T, E, F>(
+        &self,
+        body: F,
+    ) -> impl Future<Output = std::result::Result<Outcome<T>, E>> + use<T, E, F>
     where
         F: Future<Output = std::result::Result<T, E>>,
         E: From<Error>,
     {
         // On the heap, so that the future which runs it is small.
         let body = Box::pin(body);
-        self.run_with(|_| body).await
+        self.run_with(|_| body)
     }
 
     /// Runs a body like [`run`](Self::run), and shows it the hold: its fence, what remains, whether it is lost.
@@ -221,14 +224,26 @@ impl Once {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub async fn run_with<T, E, F, B>(&self, body: B) -> std::result::Result<Outcome<T>, E>
+    pub fn run_with<T, E, F, B>(
+        &self,
+        body: B,
+    ) -> impl Future<Output = std::result::Result<Outcome<T>, E>> + use<T, E, F, B>
+    where
+        F: Future<Output = std::result::Result<T, E>>,
+        E: From<Error>,
+        B: FnOnce(Held) -> F,
+    {
+        self.clone().run_owned(body)
+    }
+
+    async fn run_owned<T, E, F, B>(self, body: B) -> std::result::Result<Outcome<T>, E>
     where
         F: Future<Output = std::result::Result<T, E>>,
         E: From<Error>,
         B: FnOnce(Held) -> F,
     {
         let (lock, window) = self.prepared()?;
-        let mut waiting = Waiting::new(self, &lock);
+        let mut waiting = Waiting::new(&self, &lock);
         let mut body = Some(body);
         loop {
             let ran = lock.run_with(|held| {

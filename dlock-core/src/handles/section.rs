@@ -450,7 +450,7 @@ impl Lock {
     /// # Cancel safety
     ///
     /// When dropped, the body is dropped first and the lock is then released in the background.
-    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<F> {
         run(Section::new(self.clone()), body)
     }
 
@@ -463,12 +463,12 @@ impl Lock {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    pub fn run_with<F, B>(&self, body: B) -> impl Future<Output = Result<F::Output>> + use<F, B>
     where
         F: Future,
         B: FnOnce(Held) -> F,
     {
-        run_with(Section::new(self.clone()), body).await
+        run_with(Section::new(self.clone()), body)
     }
 }
 
@@ -484,7 +484,7 @@ impl Batch {
     /// # Cancel safety
     ///
     /// When dropped, the body is dropped first and the locks are then released in the background.
-    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<F> {
         run(Section::from(self.clone()), body)
     }
 
@@ -497,12 +497,12 @@ impl Batch {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    pub fn run_with<F, B>(&self, body: B) -> impl Future<Output = Result<F::Output>> + use<F, B>
     where
         F: Future,
         B: FnOnce(Held) -> F,
     {
-        run_with(Section::from(self.clone()), body).await
+        run_with(Section::from(self.clone()), body)
     }
 }
 

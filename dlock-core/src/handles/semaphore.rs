@@ -163,7 +163,7 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// As [`Lock::run`].
-    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<'_, F> {
+    pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<F> {
         self.lock.run(body)
     }
 
@@ -176,12 +176,12 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// As [`Lock::run`].
-    pub async fn run_with<F, B>(&self, body: B) -> Result<F::Output>
+    pub fn run_with<F, B>(&self, body: B) -> impl Future<Output = Result<F::Output>> + use<F, B>
     where
         F: Future,
         B: FnOnce(Held) -> F,
     {
-        self.lock.run_with(body).await
+        self.lock.run_with(body)
     }
 
     /// Returns how many permits are free at this moment: for people and dashboards, since by the time it is read others

@@ -10,8 +10,14 @@ use crate::guarded::{drop_guarded, guard};
 
 /// A span of `tracing`. What its subscriber does is caught: a subscriber that panics shows less, and nothing else
 /// changes.
-#[derive(Clone)]
 pub(crate) struct Span(Option<tracing::Span>);
+
+/// A span that cannot be cloned is none in the clone.
+impl Clone for Span {
+    fn clone(&self) -> Self {
+        Self(guard(|| self.0.clone()).unwrap_or_default())
+    }
+}
 
 impl Span {
     /// A span that `make` makes.

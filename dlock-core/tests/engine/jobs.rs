@@ -63,3 +63,21 @@ async fn a_backend_that_is_away_is_asked_ever_less_often_also_by_who_does_not_wa
         assert!((30..=45).contains(&asked), "{on_crash:?}: {asked}");
     }
 }
+
+#[tokio::test]
+async fn what_runs_under_a_lock_that_is_kept_nowhere_is_a_future_by_itself() {
+    let locks = Locks::new(Memory::new());
+    let job = locks.once("job").with_window(Duration::from_secs(60)).run_with(async |_| Ok::<_, Error>(1));
+    let again = locks.once("job").with_window(Duration::from_secs(60)).run(async { Ok::<_, Error>(2) });
+    let runs = ["k", "l"].map(|key| locks.lock(key).run(async { 3 }));
+    let seen = locks.lock("k").run_with(async |held| held.is_held());
+    let all = locks.lock_all(["k", "l"]).run_with(async |held| held.is_held());
+    let permit = locks.semaphore("s", 1).run(async { 4 });
+    assert_eq!(job.await.unwrap().ran(), Some(1));
+    assert!(again.await.unwrap().is_skipped());
+    for run in runs {
+        assert_eq!(run.await.unwrap(), 3);
+    }
+    assert!(seen.await.unwrap() && all.await.unwrap());
+    assert_eq!(permit.await.unwrap(), 4);
+}

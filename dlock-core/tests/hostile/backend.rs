@@ -49,14 +49,17 @@ impl Backend for Panicking {
     }
 
     fn capabilities(&self) -> Capabilities {
+        self.step("capabilities");
         self.memory.capabilities()
     }
 
     fn clock(&self) -> Clock {
+        self.step("clock");
         self.memory.clock()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
+        self.step("lock_id");
         self.memory.lock_id(key)
     }
 
@@ -161,6 +164,29 @@ async fn an_attempt_that_panics_may_have_taken_the_lock() {
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("the backend panicked in `attempt`"), "{error}");
     eventually("the clean-up", || backend.memory.held() == 0 && locks.stats().background == 0).await;
+}
+
+#[tokio::test]
+async fn a_batch_whose_order_the_backend_cannot_tell_is_refused_and_the_next_one_is_taken() {
+    surround();
+    let backend = Panicking::new(Clock::system(), &["lock_id"]);
+    let locks = Locks::new(backend.clone());
+    let error = locks.lock_all(["a", "b"]).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("`lock_id`"), "{error}");
+    locks.lock_all(["a", "b"]).run(async {}).await.unwrap();
+    assert_eq!(backend.memory.held(), 0);
+}
+
+#[test]
+fn a_backend_that_panics_while_locks_are_built_is_an_error() {
+    surround();
+    for step in ["capabilities", "clock"] {
+        let backend = Panicking::new(Clock::system(), &[step]);
+        let error = Locks::builder(backend).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("panicked"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! A subscriber that panics at every span and event, on every thread.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
@@ -18,8 +19,9 @@ impl Subscriber for Panicking {
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        // Half of them are made, so that what is done with them panics too.
-        if span.metadata().name() == "dlock.release" {
+        // Others are made, so that what is done with them panics too.
+        static RELEASES: AtomicUsize = AtomicUsize::new(0);
+        if span.metadata().name() == "dlock.release" && RELEASES.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
             std::panic::panic_any(STRIKE)
         }
         Id::from_u64(7)
@@ -29,7 +31,13 @@ impl Subscriber for Panicking {
         std::panic::panic_any(STRIKE)
     }
 
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {
+        std::panic::panic_any(STRIKE)
+    }
+
+    fn clone_span(&self, _: &Id) -> Id {
+        std::panic::panic_any(STRIKE)
+    }
 
     fn event(&self, _: &Event<'_>) {
         std::panic::panic_any(STRIKE)
@@ -118,6 +126,18 @@ async fn a_guard_that_has_expired_is_dropped_while_its_owner_panics() {
     });
     assert!(owner.await.unwrap_err().is_panic());
     eventually("the release", || locks.stats().held == 0 && locks.stats().background == 0).await;
+}
+
+#[tokio::test]
+async fn a_body_returns_and_its_lock_is_released_whatever_becomes_of_their_spans() {
+    surround();
+    let memory = Memory::new();
+    let locks = Locks::new(memory.clone());
+    for n in 0..4 {
+        assert_eq!(locks.lock("k").run(async { n }).await.unwrap(), n);
+        assert_eq!(locks.lock_all(["a", "b"]).run(async { n }).await.unwrap(), n);
+        assert_eq!(memory.held(), 0);
+    }
 }
 
 #[tokio::test]
