@@ -111,12 +111,8 @@ impl Mode {
                 "the semaphore has {theirs} permits, and this asks for one of {ours}; give all processes the same \
                  number, or have it changed by `Locks::resize_semaphore`"
             ),
-            (Some(_), None) => {
-                "others use the key as a lock, and this asks for permits; use another key".to_owned()
-            }
-            (None, _) => {
-                "others use the key as a semaphore, and this asks for a lock; use another key".to_owned()
-            }
+            (Some(_), None) => "as a lock, and this asks for permits; use another key".to_owned(),
+            (None, _) => "as a semaphore, and this asks for a lock; use another key".to_owned(),
         };
         Some(Failure::new(ErrorKind::Conflict, what))
     }
@@ -169,5 +165,15 @@ mod tests {
             assert_eq!(failure.kind(), ErrorKind::Conflict);
             assert!(failure.message().contains(text), "{failure}");
         }
+    }
+
+    #[test]
+    fn a_conflict_says_once_that_others_use_the_key_in_another_way() {
+        let (semaphore, other) = (Mode::Permits { of: 2, take: 1 }, Mode::Permits { of: 3, take: 1 });
+        for (ours, theirs) in [(semaphore, other), (semaphore, Mode::Shared), (Mode::Exclusive, semaphore)] {
+            let text = ours.conflict(&theirs).unwrap().to_string();
+            assert_eq!(text.matches("others use").count(), 1, "{text}");
+        }
+        assert!(semaphore.conflict(&semaphore).is_none());
     }
 }

@@ -49,7 +49,9 @@ use crate::template;
 /// assert_eq!(holder.label.as_deref(), Some("orders"));
 /// guard.release().await?;
 ///
-/// locks.shutdown(Duration::from_secs(5)).await?;
+/// if let Err(late) = locks.shutdown(Duration::from_secs(5)).await {
+///     eprintln!("{late}"); // an outage: what is left ends with its lease
+/// }
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -206,7 +208,9 @@ impl Locks {
     /// if let Err(late) = locks.drain(Duration::from_secs(20)).await {
     ///     eprintln!("{late}");
     /// }
-    /// locks.shutdown(Duration::from_secs(5)).await?;
+    /// if let Err(late) = locks.shutdown(Duration::from_secs(5)).await {
+    ///     eprintln!("{late}");
+    /// }
     /// # Ok(()) }
     /// ```
     ///
@@ -232,7 +236,8 @@ impl Locks {
     ///
     /// Holders are notified first: their locks count as lost, so that bodies stop. They have half of `timeout` to
     /// leave; then their locks are released without them. The last tenth is for the backend to close its connections.
-    /// It takes no longer than `timeout`, whatever the backend does, and needs no tokio runtime.
+    /// It takes no longer than `timeout`, whatever the backend does, and needs no tokio runtime. An error is one to
+    /// log: a `?` at the end of `main` would make a process fail that has done all that it could in an outage.
     ///
     /// # Errors
     ///

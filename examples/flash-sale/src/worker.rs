@@ -185,8 +185,10 @@ pub(crate) async fn work() -> Result<()> {
         served = served => served?,
         gone = obey(&mut commands, &park) => gone?,
     }
-    if let Ok(locks) = dlock::registered("shop") {
-        locks.shutdown(Duration::from_secs(5)).await?;
+    if let Ok(locks) = dlock::registered("shop")
+        && let Err(late) = locks.shutdown(Duration::from_secs(5)).await
+    {
+        eprintln!("{late}");
     }
     Ok(())
 }

@@ -63,7 +63,9 @@ pub(crate) async fn serve(service: &Service) -> Result<()> {
         stopped = stopped => stopped?,
     }
     scheduler.shutdown().await.context("tokio-cron-scheduler")?;
-    locks.shutdown(Duration::from_secs(5)).await?;
+    if let Err(late) = locks.shutdown(Duration::from_secs(5)).await {
+        eprintln!("{late}");
+    }
     Ok(())
 }
 

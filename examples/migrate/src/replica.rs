@@ -28,7 +28,9 @@ pub(crate) async fn start(service: &Service) -> Result<()> {
     let applied = lock.run(migrate(&pool, database)).await??;
     println!("ready, after {applied} migrations of its own");
     pool.close().await;
-    locks.shutdown(Duration::from_secs(5)).await?;
+    if let Err(late) = locks.shutdown(Duration::from_secs(5)).await {
+        eprintln!("{late}");
+    }
     Ok(())
 }
 

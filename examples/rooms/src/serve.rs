@@ -94,7 +94,9 @@ async fn run(options: &Serve) -> Result<()> {
         warn!("requests were still under way after {PATIENCE:?}");
     }
     // Whatever is held all the same is released now, and not left to its lease.
-    locks.shutdown(PATIENCE).await?;
+    if let Err(late) = locks.shutdown(PATIENCE).await {
+        warn!("{late}");
+    }
     say("stopped");
     Ok(())
 }
