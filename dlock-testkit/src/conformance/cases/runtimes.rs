@@ -91,6 +91,7 @@ async fn an_acquire_goes_on_in_another_runtime_when_its_own_has_ended(stage: Sta
     let held = theirs.take(&key).await;
     let lock = ours.locks.lock(&key);
     let mut acquire: Boxed<_> = Box::pin(async move { lock.acquire().await });
+    #[expect(clippy::async_yields_async, reason = "it goes on in another runtime")]
     let begun = async move {
         let waits = tokio::time::timeout(Duration::from_millis(200), &mut acquire).await;
         assert!(waits.is_err(), "another has the lock");
