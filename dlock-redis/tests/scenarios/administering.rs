@@ -182,10 +182,8 @@ async fn a_hash_that_is_larger_than_any_lock_is_refused_unread() {
                 for n = 1, 100000 do redis.call('HSET', KEYS[1], string.format('%032x', n), '1 1 1 x') end";
     server.command::<()>(&["EVAL", fill, "1", "dlock:big"]);
     let locks = over(Redis::connect(&server.url()).await.unwrap(), LONG);
-    // The first of each mode tries the rights.
+    // The first one tries the rights.
     locks.lock("small").read().acquire().await.unwrap().release().await.unwrap();
-    locks.lock("small").with_fairness(true).acquire().await.unwrap().release().await.unwrap();
-    locks.semaphore("few", 3).acquire().await.unwrap().release().await.unwrap();
     // As a lock that several hold, and as one that is waited for in line.
     for fields in ["100002", "100003"] {
         server.command::<()>(&["CONFIG", "RESETSTAT"]);
