@@ -214,7 +214,9 @@ fn a_command_survives_the_end_of_its_terminal_where_that_was_to_be_ignored() {
     running.signal(10);
     let done = running.wait();
     assert_eq!(done.code, 128 + 10, "{}", done.err);
-    let mut running = store.run("k", &[], "echo ready; read end; exit 7").start();
+    // Also where these tests are run by nohup.
+    let heard = r#"exec env --default-signal=HUP "$@""#;
+    let mut running = store.run("k", &[], "echo ready; read end; exit 7").by_shell(heard).start();
     running.says("ready");
     running.signal(1);
     assert_eq!(running.wait().code, 128 + 1);
