@@ -5,12 +5,13 @@
 //! is blocked or gone. Only where the caller's clock is not the machine's, as in a test that pauses it, are they the
 //! caller's: such a runtime has timers.
 
-use std::pin::pin;
-use std::task::Poll;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
-use tokio::task::unconstrained;
+use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::{Instant, Sleep};
 
 use crate::engine::tasks::Tasks;
@@ -42,13 +43,22 @@ impl Timers {
     }
 
     /// Awaits `future` until then; `None` when the time is up first.
-    pub(crate) async fn until<T>(&self, end: Instant, future: impl Future<Output = T>) -> Option<T> {
-        bounded(|| self.sleep_until(end), future).await
+    pub(crate) fn until<'a, T>(
+        &'a self,
+        end: Instant,
+        future: impl Future<Output = T> + 'a,
+    ) -> impl Future<Output = Option<T>> + 'a {
+        // No async block around it, which would have room for `future` twice.
+        bounded(move || self.sleep_until(end), future)
     }
 
     /// Awaits `future` for so long; `None` when the time is up first.
-    pub(crate) async fn within<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-        self.until(after(limit), future).await
+    pub(crate) fn within<'a, T>(
+        &'a self,
+        limit: Duration,
+        future: impl Future<Output = T> + 'a,
+    ) -> impl Future<Output = Option<T>> + 'a {
+        self.until(after(limit), future)
     }
 }
 
@@ -90,8 +100,8 @@ pub async fn sleep(length: Duration) {
 /// # Cancel safety
 ///
 /// As that of `future`.
-pub async fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
-    bounded(|| own(end), future).await
+pub fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
+    bounded(move || own(end), future)
 }
 
 /// Awaits `future` for so long, as [`by_then`] does.
@@ -99,33 +109,47 @@ pub async fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> Option
 /// # Cancel safety
 ///
 /// As that of `future`.
-pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-    let end = after(limit);
-    bounded(|| own(end), future).await
+pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
+    by_then(after(limit), future)
 }
 
 /// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
 /// future does not resolve at once, which saves two looks at the clock where it does.
-pub(super) async fn bounded<T>(timer: impl FnOnce() -> Sleep, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let (mut timer, mut sleep) = (Some(timer), pin!(None));
-    std::future::poll_fn(|context| {
-        if let Poll::Ready(output) = future.as_mut().poll(context) {
+fn bounded<M: FnOnce() -> Sleep, F: Future>(timer: M, future: F) -> Bounded<M, F> {
+    Bounded { timer: Some(timer), sleep: None, future }
+}
+
+pin_project! {
+    /// A future with a bound. An async block would have room for it twice.
+    struct Bounded<M, F> {
+        timer: Option<M>,
+        #[pin]
+        sleep: Option<Unconstrained<Sleep>>,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<M: FnOnce() -> Sleep, F: Future> Future for Bounded<M, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Poll::Ready(output) = this.future.poll(context) {
             return Poll::Ready(Some(output));
         }
-        if let Some(timer) = timer.take() {
+        if let Some(timer) = this.timer.take() {
             // A future that takes all of the task's budget must not keep the time from being noticed.
-            sleep.set(Some(unconstrained(timer())));
+            this.sleep.set(Some(unconstrained(timer())));
         }
-        sleep.as_mut().as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context).map(|()| None))
-    })
-    .await
+        this.sleep.as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context).map(|()| None))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
-    use std::time::Duration;
+    use std::pin::pin;
+    use std::task::Waker;
 
     use super::*;
 
