@@ -250,6 +250,33 @@ fn the_doctor_finds_settings_of_postgresql_that_endanger_locks() {
 }
 
 #[test]
+fn the_doctor_finds_a_table_of_postgresql_that_loses_or_changes_what_is_written() {
+    let server = PostgresServer::start().unwrap();
+    let store = Store::at(&format!("{}&migrate=true", server.url()));
+    let (severity, all) = doctor(&store, doctor_code(&store));
+    assert_eq!((severity("table"), severity("triggers")), ("fine".into(), "fine".into()), "{all}");
+    server.query("ALTER TABLE dlock SET UNLOGGED");
+    server.query("CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'");
+    server.query("CREATE TRIGGER old BEFORE UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION old()");
+    let (severity, all) = doctor(&store, 78);
+    assert_eq!((severity("table"), severity("triggers")), ("danger".into(), "warning".into()), "{all}");
+}
+
+#[test]
+fn the_doctor_finds_a_redis_that_refuses_what_is_written() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&server.url());
+    assert_eq!(doctor(&store, 0).0("min-replicas-to-write"), "fine");
+    for (setting, of_ill, of_well) in [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "1000000000")]
+    {
+        server.command::<()>(&["CONFIG", "SET", setting, of_ill]);
+        assert_eq!(doctor(&store, 78).0(setting), "danger");
+        server.command::<()>(&["CONFIG", "SET", setting, of_well]);
+        assert_eq!(doctor(&store, 0).0(setting), "fine");
+    }
+}
+
+#[test]
 fn the_doctor_finds_a_pooler_that_shares_sessions() {
     let server = PostgresServer::start().unwrap();
     let direct = Store::at(&format!("{}&migrate=true", server.url()));

@@ -66,7 +66,11 @@ async fn command(client: &Client, node: &Node, words: &[&str]) -> Option<Value> 
 
 type Judge = fn(&str, &HashMap<String, String>) -> Finding;
 
-const SETTINGS: [(&str, Judge); 2] = [("appendfsync", appendfsync), ("min-replicas-to-write", min_replicas)];
+const SETTINGS: [(&str, Judge); 3] = [
+    ("appendfsync", appendfsync),
+    ("min-replicas-to-write", min_replicas),
+    ("stop-writes-on-bgsave-error", stop_writes),
+];
 
 fn is(info: &HashMap<String, String>, name: &str, value: &str) -> bool {
     info.get(name).is_some_and(|found| found == value)
@@ -102,7 +106,44 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
         let advice = "use the master, or a redis+sentinel:// URL that finds it";
         findings.push(Finding::danger("role", "a replica", advice));
     }
+    findings.extend(memory(info));
+    if is(info, "aof_last_write_status", "err") {
+        let found = "the append-only file could not be written";
+        let advice =
+            "make room on the disk of the server: it refuses grants, renewals and releases until then";
+        findings.push(Finding::danger("writes", found, advice));
+    }
     findings
+}
+
+/// Whether there is memory left for grants, where nothing is evicted for them.
+fn memory(info: &HashMap<String, String>) -> Option<Finding> {
+    let number = |name: &str| info.get(name)?.parse::<u64>().ok();
+    let (used, most) = (number("used_memory")?, number("maxmemory").filter(|most| *most > 0)?);
+    let found = format!("{used} of {most} bytes are used");
+    let advice = "raise maxmemory, or remove data: a server that is full grants no lock";
+    Some(match policy_of(info) {
+        "noeviction" if used >= most => Finding::danger("maxmemory", found, advice),
+        "noeviction" if used >= most - most / 10 => Finding::warning("maxmemory", found, advice),
+        _ => Finding::fine("maxmemory", found),
+    })
+}
+
+fn policy_of(info: &HashMap<String, String>) -> &str {
+    info.get("maxmemory_policy").map_or("", String::as_str)
+}
+
+fn stop_writes(value: &str, info: &HashMap<String, String>) -> Finding {
+    let subject = "stop-writes-on-bgsave-error";
+    match is(info, "rdb_last_bgsave_status", "err") {
+        true if value == "yes" => Finding::danger(
+            subject,
+            "yes, and the last snapshot could not be saved",
+            "make room on the disk of the server, or memory for its child process: where it saves snapshots (save), it \
+             refuses grants, renewals and releases until one was saved",
+        ),
+        _ => Finding::fine(subject, value),
+    }
 }
 
 fn appendfsync(value: &str, info: &HashMap<String, String>) -> Finding {
@@ -118,12 +159,66 @@ fn appendfsync(value: &str, info: &HashMap<String, String>) -> Finding {
 fn min_replicas(value: &str, info: &HashMap<String, String>) -> Finding {
     let replicas = info.get("connected_slaves").map_or("0", String::as_str);
     let found = format!("{value}, and {replicas} replicas are connected");
+    let good = info.get("min_slaves_good_slaves").and_then(|good| good.parse::<u64>().ok());
     match value {
         "0" if replicas != "0" => Finding::warning(
             "min-replicas-to-write",
             found,
             "a failover may forget locks: set it, and min_replicas in the URL, or use a quorum of masters",
         ),
+        value if good.is_some_and(|good| value.parse().is_ok_and(|wanted: u64| good < wanted)) => {
+            Finding::danger(
+                "min-replicas-to-write",
+                found,
+                "start its replicas, or look why they fall behind: it refuses grants, renewals and releases until then",
+            )
+        }
         _ => Finding::fine("min-replicas-to-write", found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_core::backend::Severity::{self, Danger, Fine, Warning};
+
+    fn info(lines: &[(&str, &str)]) -> HashMap<String, String> {
+        lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn severity(subject: &str, lines: &[(&str, &str)]) -> Option<Severity> {
+        judge(&info(lines)).iter().find(|finding| finding.subject == subject).map(|finding| finding.severity)
+    }
+
+    #[test]
+    fn a_server_that_cannot_write_its_files_refuses_grants() {
+        assert_eq!(severity("writes", &[("aof_last_write_status", "err")]), Some(Danger));
+        assert_eq!(severity("writes", &[("aof_last_write_status", "ok")]), None);
+        let failed = info(&[("rdb_last_bgsave_status", "err")]);
+        assert_eq!(stop_writes("yes", &failed).severity, Danger);
+        assert_eq!(stop_writes("no", &failed).severity, Fine);
+        assert_eq!(stop_writes("yes", &info(&[("rdb_last_bgsave_status", "ok")])).severity, Fine);
+    }
+
+    #[test]
+    fn a_server_that_evicts_nothing_grants_until_its_memory_is_used_up() {
+        let of = |used: &str, most: &str, policy: &str| {
+            severity("maxmemory", &[("used_memory", used), ("maxmemory", most), ("maxmemory_policy", policy)])
+        };
+        assert_eq!(of("500", "1000", "noeviction"), Some(Fine));
+        assert_eq!(of("950", "1000", "noeviction"), Some(Warning));
+        assert_eq!(of("1000", "1000", "noeviction"), Some(Danger));
+        assert_eq!(of("1000", "1000", "allkeys-lru"), Some(Fine));
+        assert_eq!(of("1000", "0", "noeviction"), None);
+    }
+
+    #[test]
+    fn a_master_without_the_replicas_it_wants_refuses_grants() {
+        let of = |wanted: &str, good: &str| {
+            let found = info(&[("connected_slaves", "2"), ("min_slaves_good_slaves", good)]);
+            min_replicas(wanted, &found).severity
+        };
+        assert_eq!([of("1", "1"), of("2", "1"), of("2", "2")], [Fine, Danger, Fine]);
+        assert_eq!(min_replicas("2", &info(&[("connected_slaves", "2")])).severity, Fine);
     }
 }

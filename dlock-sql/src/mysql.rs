@@ -7,11 +7,12 @@ mod server;
 mod session;
 mod shares;
 mod statements;
+mod table;
 mod values;
 
 pub use server::MysqlServer;
-pub(crate) use server::check_engine;
 pub use session::{MysqlRowLocks, MysqlSessions};
+pub(crate) use table::check_engine;
 
 use crate::lease_rows::LeaseRows;
 use crate::options::ServerOptions;

@@ -8,6 +8,7 @@ mod server;
 mod session;
 mod shares;
 mod statements;
+mod table;
 mod values;
 
 pub use server::PostgresServer;

@@ -53,7 +53,7 @@ impl TableName {
     }
 
     /// Without the schema.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -275,7 +275,6 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
 
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     match parts.next() {
-        Some(Value::BulkString(bytes)) if bytes.is_empty() => Found::Nothing,
         Some(Value::BulkString(bytes)) if bytes.len() >= LONGEST_VALUE => Found::Foreign,
         value => {
             let value = value.and_then(text).unwrap_or_default();

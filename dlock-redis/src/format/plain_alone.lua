@@ -9,7 +9,7 @@ local name, token, fence = KEYS[1], ARGV[1], ARGV[3]
 local value = redis.pcall('GETRANGE', name, 0, 511)
 if type(value) == 'table' then
   return value
-elseif value == '' then
+elseif value == '' and redis.call('PTTL', name) == -2 then
   if fence ~= '0' then
     return { 0, ARGV[6] }
   end

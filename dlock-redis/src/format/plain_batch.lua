@@ -63,6 +63,10 @@ for n = 1, count do
         try('DEL', KEYS[taken])
       end
     end
+    if done == false then
+      -- An empty text, which looks as nothing does.
+      done = redis.error_reply('WRONGTYPE the key holds something that is no lock')
+    end
     return type(done) == 'table' and done or redis.error_reply('ERR a lease was not set')
   end
 end

@@ -2,7 +2,7 @@
 -- KEYS: the lock. ARGV: 1 where the key may be data of others; -; the number of the call.
 -- Reply: {1, or 0 when nobody holds it, that number}; or an error.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 511)
-if value == '' then
+if value == '' and redis.call('PTTL', KEYS[1]) == -2 then
   return { 0, ARGV[3] }
 end
 if type(value) == 'table' or ARGV[1] == '1' and not string.find(value, '^%x+ %d+%+%d+ ') then

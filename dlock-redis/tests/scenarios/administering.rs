@@ -96,6 +96,35 @@ async fn what_is_in_the_way_of_a_lock_is_listed_as_foreign_and_removed_by_force(
     shared.lock("java").acquire().await.unwrap().release().await.unwrap();
 }
 
+/// `GETRANGE` tells it from nothing no more than an acquire may.
+#[tokio::test]
+async fn an_empty_text_in_the_way_of_a_lock_is_refused_shown_and_removed_by_force() {
+    let server = RedisServer::start().unwrap();
+    let (ours, bare) =
+        (over_all(&server.url()).await, over_all(&format!("{}?prefix=&redisson=false", server.url())).await);
+    let lock = ours.lock("room");
+    server.command::<()>(&["SET", "dlock:room", ""]);
+    for lock in [lock.clone(), lock.clone().with_fairness(true), lock.clone().read()] {
+        error_of(lock.try_acquire().await, ErrorKind::InvalidConfig);
+    }
+    error_of(ours.semaphore("room", 2).try_acquire().await, ErrorKind::InvalidConfig);
+    error_of(ours.lock_all(["other", "room"]).acquire().await, ErrorKind::InvalidConfig);
+    assert_eq!(server.keys(), ["dlock:fence:{0}", "dlock:room"], "nothing is left of a batch");
+    let listed = ours.holders().await.unwrap();
+    assert_eq!(listed.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["room"]);
+    assert!(ours.inspect("room").await.unwrap().is_some());
+    assert!(ours.force_release("room").await.unwrap());
+    assert!(!ours.force_release("room").await.unwrap());
+    assert!(ours.inspect("room").await.unwrap().is_none());
+    lock.acquire().await.unwrap().release().await.unwrap();
+
+    // Without a prefix it may be data of others.
+    server.command::<()>(&["SET", "text", ""]);
+    error_of(bare.inspect("text").await, ErrorKind::InvalidConfig);
+    error_of(bare.force_release("text").await, ErrorKind::InvalidConfig);
+    assert_eq!(server.command::<u64>(&["EXISTS", "text"]), 1);
+}
+
 /// What an acquire calls held, whatever Redisson stored it, or broke it.
 #[tokio::test]
 async fn what_keeps_an_acquire_waiting_is_listed_and_shown_and_removed_by_force() {

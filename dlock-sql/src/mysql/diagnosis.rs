@@ -1,10 +1,12 @@
 //! Settings of MariaDB and MySQL that endanger locks.
 
 use dlock_core::backend::Finding;
-use sqlx::{MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use crate::diagnosis::{Facts, Judge, is_on, leading, unless};
 use crate::server::SqlResult;
+use crate::table::TableName;
+use crate::text::hex;
 
 /// Whoever may connect may read all of these. A server has those that it knows.
 const FACTS: [&str; 2] = [
@@ -13,7 +15,7 @@ const FACTS: [&str; 2] = [
     "SHOW GLOBAL STATUS WHERE Variable_name = 'Threads_connected'",
 ];
 
-pub(super) async fn facts(on: &mut MySqlConnection) -> SqlResult<Facts> {
+pub(super) async fn facts(on: &mut MySqlConnection, table: &TableName) -> SqlResult<Facts> {
     let mut facts = Facts::new();
     for statement in FACTS {
         for row in sqlx::raw_sql(statement).fetch_all(&mut *on).await? {
@@ -28,10 +30,25 @@ pub(super) async fn facts(on: &mut MySqlConnection) -> SqlResult<Facts> {
             facts.insert(name, text(1)?);
         }
     }
+    let literal = |schema: &str| format!("CAST(X'{}' AS CHAR)", hex(schema.as_bytes()));
+    let schema = table.schema().map_or_else(|| "DATABASE()".to_owned(), literal);
+    let triggers = format!(
+        "SELECT COUNT(*) FROM information_schema.triggers
+        WHERE event_object_schema = {schema} AND event_object_table = '{}'",
+        table.name()
+    );
+    let row = sqlx::raw_sql(AssertSqlSafe(triggers)).fetch_one(on).await?;
+    facts.insert("triggers".to_owned(), row.try_get::<i64, _>(0)?.to_string());
     Ok(facts)
 }
 
 pub(super) const SETTINGS: &[(&str, Judge)] = &[
+    // Whoever may not see them sees none.
+    ("triggers", |value, _| {
+        let advice = "look at the triggers of the table of the locks: one that changes what is written can have locks lost, or \
+                      granted twice";
+        unless(value == "0", Finding::warning("triggers", value, advice))
+    }),
     ("version", |value, _| {
         let oldest = if value.contains("MariaDB") { 10 } else { 8 };
         let advice = "dlock needs MariaDB 10.3 or MySQL 8, or later";

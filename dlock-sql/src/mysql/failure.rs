@@ -16,6 +16,14 @@ pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the
 pub(crate) const UNTRANSACTED: &str = "the table is not kept by InnoDB, so that its rows cannot be locked, and may be lost; \
                                        ALTER TABLE ... ENGINE = InnoDB";
 
+/// What is said of a table in which a key may have several rows.
+pub(super) const UNKEYED: &str = "the column `key` of the table has no index that gives each key one row, so that a lock could be granted \
+                                  twice; stop all users of the table, and ALTER TABLE ... ADD PRIMARY KEY (`key`)";
+
+/// What is said of a table whose keys or tokens are no bytes.
+pub(super) const MISTYPED: &str = "the columns `key` and `token` of the table hold text, which the server compares by its collation, and no bytes; \
+                                   drop the table while nothing is held, and call migrate()";
+
 /// What is said of a server that ends transactions whatever their sessions set.
 pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle for less than a minute (`kill_idle_transaction`), and with \
                                     them locks on rows, before their holders count them as lost; set it to 0, or to 60 and \
@@ -36,7 +44,7 @@ pub(super) fn no_database() -> Failure {
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
-        && [UNCOMMITTED, UNTRANSACTED, ENDS_IDLE].contains(&&*why.to_string())
+        && [UNCOMMITTED, UNTRANSACTED, UNKEYED, MISTYPED, ENDS_IDLE].contains(&&*why.to_string())
     {
         return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
     }

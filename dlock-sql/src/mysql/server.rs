@@ -11,9 +11,10 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
 use super::diagnosis;
-use super::failure::{UNCOMMITTED, UNLOGGED, UNTRANSACTED, classify, no_database, number};
+use super::failure::{UNCOMMITTED, UNLOGGED, classify, no_database, number};
 use super::session::{self, SESSION};
 use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
+use super::table::check_table;
 use super::values::Value::{self, Bytes, Number};
 use super::values::{TOO_MANY_PREPARED, execute, literal, rows};
 use crate::address;
@@ -206,7 +207,7 @@ impl Server for MysqlServer {
     const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;
 
     async fn facts(&self, on: &mut MySqlConnection) -> SqlResult<Facts> {
-        diagnosis::facts(on).await
+        diagnosis::facts(on, &self.table).await
     }
 
     async fn mark(&self, on: &mut MySqlConnection) -> SqlResult<Option<String>> {
@@ -214,7 +215,7 @@ impl Server for MysqlServer {
         for statement in &self.statements.rights {
             execute(on, statement, &[]).await?;
         }
-        check_engine(on, &self.quoted()).await?;
+        check_table(on, &self.quoted()).await?;
         let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
         Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
     }
@@ -548,16 +549,6 @@ impl Server for MysqlServer {
             None => self.count_first(on, wanted, session).await,
         }
     }
-}
-
-/// Refuses a table whose rows cannot be locked.
-pub(crate) async fn check_engine(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
-    let show = sqlx::raw_sql(AssertSqlSafe(format!("SHOW CREATE TABLE {table}")));
-    let created: Vec<u8> = show.fetch_one(on).await?.try_get_unchecked(1)?;
-    let created = String::from_utf8_lossy(&created);
-    // Some modes leave the engine out.
-    let is_refused = created.contains(" ENGINE=") && !created.contains(" ENGINE=InnoDB");
-    if is_refused { Err(sqlx::Error::Configuration(UNTRANSACTED.into())) } else { Ok(()) }
 }
 
 /// Refuses a connection on which nothing would be committed.

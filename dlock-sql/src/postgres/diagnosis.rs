@@ -1,10 +1,11 @@
 //! Settings of PostgreSQL that endanger locks.
 
 use dlock_core::backend::Finding;
-use sqlx::{PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use crate::diagnosis::{Facts, Judge, is_on, leading, unless};
 use crate::server::SqlResult;
+use crate::table::TableName;
 
 /// Whoever may connect may read all of these.
 const FACTS: &str =
@@ -13,12 +14,29 @@ const FACTS: &str =
      UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE datid IS NOT NULL
      UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication";
 
-pub(super) async fn facts(on: &mut PgConnection) -> SqlResult<Facts> {
-    let rows = sqlx::raw_sql(FACTS).fetch_all(on).await?;
+pub(super) async fn facts(on: &mut PgConnection, table: &TableName) -> SqlResult<Facts> {
+    let of_table = format!(
+        "{FACTS} UNION ALL SELECT 'table', relpersistence::text FROM pg_class WHERE oid = '{table}'::regclass
+        UNION ALL SELECT 'triggers', count(*)::text FROM pg_trigger
+            WHERE tgrelid = '{table}'::regclass AND NOT tgisinternal AND tgenabled <> 'D'",
+        table = table.quoted('"').replace('\'', "''")
+    );
+    let rows = sqlx::raw_sql(AssertSqlSafe(of_table)).fetch_all(on).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
 pub(super) const SETTINGS: &[(&str, Judge)] = &[
+    ("table", |value, _| {
+        let advice =
+            "ALTER TABLE ... SET LOGGED: a crash empties the table, and what is held could be granted again";
+        let finding = Finding::danger("table", "it is UNLOGGED", advice);
+        if value == "u" { finding } else { Finding::fine("table", "it outlives a crash") }
+    }),
+    ("triggers", |value, _| {
+        let advice = "look at the triggers of the table of the locks: one that changes or leaves out what is written can have \
+                      locks lost, or granted twice";
+        unless(value == "0", Finding::warning("triggers", value, advice))
+    }),
     ("server_version", |value, _| {
         unless(leading(value) >= 12, Finding::danger("version", value, "dlock needs PostgreSQL 12 or later"))
     }),

@@ -12,8 +12,21 @@ use crate::table::TableName;
 pub(super) const UNPREPARED: &str = "26000";
 pub(super) const OUTDATED: &str = "0A000";
 
+/// What is said of a table in which a key may have several rows.
+pub(super) const UNKEYED: &str = "the column \"key\" of the table has no index that gives each key one row, so that a lock could be granted \
+                                  twice; stop all users of the table, and ALTER TABLE ... ADD PRIMARY KEY (key)";
+
+/// What is said of a table whose columns have other types.
+pub(super) const MISTYPED: &str = "the columns of the table have other types than those of a lock table of this version; drop it while nothing \
+                                   is held, and call migrate(), or choose another table name";
+
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
+    if let Error::Configuration(why) = &error
+        && [UNKEYED, MISTYPED].contains(&&*why.to_string())
+    {
+        return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
+    }
     fault(error, "sslmode", |error| {
         let fatal = error
             .try_downcast_ref::<PgDatabaseError>()

@@ -15,6 +15,7 @@ use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing, 
 use super::listen::Listening;
 use super::session;
 use super::statements::{HOME, PostgresStatements, named, schema};
+use super::table::check_table;
 use super::values::{self, Value};
 use crate::address;
 use crate::connector::Connector;
@@ -31,6 +32,18 @@ use crate::text::{micros, number, sql, unhex};
 
 /// When to ask again for a row that is kept for those in line after its lease.
 const KEPT_BEYOND: Duration = Duration::from_millis(50);
+
+/// Whether it can be written. The transaction of a locked row keeps the setting that it began with.
+const IS_FIT: &str = "SELECT current_setting('transaction_read_only') = 'off'
+    AND current_setting('default_transaction_read_only') = 'off'";
+
+/// The same, and has the server notice that the client is gone: what waits there for a lock on the table or a row would
+/// keep its session otherwise, and more and more of them the server from all others. The setting does nobody harm to
+/// whom a proxy lends the connection next, and fails where the server cannot notice.
+const SETTLE: &str = "SELECT current_setting('transaction_read_only') = 'off'
+        AND current_setting('default_transaction_read_only') = 'off',
+    (SELECT set_config('client_connection_check_interval', '1s', false)
+        WHERE current_setting('client_connection_check_interval', true) = '0' AND version() ~* 'linux|darwin|bsd')";
 
 /// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]
@@ -205,7 +218,8 @@ impl Server for PostgresServer {
     }
 
     async fn settle(on: &mut PgConnection) -> SqlResult<()> {
-        if Self::is_fit(on).await? { Ok(()) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
+        let settled = sqlx::raw_sql(SETTLE).fetch_one(on).await?;
+        if settled.try_get(0)? { Ok(()) } else { Err(sqlx::Error::Configuration(READ_ONLY.into())) }
     }
 
     async fn prepare(&self, on: &mut PgConnection) -> SqlResult<()> {
@@ -216,10 +230,7 @@ impl Server for PostgresServer {
     }
 
     async fn is_fit(on: &mut PgConnection) -> SqlResult<bool> {
-        // The transaction of a locked row keeps the setting that it began with.
-        let writes = "SELECT current_setting('transaction_read_only') = 'off'
-            AND current_setting('default_transaction_read_only') = 'off'";
-        sqlx::raw_sql(writes).fetch_one(on).await?.try_get(0)
+        sqlx::raw_sql(IS_FIT).fetch_one(on).await?.try_get(0)
     }
 
     async fn check_pooled(_: &mut PgConnection) -> SqlResult<()> {
@@ -240,7 +251,7 @@ impl Server for PostgresServer {
     const SETTINGS: &'static [(&'static str, Judge)] = diagnosis::SETTINGS;
 
     async fn facts(&self, on: &mut PgConnection) -> SqlResult<Facts> {
-        diagnosis::facts(on).await
+        diagnosis::facts(on, &self.table).await
     }
 
     async fn mark(&self, on: &mut PgConnection) -> SqlResult<Option<String>> {
@@ -248,6 +259,7 @@ impl Server for PostgresServer {
         for statement in &self.statements.rights {
             self.all(on, statement, &[]).await?;
         }
+        check_table(on, &self.table).await?;
         mark.first().map(|row| row.try_get(0)).transpose()
     }
 

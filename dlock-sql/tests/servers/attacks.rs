@@ -1,5 +1,6 @@
 //! What administrators and neighbours do to a server, or to its table, while locks are held.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,8 @@ use dlock_core::{Backend, ErrorKind, Locks};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{
-    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, PostgresOptions, PostgresRowLocks, PostgresSessions,
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    PostgresSessions,
 };
 
 use crate::support::{Db, is_error, on_both, once, take, until};
@@ -286,4 +288,37 @@ async fn who_rebuilds_the_table_of_postgres_holds_locks_up_and_ends_none() {
         guard.check().unwrap();
     }
     guard.release().await.unwrap();
+}
+
+/// A statement that waits for the table knows nothing of its client: a session for each request that was given up would
+/// take all that the server has, from everybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_a_locked_table_holds_up_leave_no_sessions_on_postgresql() {
+    let server = <PostgresServer as Db>::start();
+    drop(server.backend().await);
+    // With the default patience for connections: one that is opened prepares a statement of the table, and waits too.
+    let backend = Postgres::connect(&server.url()).await.unwrap();
+    let locks = Locks::builder(backend).with_lease(Duration::from_secs(3)).build().unwrap();
+    let pool = server.pool(1);
+    let mut rebuilds = pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE dlock IN ACCESS EXCLUSIVE MODE").execute(&mut *rebuilds).await.unwrap();
+    let waiter = |number: usize| {
+        let lock = locks.lock(format!("k{number}")).with_wait(Duration::from_secs(60));
+        tokio::spawn(async move { lock.acquire().await?.release().await })
+    };
+    let waiters: Vec<_> = (0..10).map(waiter).collect();
+    let waits =
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock' AND wait_event_type = 'Lock'";
+    let mut seen = HashSet::new();
+    until("sessions to end with their requests", || {
+        let waiting: HashSet<String> = server.query(waits).lines().map(str::to_owned).collect();
+        assert!(waiting.len() < 60, "{} sessions of one process", waiting.len());
+        seen.extend(waiting.iter().cloned());
+        seen.len() - waiting.len() >= 10
+    })
+    .await;
+    rebuilds.rollback().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap();
+    }
 }

@@ -122,6 +122,69 @@ async fn a_server_of_mariadb_that_makes_tables_of_another_kind_is_refused() {
     is_error(options.migrate().await, ErrorKind::InvalidConfig, &["InnoDB"]);
 }
 
+/// As after `CREATE TABLE ... AS SELECT`, or a copy whose indexes failed: two of whom each finds no row insert one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_of_mysql_in_which_a_key_may_have_two_rows_or_share_one_is_refused() {
+    let server = <MysqlServer as Db>::start();
+    let url = server.url();
+    for (change, why) in [
+        ("DROP PRIMARY KEY", "ADD PRIMARY KEY"),
+        ("ADD INDEX plain (`key`)", "ADD PRIMARY KEY"),
+        ("ADD PRIMARY KEY (`key`, fence)", "ADD PRIMARY KEY"),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (`key`(3))", "ADD PRIMARY KEY"),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (`key`), MODIFY token CHAR(16)", "collation"),
+        ("MODIFY token BINARY(16), MODIFY `key` VARCHAR(200) NOT NULL", "collation"),
+    ] {
+        if change == "DROP PRIMARY KEY" {
+            MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+        }
+        server.query(&format!("ALTER TABLE dlock {change}"));
+        is_error(Mysql::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        is_error(MysqlSessions::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        is_error(MysqlRowLocks::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        let options = MysqlOptions::from_url(&url).unwrap();
+        is_error(options.migrate().await, ErrorKind::InvalidConfig, &[why]);
+    }
+    // What is as good as a primary key.
+    server.query(
+        "ALTER TABLE dlock MODIFY `key` VARBINARY(513) NOT NULL, DROP PRIMARY KEY, ADD UNIQUE one (`key`)",
+    );
+    Mysql::connect(&url).await.unwrap();
+    server.query("RENAME TABLE dlock TO below; CREATE VIEW dlock AS SELECT * FROM below");
+    let locks = Locks::new(Mysql::connect(&url).await.unwrap());
+    take(&locks, "a").await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_of_postgresql_in_which_a_key_may_have_two_rows_or_other_types_is_refused() {
+    let server = <PostgresServer as Db>::start();
+    let url = server.url();
+    PostgresOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    server.query("ALTER TABLE dlock DROP CONSTRAINT dlock_pkey");
+    let (unkeyed, mistyped) = ("ADD PRIMARY KEY", "other types");
+    for (change, why) in [
+        ("CREATE INDEX plain ON dlock (key)", unkeyed),
+        ("CREATE UNIQUE INDEX partial ON dlock (key) WHERE key < 'a'", unkeyed),
+        ("CREATE UNIQUE INDEX of_both ON dlock (key, fence)", unkeyed),
+        ("ALTER TABLE dlock ADD CONSTRAINT late UNIQUE (key) DEFERRABLE", unkeyed),
+        ("CREATE UNIQUE INDEX one ON dlock (key)", unkeyed),
+        ("ALTER TABLE dlock DROP CONSTRAINT late, ALTER fence TYPE numeric", mistyped),
+        ("ALTER TABLE dlock ALTER fence TYPE bigint, ALTER expires TYPE timestamp", mistyped),
+    ] {
+        server.query(change);
+        is_error(Postgres::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        is_error(PostgresSessions::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        is_error(PostgresRowLocks::connect(&url).await, ErrorKind::InvalidConfig, &[why]);
+        let options = PostgresOptions::from_url(&url).unwrap();
+        is_error(options.migrate().await, ErrorKind::InvalidConfig, &[why]);
+    }
+    server.query("ALTER TABLE dlock ALTER expires TYPE timestamptz");
+    Postgres::connect(&url).await.unwrap();
+    server.query("ALTER TABLE dlock RENAME TO below; CREATE VIEW dlock AS SELECT * FROM below");
+    let locks = Locks::new(Postgres::connect(&url).await.unwrap());
+    take(&locks, "a").await.release().await.unwrap();
+}
+
 /// Two users of one database, each of whom may make tables and gets those of the other: `shop` has a schema of its own
 /// name, which comes first in its search path.
 fn two_users() -> PostgresServer {
