@@ -1,5 +1,6 @@
 //! How servers meet a connection that opens no session: what the client library does not tell.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
@@ -28,8 +29,13 @@ pub(super) async fn of_any(servers: &str) -> Greeting {
 }
 
 async fn of(server: String) -> Greeting {
-    let Ok(Ok(mut connection)) = timeout(PATIENCE, TcpStream::connect(server)).await else {
-        return Greeting::None;
+    let mut connection = match timeout(PATIENCE, TcpStream::connect(server)).await {
+        Ok(Ok(connection)) => connection,
+        // It was ended before this process looked whether it had come about.
+        Ok(Err(error)) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+            return Greeting::Closed;
+        }
+        _ => return Greeting::None,
     };
     match timeout(PATIENCE, connection.read_u8()).await {
         Ok(Err(_)) => Greeting::Closed,
