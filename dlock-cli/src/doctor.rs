@@ -8,7 +8,7 @@ use dlock::backend::{Finding, Severity};
 use serde_json::json;
 
 use crate::show::{self, printable};
-use crate::trouble::{DANGER, Trouble};
+use crate::trouble::{DANGER, Trouble, seen};
 
 /// Asks once.
 pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
@@ -41,22 +41,26 @@ pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     findings.push(fence);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let worst = findings.iter().map(|finding| finding.severity).max();
-    let mut out = stdout().lock();
-    if json {
-        let all: Vec<_> = findings
+    let print = || {
+        let mut out = stdout().lock();
+        if json {
+            let all: Vec<_> = findings
             .iter()
             .map(|Finding { subject, severity, found, advice, .. }| {
                 json!({ "subject": subject, "severity": severity.as_str(), "found": found, "advice": advice })
             })
             .collect();
-        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "findings": all }))?)?;
-    } else {
-        for Finding { subject, severity, found, advice, .. } in &findings {
-            writeln!(out, "{:<8} {subject}: {}", severity.as_str(), printable(found))?;
-            if !advice.is_empty() {
-                writeln!(out, "         {advice}")?;
+            writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "findings": all }))?)?;
+        } else {
+            for Finding { subject, severity, found, advice, .. } in &findings {
+                writeln!(out, "{:<8} {subject}: {}", severity.as_str(), printable(found))?;
+                if !advice.is_empty() {
+                    writeln!(out, "         {advice}")?;
+                }
             }
         }
-    }
+        Ok(())
+    };
+    seen(print())?;
     Ok(if worst == Some(Severity::Danger) { DANGER } else { 0 })
 }

@@ -11,6 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
 use crate::members::{MARK, Members};
+use crate::signals::ends;
 
 /// How often to look whether all of a group are gone.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
@@ -19,8 +20,9 @@ pub(crate) const KILLS: u32 = 100;
 
 /// A command that runs.
 ///
-/// Beside a terminal it stays in the terminal's foreground, so that it can read from it, and the terminal itself sends
-/// it what is typed. Otherwise it leads a group of its own, so that signals reach also what it starts.
+/// Where there is a terminal it stays in the group of this program, which is one job to a shell: in the foreground it
+/// reads from the terminal, which sends it what is typed, and one that reads in the background is stopped with this
+/// program, which the shell sees. Otherwise it leads a group of its own.
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,
@@ -28,23 +30,26 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn start(mut command: Command) -> io::Result<Self> {
-        let leads = !in_foreground();
+    pub(crate) fn start(mut command: Command, mark: u64) -> io::Result<Self> {
+        let leads = foreground().is_none();
         if leads {
             command.process_group(0);
         }
-        let mark = Members::draw_mark();
         let child = command.env(MARK, Members::marked(mark)).spawn()?;
         let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = id.ok_or_else(|| io::Error::other("the command has no process"))?;
-        Ok(Self { child, members: Members::new(pid, leads, mark) })
+        Ok(Self { child, members: Members::new(Some(pid), leads, mark) })
     }
 
     /// Passes on a signal that this process was sent.
     pub(crate) fn pass_on(&self, signal: Signal) {
         // What is typed at the terminal went to the command already.
-        if self.members.all || !matches!(signal, Signal::INT | Signal::QUIT) {
-            self.members.send(signal);
+        if self.members.all || !matches!(signal, Signal::INT | Signal::QUIT) || !in_foreground() {
+            self.members.send_group(signal);
+            // One that was stopped cannot end.
+            if ends(signal) {
+                self.members.send_group(Signal::CONT);
+            }
         }
     }
 
@@ -90,7 +95,11 @@ impl Group {
 
 /// Whether what is typed at the terminal comes to us. Our input does not say it: it may be a pipe while the command
 /// asks the terminal for a password, which stops whoever is not in the foreground.
-fn in_foreground() -> bool {
-    let terminal = File::open("/dev/tty");
-    terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
+pub(crate) fn in_foreground() -> bool {
+    foreground() == Some(getpgrp())
+}
+
+/// The group in the foreground of our terminal, if there is one.
+fn foreground() -> Option<Pid> {
+    tcgetpgrp(File::open("/dev/tty").ok()?).ok()
 }

@@ -4,6 +4,7 @@
 //! signal, the pipe ends without the word that all is done.
 
 use std::io::{self, BufRead, Read, Write};
+use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use rustix::process::Signal;
 
 use crate::group::{KILLS, LOOK};
 use crate::members::Members;
+use crate::signals::Signals;
 
 /// The command under which this program is the guardian.
 pub(crate) const NAME: &str = "guard-a-command";
@@ -20,48 +22,57 @@ const TOLD: u8 = b't';
 /// The command has ended.
 const DONE: u8 = b'd';
 
-/// The guardian of a command. When it is dropped, the command is done.
+/// The guardian of a command. When it is dropped before that is [done](Self::done), the command is ended.
 #[derive(Debug)]
 pub(crate) struct Guardian(ChildStdin);
 
 impl Guardian {
-    /// Starts it, in a group of its own: what is typed at a terminal is not for it.
-    pub(crate) fn start() -> io::Result<Self> {
+    /// Starts it, in a group of its own: what is typed at a terminal is not for it. It knows the command by its mark
+    /// before that has a process.
+    pub(crate) fn start(mark: u64, grace: Duration) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
 
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(ourselves()?);
         command.arg(NAME).env_remove("DLOCK_URL").process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        child.stdin.take().map(Self).ok_or_else(|| io::Error::other("the guardian has no input"))
+        let mut input = child.stdin.take().ok_or_else(|| io::Error::other("the guardian has no input"))?;
+        input.write_all(format!("{} {}\n", Members::mark_line(mark), grace.as_millis()).as_bytes())?;
+        Ok(Self(input))
     }
 
-    /// Says whom to end, and how long they may take.
-    pub(crate) fn guard(&mut self, members: Members, grace: Duration) -> io::Result<()> {
-        let line = format!("{} {}\n", members.line(), grace.as_millis());
-        self.0.write_all(line.as_bytes())
+    /// Says which process the command is.
+    pub(crate) fn guard(&mut self, members: Members) -> io::Result<()> {
+        self.0.write_all(format!("{}\n", members.line()).as_bytes())
     }
 
     /// Says that the command was asked to end: from now on it has had its time.
     pub(crate) fn told(&mut self) {
         let _ = self.0.write_all(&[TOLD]);
     }
-}
 
-impl Drop for Guardian {
-    fn drop(&mut self) {
+    /// Says that the command has ended.
+    pub(crate) fn done(mut self) {
         let _ = self.0.write_all(&[DONE]);
     }
 }
 
+/// This program, also when its file was replaced or removed meanwhile.
+fn ourselves() -> io::Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    let running = PathBuf::from("/proc/self/exe");
+    Ok(if !here.exists() && running.exists() { running } else { here })
+}
+
 /// Is the guardian.
 pub(crate) fn be() -> io::Result<()> {
+    // A signal to all processes of this program, or of a service, is not its end: that is the end of the first one.
+    let _caught = Signals::catch()?;
     let mut input = io::stdin().lock();
-    let mut line = String::new();
-    input.read_line(&mut line)?;
-    let mut words = line.split_whitespace();
-    let mut word = || words.next().unwrap_or_default();
-    let members = Members::parse(word(), word(), word());
-    let (Some(members), Ok(millis)) = (members, word().parse()) else { return Ok(()) };
+    let (mut first, mut second) = (String::new(), String::new());
+    input.read_line(&mut first)?;
+    let Some((mark, millis)) = first.trim_end().split_once(' ') else { return Ok(()) };
+    input.read_line(&mut second)?;
+    let (Some(members), Ok(millis)) = (Members::parse(mark, &second), millis.parse()) else { return Ok(()) };
     let mut grace = Duration::from_millis(millis);
     for byte in input.bytes() {
         match byte {

@@ -33,6 +33,8 @@ use dlock::Wait;
 
 use crate::trouble::{CODES, Trouble};
 
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, about = "Who holds which lock, and commands that run under one", after_help = CODES)]
 struct Cli {
@@ -226,7 +228,7 @@ struct Run {
     /// How long the command may take to end before it is killed; at most a third of the time for which the lock is
     /// trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout), unless the
     /// lock was taken away already
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     grace: Duration,
     /// Pass DLOCK_URL on to the command, although it may hold a password
     #[arg(long)]
@@ -256,6 +258,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "write a number with a unit, such as 500ms, 5s or 2m".to_owned())
 }
 
+fn grace(text: &str) -> Result<Duration, String> {
+    let grace = duration(text)?;
+    if grace > DAY { Err("use up to 24 h".to_owned()) } else { Ok(grace) }
+}
+
 fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "0" => Ok(Wait::No),
@@ -276,19 +283,18 @@ async fn main() -> ExitCode {
             let code = if error.use_stderr() { trouble::USAGE } else { 0 };
             // A URL in the wrong place is repeated by the error, and may hold a password.
             let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
-            match { arguments }.find(|argument| argument.contains("://") && argument.contains('@')) {
-                Some(url) if code != 0 => {
-                    eprintln!("dlock: {}", trouble::one_line(&error.to_string().replace(&url, "<URL>")));
-                }
+            let text = error.to_string();
+            match trouble::without_urls(&text, arguments) {
+                shown if code != 0 && shown != text => trouble::say(&shown),
                 _ => drop(error.print()),
             }
+            trouble::said();
             return ExitCode::from(code);
         }
     };
-    match carry_out(cli).await {
-        Ok(code) => ExitCode::from(code),
-        Err(trouble) => trouble.tell(),
-    }
+    let code = carry_out(cli).await.unwrap_or_else(Trouble::tell);
+    trouble::said();
+    ExitCode::from(code)
 }
 
 async fn carry_out(cli: Cli) -> Result<u8, Trouble> {

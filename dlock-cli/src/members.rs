@@ -1,10 +1,11 @@
 //! Whom signals reach: a command, and all that it started.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 
 use rustix::process::{
-    Pid, Signal, kill_process, kill_process_group, test_kill_process, test_kill_process_group,
+    Pid, Signal, getpgrp, kill_process, kill_process_group, test_kill_process, test_kill_process_group,
 };
 
 /// The variable by which the processes of one run are known.
@@ -13,7 +14,8 @@ pub(crate) const MARK: &str = "DLOCK_RUN";
 /// A command, and all that it started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Members {
-    pub(crate) pid: Pid,
+    /// The command, once it is known.
+    pub(crate) pid: Option<Pid>,
     /// The whole group that the process leads.
     pub(crate) all: bool,
     /// What stands in the environment of the command, and so of all that it starts.
@@ -24,11 +26,12 @@ pub(crate) struct Members {
 struct Process {
     parent: i32,
     group: i32,
-    is_marked: bool,
+    /// The value of [`MARK`].
+    marks: Vec<u8>,
 }
 
 impl Members {
-    pub(crate) const fn new(pid: Pid, all: bool, mark: u64) -> Self {
+    pub(crate) const fn new(pid: Option<Pid>, all: bool, mark: u64) -> Self {
         Self { pid, all, mark }
     }
 
@@ -37,24 +40,52 @@ impl Members {
         RandomState::new().hash_one(std::process::id())
     }
 
-    /// The value of [`MARK`].
-    pub(crate) fn marked(mark: u64) -> String {
-        format!("{mark:016x}")
+    /// The value of [`MARK`]: behind the marks of the runs in which this one takes place, to which it belongs too.
+    pub(crate) fn marked(mark: u64) -> OsString {
+        let mut marks = std::env::var_os(MARK).unwrap_or_default();
+        if !marks.is_empty() {
+            marks.push(":");
+        }
+        marks.push(written(mark));
+        marks
     }
 
-    /// Reads what was [written](Self::line) of them.
-    pub(crate) fn parse(pid: &str, all: &str, mark: &str) -> Option<Self> {
-        let pid = pid.parse().ok().and_then(Pid::from_raw)?;
-        Some(Self { pid, all: all.parse().ok()?, mark: u64::from_str_radix(mark, 16).ok()? })
+    /// Reads the [mark](Self::mark_line), and what was [written](Self::line) of the command, if it came so far.
+    pub(crate) fn parse(mark: &str, line: &str) -> Option<Self> {
+        let mark = u64::from_str_radix(mark, 16).ok()?;
+        let command = line.split_once(' ').and_then(|(pid, all)| {
+            let pid = pid.parse().ok().and_then(Pid::from_raw)?;
+            Some((pid, all.trim_end().parse().ok()?))
+        });
+        Some(command.map_or(Self::new(None, false, mark), |(pid, all)| Self::new(Some(pid), all, mark)))
+    }
+
+    /// The mark, by which they are found also when nothing else is known of them.
+    pub(crate) fn mark_line(mark: u64) -> String {
+        written(mark)
     }
 
     pub(crate) fn line(self) -> String {
-        format!("{} {} {}", self.pid.as_raw_nonzero(), self.all, Self::marked(self.mark))
+        format!("{} {}", self.pid.map_or(0, Pid::as_raw_pid), self.all)
     }
 
     /// Sends a signal to the group, or the command where it leads none. Those who are gone need none.
     pub(crate) fn send(self, signal: Signal) {
-        let _ = if self.all { kill_process_group(self.pid, signal) } else { kill_process(self.pid, signal) };
+        if let Some(pid) = self.pid {
+            let _ = if self.all { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
+        }
+    }
+
+    /// Sends a signal to those who would be the command's group if it led one.
+    pub(crate) fn send_group(self, signal: Signal) {
+        self.send(signal);
+        if !self.all {
+            let group = getpgrp().as_raw_pid();
+            let processes = processes();
+            for pid in self.others_of(&processes).filter(|pid| processes[pid].group == group) {
+                let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, signal));
+            }
+        }
     }
 
     /// Sends a signal to all of them.
@@ -72,15 +103,22 @@ impl Members {
 
     /// Whether the group is there, or the command where it leads none.
     pub(crate) fn are_there(self) -> bool {
-        if self.all { test_kill_process_group(self.pid) } else { test_kill_process(self.pid) }.is_ok()
+        let test = if self.all { test_kill_process_group } else { test_kill_process };
+        self.pid.is_some_and(|pid| test(pid).is_ok())
     }
 
     /// The processes that have left the group, or that the command without a group of its own has started: those with
     /// the mark, and what they have started. Where the system has no `/proc` there are none.
     pub(crate) fn others(self) -> Vec<Pid> {
-        let processes = processes(format!("{MARK}={}", Self::marked(self.mark)).as_bytes());
+        self.others_of(&processes()).filter_map(Pid::from_raw).collect()
+    }
+
+    fn others_of(self, processes: &BTreeMap<i32, Process>) -> impl Iterator<Item = i32> {
+        let mark = written(self.mark);
+        let is_marked =
+            |process: &Process| process.marks.split(|byte| *byte == b':').any(|one| one == mark.as_bytes());
         let mut found: BTreeSet<i32> =
-            processes.iter().filter(|(_, process)| process.is_marked).map(|(pid, _)| *pid).collect();
+            processes.iter().filter(|(_, process)| is_marked(process)).map(|(pid, _)| *pid).collect();
         loop {
             let before = found.len();
             let children = processes.iter().filter(|(_, process)| found.contains(&process.parent));
@@ -90,14 +128,18 @@ impl Members {
                 break;
             }
         }
-        let ours = self.pid.as_raw_nonzero().get();
-        let is_other = |pid: &i32| if self.all { processes[pid].group != ours } else { *pid != ours };
-        found.into_iter().filter(is_other).filter_map(Pid::from_raw).collect()
+        let ours = self.pid.map_or(0, Pid::as_raw_pid);
+        let is_other = move |pid: &i32| if self.all { processes[pid].group != ours } else { *pid != ours };
+        found.into_iter().filter(is_other)
     }
 }
 
+fn written(mark: u64) -> String {
+    format!("{mark:016x}")
+}
+
 /// All processes that live.
-fn processes(mark: &[u8]) -> BTreeMap<i32, Process> {
+fn processes() -> BTreeMap<i32, Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
     let known = entries.flatten().filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -109,8 +151,28 @@ fn processes(mark: &[u8]) -> BTreeMap<i32, Process> {
         let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
         // That of another user cannot be read.
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-        let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == mark);
-        is_alive.then_some((pid, Process { parent, group, is_marked }))
+        let value =
+            |variable: &[u8]| Some(variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=")?.to_vec());
+        let marks = environment.split(|byte| *byte == 0).find_map(value).unwrap_or_default();
+        is_alive.then_some((pid, Process { parent, group, marks }))
     });
     known.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_known_by_the_mark_alone_until_the_command_is() {
+        let (mark, pid) = (0xab, Pid::from_raw(7));
+        let read = |line: &str| {
+            Members::parse(&Members::mark_line(mark), line).map(|read| (read.pid, read.all, read.mark))
+        };
+        assert_eq!(read(&Members::new(pid, true, mark).line()), Some((pid, true, mark)));
+        for cut in ["", "7", "7 tr", "0 true"] {
+            assert_eq!(read(cut), Some((None, false, mark)), "{cut:?}");
+        }
+        assert!(Members::parse("", "7 true").is_none());
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::QuorumTask;
 use crate::show::{self, Person, printable, short};
 use crate::store;
-use crate::trouble::{DANGER, Trouble};
+use crate::trouble::{DANGER, Trouble, seen};
 
 /// How often to look whether the last lock is released.
 const LOOKING: Duration = Duration::from_millis(250);
@@ -58,27 +58,31 @@ async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
     let marks = quorum.marks().await;
     let (count, voting) = (marks.len(), marks.iter().flatten().filter(|mark| mark.votes()).count());
     let needed = count / 2 + 1;
-    let mut out = stdout().lock();
-    if json {
-        let nodes: Vec<Value> = marks
-            .iter()
-            .enumerate()
-            .map(|(place, mark)| match mark {
-                Ok(mark) => json!({ "node": place + 1, "mark": word(mark) }),
-                Err(error) => json!({ "node": place + 1, "error": error.to_string() }),
-            })
-            .collect();
-        let document = json!({ "nodes": nodes, "voting": voting, "needed": needed });
-        writeln!(out, "{}", show::json(&document)?)?;
-    } else {
-        for (place, mark) in marks.iter().enumerate() {
-            match mark {
-                Ok(mark) => writeln!(out, "node {} {mark}", place + 1)?,
-                Err(error) => writeln!(out, "{}", printable(&error.to_string()))?,
+    let print = || {
+        let mut out = stdout().lock();
+        if json {
+            let nodes: Vec<Value> = marks
+                .iter()
+                .enumerate()
+                .map(|(place, mark)| match mark {
+                    Ok(mark) => json!({ "node": place + 1, "mark": word(mark) }),
+                    Err(error) => json!({ "node": place + 1, "error": error.to_string() }),
+                })
+                .collect();
+            let document = json!({ "nodes": nodes, "voting": voting, "needed": needed });
+            writeln!(out, "{}", show::json(&document)?)?;
+        } else {
+            for (place, mark) in marks.iter().enumerate() {
+                match mark {
+                    Ok(mark) => writeln!(out, "node {} {mark}", place + 1)?,
+                    Err(error) => writeln!(out, "{}", printable(&error.to_string()))?,
+                }
             }
+            writeln!(out, "{voting} of {count} vote, {needed} have to")?;
         }
-        writeln!(out, "{voting} of {count} vote, {needed} have to")?;
-    }
+        Ok(())
+    };
+    seen(print())?;
     Ok(if voting >= needed { 0 } else { DANGER })
 }
 
@@ -141,14 +145,13 @@ fn held(in_use: &QuorumInUse) -> Value {
         .collect()
 }
 
-/// Says a step that takes its time, unless a document is wanted.
-fn say(json: bool, text: &str) -> Result<(), Trouble> {
+/// Says a step that takes its time, unless a document is wanted. A change that has begun does not end half-way since
+/// nobody reads on.
+fn say(json: bool, text: &str) {
     if !json {
         let mut out = stdout().lock();
-        writeln!(out, "{text}")?;
-        out.flush()?;
+        let _ = writeln!(out, "{text}").and_then(|()| out.flush());
     }
-    Ok(())
 }
 
 /// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by
@@ -171,10 +174,10 @@ async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u
     }
     for quorum in [from, to] {
         for unreached in quorum.suspend().await?.into_iter().filter_map(Result::err) {
-            say(json, &format!("not suspended, a minority: {}", printable(&unreached.to_string())))?;
+            say(json, &format!("not suspended, a minority: {}", printable(&unreached.to_string())));
         }
     }
-    say(json, &format!("no node votes; waiting for the longest lease, {}", short(longest)))?;
+    say(json, &format!("no node votes; waiting for the longest lease, {}", short(longest)));
     tokio::time::sleep(longest).await;
     let mut before = None;
     loop {
@@ -194,7 +197,7 @@ async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u
             },
         };
         if before.replace(count) != Some(count) {
-            say(json, &format!("waiting for {count} locks that are still held, such as {such}"))?;
+            say(json, &format!("waiting for {count} locks that are still held, such as {such}"));
         }
         tokio::time::sleep(LOOKING).await;
     }

@@ -6,20 +6,24 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use dlock::{ErrorKind as Kind, Guard, Held, Locks, Wait};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::Instant;
 
 use crate::group::{Group, LOOK};
 use crate::guardian::Guardian;
-use crate::signals::{Signals, exit_code};
-use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble, one_line};
+use crate::members::Members;
+use crate::signals::{Signals, exit_code, stop};
+use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
 use crate::{Run, trouble};
 
 /// How long to wait for the lock, unless it is said.
 const WAIT: Wait = Wait::For(Duration::from_secs(30));
 /// How long to wait for what is left to be released.
 pub(crate) const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// What it takes to find and kill all that a command has started, before the lease ends.
+const KILLING: Duration = Duration::from_millis(100);
 
 /// Takes the lock, runs the command, releases the lock.
 pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
@@ -70,7 +74,14 @@ async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
 /// somebody else's.
 pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
     // The backend confirms the lock in the first third of that time, and is asked again in the second.
-    let grace = held.trusted_for().map_or(run.grace, |trusted| run.grace.min(trusted / 3));
+    let most = held.trusted_for().map_or(Duration::MAX, |trusted| trusted / 3);
+    let (grace, reserve) = (run.grace.min(most), run.grace.max(KILLING).min(most));
+    let no_guardian = |error| {
+        Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
+    };
+    let mark = Members::draw_mark();
+    let mut guardian = Guardian::start(mark, grace).map_err(no_guardian)?;
+    // Directly before the command: this process may have stood still meanwhile.
     tokio::select! {
         biased;
         () = held.lost() => {
@@ -78,14 +89,10 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
             return Ok(LOST);
         }
         signal = signals.end() => return Ok(exit_code(signal.as_raw())),
-        () = has_more(held, grace) => {}
+        () = has_more(held, reserve) => {}
     }
-    let no_guardian = |error| {
-        Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
-    };
-    let mut guardian = Guardian::start().map_err(no_guardian)?;
-    let mut group = start(held, run)?;
-    guardian.guard(group.members, grace).map_err(no_guardian)?;
+    let mut group = start(held, run, mark)?;
+    guardian.guard(group.members).map_err(no_guardian)?;
     // Once it was asked to end: when the command is killed.
     let mut deadline: Option<Instant> = None;
     let status = loop {
@@ -95,9 +102,9 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
             () = held.lost(), if deadline.is_none() => {
                 deadline = Some(end(&group, &mut guardian, &why_lost(held), run.grace));
             }
-            left = runs_short(held, grace), if deadline.is_none() => {
+            left = runs_short(held, reserve), if deadline.is_none() => {
                 let why = format!("the lock cannot be renewed and ends in {left:.1?}");
-                deadline = Some(end(&group, &mut guardian, &why, left * 9 / 10));
+                deadline = Some(end(&group, &mut guardian, &why, grace.min(until_killed(left))));
             }
             () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                 group.send_all(Signal::KILL);
@@ -107,7 +114,7 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
                 Signal::TSTP => {
                     // The command does not go on alone, without anybody who renews the lock.
                     group.send_all(Signal::STOP);
-                    let _ = kill_process(getpid(), Signal::STOP);
+                    stop();
                     if !is_lost(held) {
                         group.send_all(Signal::CONT);
                     }
@@ -116,11 +123,12 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
             },
         }
     };
+    if let Some(deadline) = deadline {
+        group.sweep(deadline).await;
+    }
+    guardian.done();
     match deadline {
-        Some(deadline) => {
-            group.sweep(deadline).await;
-            Ok(LOST)
-        }
+        Some(_) => Ok(LOST),
         None if is_lost(held) => {
             warn("the lock was lost just before the command ended");
             Ok(LOST)
@@ -131,12 +139,18 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
 
 /// Tells the command to end. Returns when it is killed.
 fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> Instant {
-    warn(&format!("{why}; the command is stopped"));
+    let now = Instant::now();
     guardian.told();
     group.send_all(Signal::TERM);
     // One that was stopped cannot end.
     group.send_all(Signal::CONT);
-    Instant::now() + grace
+    warn(&format!("{why}; the command is stopped"));
+    now + grace
+}
+
+/// How long a command may take of what is left of its lock: without the time to kill it.
+fn until_killed(left: Duration) -> Duration {
+    (left * 9 / 10).min(left.saturating_sub(KILLING)).max(left * 2 / 3)
 }
 
 /// Whether the lock was lost. While it is only suspect nobody else has it.
@@ -167,7 +181,7 @@ async fn runs_short(held: &Held, reserve: Duration) -> Duration {
     }
 }
 
-fn start(held: &Held, run: &Run) -> Result<Group, Trouble> {
+fn start(held: &Held, run: &Run, mark: u64) -> Result<Group, Trouble> {
     let Some((program, arguments)) = run.command.split_first() else {
         return Err(Trouble::usage("which command?"));
     };
@@ -179,7 +193,7 @@ fn start(held: &Held, run: &Run) -> Result<Group, Trouble> {
     if let Some(fence) = held.fence() {
         command.env("DLOCK_FENCE", fence.to_string());
     }
-    Group::start(command).map_err(|error| {
+    Group::start(command, mark).map_err(|error| {
         let program = program.to_string_lossy();
         match error.kind() {
             ErrorKind::NotFound => {
@@ -202,5 +216,5 @@ fn code(status: ExitStatus) -> u8 {
 }
 
 pub(crate) fn warn(what: &str) {
-    eprintln!("dlock: {}", one_line(what));
+    trouble::say(what);
 }

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::signal::unix::{self, SignalKind};
 
 /// The signals that the command gets too, and whether they end a program that does nothing about them.
@@ -20,24 +20,29 @@ const KINDS: [(Signal, bool); 7] = [
 
 /// Those that have come.
 #[derive(Debug)]
-pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+pub(crate) struct Signals {
+    caught: Vec<(Signal, unix::Signal)>,
+    /// Where it was to be ignored, nobody would learn how a command ended.
+    _children: unix::Signal,
+}
 
 impl Signals {
-    /// From now on they do not end this process. HUP is left as it is where it was to be ignored, as by `nohup`: the
-    /// command ignores it too, then.
+    /// From now on they do not end this process. What was to be ignored is left so, as HUP by `nohup`, and INT by a
+    /// script that starts something in the background: the command ignores it too, then.
     pub(crate) fn catch() -> io::Result<Self> {
-        let caught = KINDS.iter().filter(|(signal, _)| *signal != Signal::HUP || !ignores(*signal));
+        let caught = KINDS.iter().filter(|(signal, _)| !ignores(*signal));
         let streams = caught.map(|(signal, _)| {
             let stream = unix::signal(SignalKind::from_raw(signal.as_raw()))?;
             Ok((*signal, stream))
         });
-        Ok(Self(streams.collect::<io::Result<_>>()?))
+        let caught = streams.collect::<io::Result<_>>()?;
+        Ok(Self { caught, _children: unix::signal(SignalKind::child())? })
     }
 
     /// The next one.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
-            for (signal, stream) in &mut self.0 {
+            for (signal, stream) in &mut self.caught {
                 if stream.poll_recv(context).is_ready() {
                     return Poll::Ready(*signal);
                 }
@@ -47,15 +52,26 @@ impl Signals {
         .await
     }
 
-    /// The next one that asks to end.
+    /// The next one that asks to end. One that asks to stop is heeded.
     pub(crate) async fn end(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
-            if KINDS.iter().any(|(kind, ends)| *kind == signal && *ends) {
-                return signal;
+            match self.next().await {
+                Signal::TSTP => stop(),
+                signal if ends(signal) => return signal,
+                _ => {}
             }
         }
     }
+}
+
+/// Whether a signal ends a program that does nothing about it.
+pub(crate) fn ends(signal: Signal) -> bool {
+    KINDS.contains(&(signal, true))
+}
+
+/// Stops this process until a signal has it go on.
+pub(crate) fn stop() {
+    let _ = kill_process(getpid(), Signal::STOP);
 }
 
 /// Whether this process ignores a signal. Where the system has no `/proc` it is not known to.

@@ -1,11 +1,15 @@
 //! Why something did not work, as one line and an exit code.
 
 use std::fmt;
-use std::io;
-use std::process::ExitCode;
+use std::io::{self, Write, stderr};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use dlock::{Error, ErrorKind};
+use rustix::termios::{LocalModes, tcgetattr};
 
+use crate::group::in_foreground;
 use crate::show::is_printable;
 
 pub(crate) const USAGE: u8 = 64;
@@ -50,11 +54,11 @@ impl Trouble {
     }
 
     /// One line to standard error, whatever is in the text.
-    pub(crate) fn tell(self) -> ExitCode {
+    pub(crate) fn tell(self) -> u8 {
         if !self.what.is_empty() {
-            eprintln!("dlock: {}", one_line(&self.what));
+            say(&self.what);
         }
-        ExitCode::from(self.code)
+        self.code
     }
 }
 
@@ -62,6 +66,70 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&one_line(&self.what))
     }
+}
+
+/// The thread that writes, and what it answers when all is written.
+static WRITER: OnceLock<Option<Sender<Said>>> = OnceLock::new();
+/// How long to wait at the end for whoever reads standard error.
+const READING: Duration = Duration::from_secs(1);
+
+enum Said {
+    Line(String),
+    All(Sender<()>),
+}
+
+/// Says one line to standard error. Whoever reads that may have gone, which is no failure, or may read no further,
+/// which does not stop this program: it has a command to end.
+pub(crate) fn say(what: &str) {
+    let line = format!("dlock: {}\n", one_line(what));
+    let writer = WRITER.get_or_init(|| {
+        let (said, lines) = channel();
+        std::thread::Builder::new().spawn(move || lines.iter().for_each(write)).ok().map(|_| said)
+    });
+    match writer {
+        Some(writer) => drop(writer.send(Said::Line(line))),
+        None => write(Said::Line(line)),
+    }
+}
+
+/// Waits until all that was said is written, if it is read.
+pub(crate) fn said() {
+    if let Some(Some(writer)) = WRITER.get() {
+        let (all, written) = channel();
+        let _ = writer.send(Said::All(all));
+        let _ = written.recv_timeout(READING);
+    }
+}
+
+fn write(said: Said) {
+    match said {
+        Said::Line(line) if !stops_who_writes() => drop(stderr().write_all(line.as_bytes())),
+        Said::Line(_) => {}
+        Said::All(all) => drop(all.send(())),
+    }
+}
+
+/// Whether a terminal would stop this program for writing to it in the background.
+fn stops_who_writes() -> bool {
+    tcgetattr(stderr()).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
+        && !in_foreground()
+}
+
+/// Takes a broken pipe for what it is: whoever reads has seen enough. What was found out stays as it is.
+pub(crate) fn seen(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+}
+
+/// Removes from the text of an error what stands in arguments that may be URLs with a password.
+pub(crate) fn without_urls(text: &str, arguments: impl Iterator<Item = String>) -> String {
+    let values = arguments.flat_map(|argument| {
+        let value = argument.split_once('=').map(|(_, value)| value.to_owned());
+        [Some(argument), value].into_iter().flatten()
+    });
+    let mut urls: Vec<String> = values.filter(|value| value.contains("://") || value.contains('@')).collect();
+    // A part of one may be another.
+    urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
+    urls.iter().fold(text.to_owned(), |text, url| text.replace(url, "<URL>"))
 }
 
 /// Without line breaks and without what a terminal would obey.
@@ -100,6 +168,23 @@ impl From<io::Error> for Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_be_a_password_is_not_repeated() {
+        let shown =
+            |text: &str, arguments: &[&str]| without_urls(text, arguments.iter().map(ToString::to_string));
+        let (url, option) = ("redis://u:p@h/", "--every=redis://u:p@h/?a=b");
+        assert_eq!(shown("'redis://u:p@h/' is wrong", &["ls", url]), "'<URL>' is wrong");
+        assert_eq!(shown("'redis://u:p@h/?a=b' for --every", &[url, option]), "'<URL>' for --every");
+        assert_eq!(shown("a b", &["a", "b"]), "a b");
+    }
+
+    #[test]
+    fn a_reader_who_has_gone_changes_no_result_and_a_full_disk_does() {
+        let failed = |kind: io::ErrorKind| seen(Err(kind.into()));
+        assert!(failed(io::ErrorKind::BrokenPipe).is_ok());
+        assert!(failed(io::ErrorKind::StorageFull).is_err());
+    }
 
     #[test]
     fn text_with_line_breaks_and_escapes_stays_one_harmless_line() {

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write, stdout};
 use std::time::SystemTime;
 
 use dlock::Locks;
+use rustix::process::Signal;
 use rustix::termios::tcgetwinsize;
 use serde_json::json;
 use tokio::time::MissedTickBehavior;
@@ -11,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 use crate::Watch;
 use crate::list::lines;
 use crate::show::{self, Line, table};
-use crate::signals::Signals;
+use crate::signals::{Signals, ends, stop};
 use crate::trouble::Trouble;
 
 /// Another screen, without a cursor; and back.
@@ -36,7 +37,7 @@ pub(crate) async fn watch(locks: &Locks, watch: &Watch, json: bool) -> Result<u8
             lines(locks).await
         };
         tokio::select! {
-            _ = signals.end() => return Ok(0),
+            () = screen.leave_at(&mut signals) => return Ok(0),
             held = look => screen.show(locks.backend(), held, json)?,
         }
     }
@@ -54,6 +55,28 @@ impl Screen {
             stdout().write_all(ENTER.as_bytes())?;
         }
         Ok(Self { terminal })
+    }
+
+    /// Resolves when a signal asks to end. While this program is stopped, the terminal is as it was.
+    async fn leave_at(&self, signals: &mut Signals) {
+        loop {
+            match signals.next().await {
+                Signal::TSTP => {
+                    self.set(LEAVE);
+                    stop();
+                    self.set(ENTER);
+                }
+                signal if ends(signal) => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn set(&self, sequence: &str) {
+        if self.terminal {
+            let _ = stdout().write_all(sequence.as_bytes());
+            let _ = stdout().flush();
+        }
     }
 
     fn show(&self, backend: &str, held: Result<Vec<Line>, Trouble>, json: bool) -> std::io::Result<()> {
@@ -91,10 +114,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        if self.terminal {
-            let _ = stdout().write_all(LEAVE.as_bytes());
-            let _ = stdout().flush();
-        }
+        self.set(LEAVE);
     }
 }
 

@@ -186,7 +186,9 @@ fn signals_reach_the_command_and_what_it_started() {
             "trap 'echo got {name}; exit 7' {name}; {} echo ready; while :; do sleep 0.02; done",
             if all { &background } else { "" }
         );
-        let mut running = store.run("k", &[], &script).start();
+        // Also where a script runs these tests in the background.
+        let heard = r#"exec env --default-signal=INT "$@""#;
+        let mut running = store.run("k", &[], &script).by_shell(heard).start();
         running.says("ready");
         running.signal(number);
         let done = running.wait();
@@ -204,16 +206,18 @@ fn signals_reach_the_command_and_what_it_started() {
 }
 
 #[test]
-fn a_command_survives_the_end_of_its_terminal_where_that_was_to_be_ignored() {
+fn a_command_survives_the_end_of_its_terminal_and_what_is_typed_where_that_was_to_be_ignored() {
     let store = Store::new();
-    let nohup = r#"trap "" HUP; exec "$@""#;
-    let mut running = store.run("k", &[], "echo ready; read end; exit 7").by_shell(nohup).start();
-    running.says("ready");
-    running.signal(1);
-    // Passed on after the one before.
-    running.signal(10);
-    let done = running.wait();
-    assert_eq!(done.code, 128 + 10, "{}", done.err);
+    for number in [1, 2, 3] {
+        let ignoring = format!("exec env --ignore-signal={number} \"$@\"");
+        let mut running = store.run("k", &[], "echo ready; read end; exit 7").by_shell(&ignoring).start();
+        running.says("ready");
+        running.signal(number);
+        // Passed on after the one before.
+        running.signal(10);
+        let done = running.wait();
+        assert_eq!(done.code, 128 + 10, "{number}: {}", done.err);
+    }
     // Also where these tests are run by nohup.
     let heard = r#"exec env --default-signal=HUP "$@""#;
     let mut running = store.run("k", &[], "echo ready; read end; exit 7").by_shell(heard).start();
@@ -411,7 +415,8 @@ fn the_fence_grows_over_a_release_by_force() {
 #[test]
 fn watch_follows_what_is_held_until_a_signal_ends_it() {
     let store = Store::new();
-    let mut watching = store.dlock(["--json", "watch", "--every", "20ms"]).start();
+    let heard = r#"exec env --default-signal=INT "$@""#;
+    let mut watching = store.dlock(["--json", "watch", "--every", "20ms"]).by_shell(heard).start();
     let count = |line: &str| {
         let document: serde_json::Value = serde_json::from_str(line).expect("a document in each line");
         document["held"].as_array().expect("a list").len()
@@ -485,7 +490,18 @@ fn wrong_and_unreachable_stores_are_one_line_and_a_code() {
     }
     assert!(!store.path("missing.db").exists(), "looking makes no database");
     let url = "redis://user:hunter2@h/";
-    for task in [&[url][..], &["--lock", url, "ls"], &["ls", url], &["watch", "--times", url]] {
+    let (times, every) = (format!("--times={url}"), format!("--every={url}"));
+    for task in [
+        &[url][..],
+        &["--lock", url, "ls"],
+        &["ls", url],
+        &["watch", "--times", url],
+        &["watch", &times],
+        &["--locks", "redis://h:1/", "watch", &every],
+        &["--locks", "redis://user:other@h/", "ls", url],
+        &["ls", "redis://h/?pass=hunter2"],
+        &["ls", "redis:hunter2@h"],
+    ] {
         let done = store.plain(task).done();
         assert!(done.code == 64 && !done.err.is_empty() && !done.err.contains("hunter2"), "{}", done.err);
     }
@@ -509,6 +525,7 @@ fn a_key_that_cannot_be_one_is_refused_before_anything_runs() {
         ["run", "--key", "k"].as_slice(),
         &["run", "--", "true"],
         &["run", "--key", "k", "--wait", "soon", "--", "true"],
+        &["run", "--key", "k", "--grace", "500000000000years", "--", "true"],
     ] {
         assert_eq!(store.dlock(wrong.iter().copied()).done().code, 64, "{wrong:?}");
     }

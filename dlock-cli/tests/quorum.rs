@@ -159,6 +159,13 @@ fn a_node_that_is_away_for_ever_is_replaced() {
     running.wait();
     assert_eq!(changing.wait().code, 0);
     assert_eq!(Store::at(&after).run("job", &lease, "true").done().code, 0);
+    // What has begun comes to its end, also where nobody reads on.
+    let again = url(&[&servers[0], &servers[1], &servers[3]]) + "&name=again";
+    let unread = r#""$@" | true; exit 0"#;
+    assert_eq!(Store::at(&after).dlock(["quorum", "change", "--to", &again]).by_shell(unread).done().code, 0);
+    let shown = Store::at(&again).dlock(["quorum", "show"]).done();
+    assert_eq!(shown.code, 0, "{}{}", shown.out, shown.err);
+    let after = again;
     // With too few nodes it is not even begun.
     servers[0].kill();
     servers[1].kill();

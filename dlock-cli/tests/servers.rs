@@ -142,6 +142,12 @@ fn whatever_stands_for_a_holder_in_a_database_or_a_node_is_shown_and_released_wi
 
 #[test]
 fn a_command_that_does_not_end_is_dead_before_a_lease_that_is_not_renewed_ends() {
+    for grace in ["10s", "0s"] {
+        is_dead_before_its_lease_ends(grace);
+    }
+}
+
+fn is_dead_before_its_lease_ends(grace: &str) {
     let server = RedisServer::start().unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let store = Store::at(&server.url_through(proxy.address()));
@@ -151,7 +157,7 @@ fn a_command_that_does_not_end_is_dead_before_a_lease_that_is_not_renewed_ends()
          echo ready; wait; while :; do sleep 0.01; done",
         beat.display()
     );
-    let mut running = store.run("k", &["--lease", "3s", "--grace", "10s"], &script).start();
+    let mut running = store.run("k", &["--lease", "3s", "--grace", grace], &script).start();
     running.says("ready");
     proxy.black_hole();
     // Nobody renews it any more.

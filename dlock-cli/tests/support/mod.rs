@@ -4,7 +4,6 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ pub struct Store {
 pub struct Program {
     command: Command,
     input: Option<String>,
+    errors: Option<Stdio>,
 }
 
 /// A program that runs. Dropping it kills it.
@@ -78,7 +78,7 @@ impl Store {
     pub fn plain(&self, arguments: &[&str]) -> Program {
         let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_dlock")));
         command.args(arguments).env_remove("DLOCK_URL").current_dir(self.directory.path());
-        Program { command, input: None }
+        Program { command, input: None, errors: None }
     }
 
     pub fn dlock<'a>(&'a self, arguments: impl IntoIterator<Item = &'a str>) -> Program {
@@ -106,6 +106,12 @@ impl Program {
         self
     }
 
+    /// Where its standard error goes, instead of to [`Done::err`].
+    pub fn errors(mut self, to: impl Into<Stdio>) -> Self {
+        self.errors = Some(to.into());
+        self
+    }
+
     pub fn say(mut self, text: &str) -> Self {
         self.input = Some(text.to_owned());
         self
@@ -121,10 +127,21 @@ impl Program {
     }
 
     pub fn start(mut self) -> Running {
-        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Never in the foreground of the terminal at which the tests were started.
-        self.command.process_group(0);
-        let mut child = self.command.spawn().unwrap();
+        // Never at the terminal at which the tests were started. It keeps its id, since it leads no group yet.
+        let mut detached = Command::new("setsid");
+        detached.arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => detached.env(name, value),
+                None => detached.env_remove(name),
+            };
+        }
+        if let Some(directory) = self.command.get_current_dir() {
+            detached.current_dir(directory);
+        }
+        detached.stdin(Stdio::piped()).stdout(Stdio::piped());
+        detached.stderr(self.errors.take().unwrap_or_else(Stdio::piped));
+        let mut child = detached.spawn().unwrap();
         let mut input = child.stdin.take();
         let output = Box::new(BufReader::new(child.stdout.take().unwrap()));
         if let Some(text) = &self.input {
@@ -197,18 +214,12 @@ impl Running {
 
     /// Waits until the program itself has its signals in hand and waits for the lock: it then has its threads.
     pub fn waits_in_the_program(&self) {
-        let caught = || {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-            let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
-            mask & (1 << 14) != 0
-        };
-        until("it to mind signals", caught);
+        until("it to mind signals", || minds_signals(self.pid()));
     }
 
     pub fn wait(mut self) -> Done {
         let rest = to_the_end(std::mem::replace(&mut self.output, Box::new(std::io::empty())));
-        let err = to_the_end(self.child.stderr.take().unwrap());
+        let err = self.child.stderr.take().map(to_the_end).unwrap_or_default();
         let end = Instant::now() + LIMIT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -245,6 +256,14 @@ fn to_the_end(mut output: impl Read + Send + 'static) -> String {
         let _ = done.send(text);
     });
     text.recv_timeout(LIMIT).expect("something that it started still runs")
+}
+
+/// Whether a process catches TERM.
+pub fn minds_signals(pid: impl std::fmt::Display) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & (1 << 14) != 0
 }
 
 /// The lines of a text.
