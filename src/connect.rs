@@ -246,6 +246,7 @@ async fn quorum_of(text: &str) -> Result<Quorum> {
         }
         nodes.push(Node::from(Box::pin(single(part, true)).await.map_err(named)?));
     }
+    UrlParts::check_query(query).map_err(|failure| Error::new(Operation::Configure, failure))?;
     let (mut builder, mut is_lazy) = (Quorum::builder(nodes), false);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -447,6 +448,32 @@ mod tests {
             let error = connect(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
             assert!(error.to_string().contains("|?connect=lazy"), "{error}");
+        }
+    }
+
+    #[cfg(all(
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zk"
+    ))]
+    #[tokio::test]
+    async fn a_parameter_that_stands_twice_is_refused_wherever_the_locks_are() {
+        for url in [
+            "redis://h?prefix=a&prefix=b",
+            "redis+cluster://h?prefix=a&db=0&prefix=a",
+            "unix:///run/x?db=1&db=2",
+            "zk://h?base=/a&base=/b",
+            "postgres://h/d?table=s.a&table=s.b",
+            "mysql://h/d?table=s.a&table=s.b",
+            "sqlite:///missing/x.db?table=a&table=b",
+            "quorum:memory:|memory:|memory:|?name=a&durable=true&name=b",
+            "quorum:redis://a?prefix=a&prefix=b|redis://b|redis://c",
+        ] {
+            let error = connect(url).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}: {error}");
+            assert!(error.to_string().contains("twice"), "{url}: {error}");
         }
     }
 

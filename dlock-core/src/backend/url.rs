@@ -60,7 +60,33 @@ impl<'a> UrlParts<'a> {
                 "the URL has several @ before its host (write %40 for an @ in a user or a password)",
             ));
         }
+        Self::check_query(query)?;
         Ok(Self { scheme, authority, path, query })
+    }
+
+    /// Refuses a query in which a parameter stands twice, of which one would count and the other not.
+    ///
+    /// ```
+    /// use dlock_core::backend::UrlParts;
+    ///
+    /// assert!(UrlParts::check_query("prefix=a&db=1").is_ok());
+    /// assert!(UrlParts::check_query("prefix=a&prefix=b").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when one does.
+    pub fn check_query(query: &str) -> Result<(), Failure> {
+        let pairs = query.split('&').filter(|part| !part.is_empty());
+        let mut names: Vec<&str> =
+            pairs.map(|part| part.split_once('=').map_or(part, |(name, _)| name)).collect();
+        names.sort_unstable();
+        match names.is_sorted_by(|one, next| one < next) {
+            true => Ok(()),
+            false => {
+                Err(Failure::invalid_config("a parameter stands twice in the URL; leave one of them out"))
+            }
+        }
     }
 
     /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`, as it stands in an authority: the host without brackets, and

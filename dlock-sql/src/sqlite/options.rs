@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dlock_core::backend::boxed;
+use dlock_core::backend::{UrlParts, boxed};
 use dlock_core::{Error, Failure, Operation, Result};
 use percent_encoding::percent_decode_str;
 
@@ -75,6 +75,7 @@ impl SqliteOptions {
         if path.is_empty() || path.ends_with('/') || path.contains('\0') || path == ":memory:" {
             return Err(wrong("the URL names no file"));
         }
+        UrlParts::check_query(query)?;
         let mut options = Self::new(path);
         for (name, value) in query.split('&').filter(|part| !part.is_empty()).map(|part| {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
