@@ -14,7 +14,7 @@ use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::Hold;
 use crate::engine::left::LeftClaim;
 use crate::engine::tenure::Tenure;
-use crate::error::{ErrorKind, Failure};
+use crate::error::Failure;
 use crate::key::Key;
 use crate::telemetry::{Site, Spanned, Subject, Trace};
 
@@ -110,11 +110,13 @@ impl Cleanup {
                 Err(failure) => {
                     news = true;
                     let shut = self.engine.registry.shut();
-                    // Whoever took the right away may give it back before the lease has ended, and a session has none.
-                    // Not after a shutdown, where what is left ends with the session.
-                    if !over && failure.kind() == ErrorKind::Denied && !self.engine.registry.is_closed() {
+                    // Whoever took the right or the table away may give it back before the lease has ended, and a
+                    // session has none. Not after a shutdown, where what is left ends with the session.
+                    if !over && failure.kind().is_refusal() && !self.engine.registry.is_closed() {
                         self.engine.telemetry.cleanup_refused(self.subject(), &failure);
                         let pause = refusals.pause(self.engine.entropy.fraction());
+                        // What could not be left is released when its time is over.
+                        let pause = if left.is_zero() { pause } else { pause.min(left) };
                         let pause = tokio::time::sleep(pause.min(until.since(clock.now())));
                         tokio::select! {
                             () = pause => {}

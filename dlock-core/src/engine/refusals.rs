@@ -31,6 +31,11 @@ impl<'a> Refusals<'a> {
         self.pauses.pause(self.engine.entropy.fraction())
     }
 
+    /// Whether the servers refused when they were asked last.
+    pub(crate) const fn last(&self) -> bool {
+        self.refused
+    }
+
     /// The servers answered.
     pub(crate) fn are_over(&mut self) {
         if std::mem::take(&mut self.refused) {

@@ -45,6 +45,23 @@ async fn a_campaign_goes_on_through_what_an_operator_can_undo_and_tells_of_it() 
     }
 }
 
+/// Who waits for another leader would else tell of it at the end of that one's term, which may never come.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_tells_that_a_refusal_is_over_while_somebody_else_leads() {
+    for priority in [0, 1] {
+        let busy = (0..10_000).map(|_| Answer::Busy);
+        let locks = Locks::new(Scripted::new([denied(), denied()].into_iter().chain(busy)));
+        let lines = traced(async {
+            let mut campaign = locks.election("k").with_priority(priority).campaign();
+            let stands = tokio::time::timeout(Duration::from_secs(60), campaign.next());
+            assert!(stands.await.is_err(), "somebody else leads");
+        });
+        let lines = lines.await.all();
+        let told = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+        assert_eq!((told("the servers refuse"), told("do not refuse any more")), (1, 1), "{lines:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_campaign_that_only_another_program_could_win_ends_before_any_request() {
     let backend = Scripted::new([granted()]);
@@ -73,6 +90,19 @@ async fn one_that_waits_is_denied_for_a_while_and_waits_on() {
     let told = lines.await.all();
     let told = told.iter().filter(|line| line.contains("the servers refuse")).count();
     assert_eq!(told, 2, "each refusal is an outage of its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_waits_on_while_a_table_is_missing() {
+    let missing = || Answer::Fail(Failure::invalid_config("there is no table"));
+    let backend = Scripted::new([Answer::Busy, missing(), missing(), granted()]);
+    let locks = Locks::new(backend.clone());
+    drop(locks.lock("k").with_wait(Duration::from_secs(600)).acquire().await.unwrap());
+    // What others use in another way is not waited for.
+    let conflict = Answer::Fail(Failure::new(ErrorKind::Conflict, "it is a semaphore"));
+    let locks = Locks::new(Scripted::new([Answer::Busy, conflict, granted()]));
+    let error = locks.lock("k").with_wait(Duration::from_secs(600)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
 }
 
 #[tokio::test(start_paused = true)]

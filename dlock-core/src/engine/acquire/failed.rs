@@ -7,11 +7,11 @@ use crate::engine::refusals::Refusals;
 use crate::error::{ErrorKind, Failure};
 
 impl Acquire<'_> {
-    /// Whether it waits on after an attempt that took nothing: while the servers are away, and while they deny what
-    /// they allowed when the wait began.
+    /// Whether it waits on after an attempt that took nothing: while the servers are away, and while they refuse what
+    /// they allowed when the wait began. That the key is used in another way now is what others want, and no fault.
     pub(super) fn goes_on_after(&self, failure: &Failure) -> bool {
-        let was_allowed = self.was_busy && failure.kind() == ErrorKind::Denied;
-        self.waits && (failure.is_transient() || was_allowed)
+        let is_refusal = failure.kind().is_refusal() && failure.kind() != ErrorKind::Conflict;
+        self.waits && (failure.is_transient() || self.was_busy && is_refusal)
     }
 
     /// How long it pauses then.

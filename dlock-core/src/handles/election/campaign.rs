@@ -104,10 +104,13 @@ impl Campaign {
         let mut refusals = Refusals::new(self.election.engine(), lock.site());
         loop {
             eligibility.becomes(true).await;
-            let (stands, ineligible) = (pin!(self.stand()), pin!(eligibility.becomes(false)));
-            let taken = match select(stands, ineligible).await {
-                Either::Left((taken, _)) => taken,
-                Either::Right(_) => continue,
+            let taken = {
+                let (stands, ineligible) =
+                    (pin!(self.stand(&mut refusals)), pin!(eligibility.becomes(false)));
+                match select(stands, ineligible).await {
+                    Either::Left((taken, _)) => taken,
+                    Either::Right(_) => continue,
+                }
             };
             match taken {
                 Ok(guard) => {
@@ -127,7 +130,7 @@ impl Campaign {
         }
     }
 
-    async fn stand(&self) -> Result<Guard> {
+    async fn stand(&self, refusals: &mut Refusals<'_>) -> Result<Guard> {
         let Election { lock, priority, .. } = &self.election;
         let engine = self.election.engine();
         if self.resigned.load(Ordering::Acquire) {
@@ -137,18 +140,26 @@ impl Campaign {
             self.resigned.store(false, Ordering::Release);
         }
         if *priority == 0 {
+            // Somebody else may lead for long: that the servers answer again is found out before it is waited for.
+            if refusals.last() {
+                if let Some(guard) = lock.try_acquire().await? {
+                    return Ok(guard);
+                }
+                refusals.are_over();
+            }
             return lock.acquire().await;
         }
         loop {
-            self.vacancy().await?;
+            self.vacancy(refusals).await?;
             if let Some(guard) = lock.try_acquire().await? {
                 return Ok(guard);
             }
+            refusals.are_over();
         }
     }
 
     /// Resolves when nobody has led for as long as this candidate lets others go first.
-    async fn vacancy(&self) -> Result<()> {
+    async fn vacancy(&self, refusals: &mut Refusals<'_>) -> Result<()> {
         let Election { lock, priority, .. } = &self.election;
         let patience = STEP * u32::from(*priority);
         let between = (lock.options().lease / 10).clamp(Duration::from_millis(50), STEP);
@@ -156,7 +167,10 @@ impl Campaign {
         loop {
             let asked = Instant::now();
             match self.election.leader().await? {
-                Some(_) => vacant_since = None,
+                Some(_) => {
+                    refusals.are_over();
+                    vacant_since = None;
+                }
                 None if vacant_since.get_or_insert(asked).elapsed() >= patience => return Ok(()),
                 None => {}
             }
