@@ -246,10 +246,12 @@ impl Claim for RedisClaim {
         if let Some(runtime) = self.request.renewal_runtime() {
             self.client.servers.prepare(self.names.slot, &runtime);
         }
-        if self.client.tracking.has_room() {
+        let tracking = &self.client.tracking;
+        if tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
-            self.signal = Some(signal);
         }
+        // Where it may not be tracked now, a later renewal asks again.
+        self.signal = tracking.is_wanted().then_some(signal);
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {

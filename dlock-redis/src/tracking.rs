@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dlock_core::ErrorKind;
 use dlock_core::backend::{Signal, tell};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
@@ -29,6 +30,10 @@ use self::looks::{Pace, Watched, look_at, parts};
 
 /// How long a lock is held before it is tracked: one that is released soon costs nothing.
 pub(crate) const TRACKED_AFTER: Duration = Duration::from_secs(1);
+
+/// After which time a server that denied it is asked again to tell of changes: whoever gives the right back restarts
+/// nothing.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// How many looks are under way at the most.
 const LOOKS_AT_ONCE: usize = 64;
@@ -53,6 +58,16 @@ pub(crate) struct Tracking {
     turns: Semaphore,
     /// The servers do not track, or the user may not ask for it.
     refused: AtomicBool,
+    refusal: Mutex<Refusal>,
+}
+
+/// What is known of a refusal.
+#[derive(Debug, Default)]
+struct Refusal {
+    /// A warning has told of it.
+    told: bool,
+    /// When the server is asked again, where the user only lacks a right.
+    until: Option<Instant>,
 }
 
 /// A lock among them, until this is dropped.
@@ -72,17 +87,34 @@ impl Tracking {
             last: AtomicU64::new(0),
             turns: Semaphore::new(LOOKS_AT_ONCE),
             refused: AtomicBool::new(false),
+            refusal: Mutex::default(),
         })
+    }
+
+    /// Whether any lock is to be tracked.
+    pub(crate) const fn is_wanted(&self) -> bool {
+        self.most > 0
     }
 
     /// Whether one more lock may be tracked.
     pub(crate) fn has_room(&self) -> bool {
-        self.count.load(Ordering::Relaxed) < self.most && !self.refused.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) < self.most && self.is_possible()
     }
 
-    /// Whether locks that were entered may still be tracked.
+    /// Whether locks that were entered may still be tracked, or again.
     pub(crate) fn is_possible(&self) -> bool {
-        !self.refused.load(Ordering::Relaxed)
+        !self.refused.load(Ordering::Relaxed) || self.is_asked_again()
+    }
+
+    /// Ends a refusal that has lasted for long enough; the next answer tells whether it goes on.
+    fn is_asked_again(&self) -> bool {
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = refusal.until.is_some_and(|until| Instant::now() >= until);
+        if is_over {
+            refusal.until = None;
+            self.refused.store(false, Ordering::Relaxed);
+        }
+        is_over
     }
 
     /// Enters a lock whose holder is asked to renew it when it has changed, if there is room: at once, or with probes
@@ -135,8 +167,14 @@ impl Tracking {
         }
     }
 
-    fn refuse(&self, why: &str) {
-        if self.most > 0 && !self.refused.swap(true, Ordering::Relaxed) {
+    fn refuse(&self, why: &str, lasts: Option<Duration>) {
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.refused.swap(true, Ordering::Relaxed) || lasts.is_none() {
+            refusal.until = lasts.map(|lasts| Instant::now() + lasts);
+        }
+        let was_told = std::mem::replace(&mut refusal.told, true);
+        drop(refusal);
+        if self.most > 0 && !was_told {
             tell(|| {
                 tracing::warn!(
                     reason = %why,
@@ -144,6 +182,15 @@ impl Tracking {
                      lost at its next renewal"
                 );
             });
+        }
+    }
+
+    /// The server tells of changes.
+    fn allowed(&self) {
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut refusal.told) {
+            drop(refusal);
+            tell(|| tracing::warn!("the server sends notifications of changes again"));
         }
     }
 }
@@ -304,31 +351,55 @@ impl ConnectionTracking {
             return;
         }
         let asking = self.asked.get_or_try_init(async || {
+            // Whoever asked before this one may have been refused.
+            if !self.tracking.is_possible() {
+                return Err(Fault::Unsent("the server does not tell of changes"));
+            }
             if !resp3 {
-                self.tracking.refuse("it is spoken to in RESP2");
+                self.tracking.refuse("it is spoken to in RESP2", None);
                 return Ok(());
             }
             // Redis 6.0 does not have this, and tells of changes by scripts to the client that runs them.
             self.ask(connection, "TRACKINGINFO", &[]).await?;
             self.on.store(true, Ordering::Release);
-            self.ask(connection, "TRACKING", &["ON", "NOLOOP"]).await
+            self.ask(connection, "TRACKING", &["ON", "NOLOOP"]).await?;
+            self.tracking.allowed();
+            Ok(())
         });
         let _ = asking.await;
     }
 
     async fn ask(&self, connection: &MultiplexedConnection, what: &str, words: &[&str]) -> Result<(), Fault> {
-        if !self.tracking.is_possible() {
-            return Ok(());
-        }
         let mut command = Cmd::new();
         command.arg("CLIENT").arg(what).arg(words);
         let answer = connection.clone().send_packed_command(&command).await;
         match answer.and_then(Value::extract_error).map_err(Fault::of) {
             Err(Fault::Refused(text)) if !refusal(&text).is_transient() => {
-                self.tracking.refuse(&text);
-                Ok(())
+                let is_denied = refusal(&text).kind() == ErrorKind::Denied;
+                self.tracking.refuse(&text, is_denied.then_some(REFUSED_FOR));
+                Err(Fault::Refused(text))
             }
             answer => answer.map(drop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_right_that_is_missing_is_asked_for_again_and_what_the_server_lacks_is_not() {
+        let tracking = Tracking::new(1);
+        tracking.refuse("the user has no permissions", Some(REFUSED_FOR));
+        assert!(!tracking.has_room());
+        tokio::time::sleep(REFUSED_FOR).await;
+        assert!(tracking.has_room());
+        tracking.refuse("the user has no permissions", Some(REFUSED_FOR));
+        assert!(!tracking.has_room(), "it has not been given");
+        tokio::time::sleep(REFUSED_FOR).await;
+        tracking.refuse("it is spoken to in RESP2", None);
+        tokio::time::sleep(REFUSED_FOR * 10).await;
+        assert!(!tracking.has_room());
     }
 }
