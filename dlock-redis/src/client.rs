@@ -1,6 +1,6 @@
 //! What the claims of one backend share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::backend::notify::Channels;
@@ -35,7 +35,7 @@ pub(crate) struct Client {
     /// Whether data of others may lie under the names of locks: there is no prefix.
     pub(crate) among_data: bool,
     /// The uses of locks that this user was seen to have the rights for.
-    tried: [OnceCell<()>; USES],
+    tried: Mutex<[Arc<OnceCell<()>>; USES]>,
 }
 
 impl Client {
@@ -82,11 +82,21 @@ impl Client {
 
     /// Whether this user is known to have the rights that locks of this mode need besides.
     pub(crate) fn is_tried(&self, mode: Mode, fair: bool) -> bool {
-        self.tried[self.format.place(mode, fair)].initialized()
+        self.tried(mode, fair).initialized()
     }
 
-    /// Asks the server, once for all, whether this user may use the commands that locks of this mode need besides: one
-    /// that is missing would be met only when the lock is renewed or released.
+    /// Has the rights for locks of this mode tried again before the next one: one of them was taken away.
+    pub(crate) fn try_anew(&self, mode: Mode, fair: bool) {
+        let place = self.format.place(mode, fair);
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)[place] = Arc::default();
+    }
+
+    fn tried(&self, mode: Mode, fair: bool) -> Arc<OnceCell<()>> {
+        Arc::clone(&self.tried.lock().unwrap_or_else(PoisonError::into_inner)[self.format.place(mode, fair)])
+    }
+
+    /// Asks the server, once for all until one is missing, whether this user may use the commands that locks of this
+    /// mode need besides: one that is missing would be met only when the lock is renewed or released.
     pub(crate) async fn may_use(
         &self,
         names: &Names,
@@ -101,7 +111,7 @@ impl Client {
                 asked.unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
             has_all(missing.map_err(unchanged)?)
         };
-        self.tried[self.format.place(mode, fair)].get_or_try_init(asking).await.copied()
+        self.tried(mode, fair).get_or_try_init(asking).await.copied()
     }
 
     /// Sends a call that takes no lock.

@@ -191,6 +191,11 @@ pub(crate) fn refusal(text: &str) -> Failure {
     if text.contains(NO_FENCE) { failure.of_worthless_grant() } else { failure }
 }
 
+/// Whether the server refused a command within a step, of which it may have carried out a part.
+pub(crate) fn is_cut_short(failure: &Failure) -> bool {
+    failure.kind() == ErrorKind::Denied && failure.message().contains("script")
+}
+
 /// What it means that a connection could not be opened. Nothing was sent.
 pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
     if let Some(text) = server_text(error) {

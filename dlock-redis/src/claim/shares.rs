@@ -9,7 +9,7 @@ use dlock_core::{ErrorKind, Failure};
 
 use super::RedisClaim;
 use super::answers::{senseless, withdrawn};
-use crate::error::refusal;
+use crate::error::{is_cut_short, refusal};
 use crate::format::NO_LOCK;
 use crate::request::{Answer, ShareRequest, ShareStep, Who};
 use crate::servers::Reply;
@@ -61,6 +61,12 @@ impl RedisClaim {
             self.request.has_preference() && (!self.is_plain() || self.client.format.withdraws_both());
         let reply = match self.carry_out_share(&request).await {
             Ok(reply) => reply,
+            Err(failure) if is_cut_short(&failure) => {
+                // A right was taken away since it was tried: the step may have ended in the middle.
+                self.client.try_anew(mode, fair);
+                self.held = true;
+                return Err(failure.of_worthless_grant());
+            }
             Err(failure) => {
                 if failure.kind() != ErrorKind::Unknown {
                     // Nothing was changed by this request, and the place is what it was.

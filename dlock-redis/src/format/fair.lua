@@ -167,8 +167,9 @@ if operation == 'withdraw' then
     call('HDEL', name, 'q' .. place, '?' .. token)
   end
   if own then
-    call('HDEL', name, token, 'h')
+    begin_in_any_case(token)
     call('HSET', name, 'n', 0)
+    call('HDEL', name, token, 'h')
     holder = nil
   end
   if (own or place and not held) and not pass_on(true) then
@@ -206,7 +207,7 @@ if held or waiter and waiter ~= token then
   end
   -- Those behind the first have no reason to ask when it ends.
   local left = held and (not waiter or waiter == token) and math.max(ends - now, 1) or -1
-  return done({ left, held and call('HGET', name, holder) or '' })
+  return done({ left, held and holder and call('HGET', name, holder) or '' })
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas grants nothing.

@@ -4,7 +4,8 @@
 -- Reply: {0 when it was not ours, 1, or 2 when somebody listens for the release, that number}; or an error.
 local value = redis.pcall('GET', KEYS[1])
 if type(value) ~= 'string' then
-  return { 0, ARGV[5] }
+  -- Somebody may have put data in its place: the lock is gone.
+  return value and not string.find(value.err, 'WRONGTYPE', 1, true) and value or { 0, ARGV[5] }
 end
 if string.sub(value, 1, #ARGV[2]) == ARGV[2] then
   redis.call('PEXPIRE', KEYS[1], ARGV[4])

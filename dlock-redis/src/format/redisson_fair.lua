@@ -136,5 +136,10 @@ if head then
   shorten(1)
 end
 call('HSET', name, owner, text(fence) .. ' ' .. ARGV[11])
-call('PEXPIRE', name, ARGV[6])
+local kept = try('PEXPIRE', name, ARGV[6])
+if type(kept) == 'table' then
+  -- Without its end it would stay for ever.
+  try('HDEL', name, owner)
+  return kept
+end
 return done(fence)

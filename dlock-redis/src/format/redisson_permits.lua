@@ -41,12 +41,29 @@ local function hex(id)
   end))
 end
 
+-- Tries what a step is about to do, by arguments that change nothing. Returns the error of what this user may not do: what
+-- is refused in the middle of a step would leave the rest undone.
+local function denied(...)
+  for _, tried in ipairs({ ... }) do
+    local reply = try(unpack(tried))
+    local why = type(reply) == 'table' and reply.err or ''
+    if string.find(why, 'ermission') or string.find(why, 'to run the') or string.find(why, "can't run this") then
+      return reply
+    end
+  end
+end
+local drops, adds = { 'HDEL', side, '-' }, { 'INCRBY', name, 'x' }
+
 -- What has run out comes back before anything is decided by it.
 if operation ~= 'look' then
   local back = 0
   repeat
     local over = call('ZRANGEBYSCORE', timeouts, 0, text(now), 'LIMIT', 0, AT_ONCE)
     if #over > 0 then
+      local refused = denied(drops, adds)
+      if refused then
+        return refused
+      end
       call('ZREM', timeouts, unpack(over))
       for n = 1, #over do
         call('HDEL', side, hex(over[n]))
@@ -150,6 +167,10 @@ local waits = call('HGET', side, 'w')
 local out, ours = kept_out(waits)
 
 if operation == 'withdraw' then
+  local refused = denied(drops, adds)
+  if refused then
+    return refused
+  end
   local removed = give_back()
   call('HDEL', side, owner, ours and 'w' or owner)
   if removed > 0 or ours then
@@ -170,6 +191,12 @@ elseif total and total ~= of then
 end
 
 local earlier = present()
+if earlier > 0 then
+  local refused = denied(drops, adds)
+  if refused then
+    return refused
+  end
+end
 if earlier > 0 and earlier < take then
   -- Redisson took some of them back: what is left of the earlier attempt is none.
   taken = taken - give_back()
@@ -194,8 +221,14 @@ if (free or of - taken) < take or out > now then
   return done({ left < 1e14 and left or -1, id, call('HGET', side, id) or '' })
 end
 
--- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-local fence, refused = draw(KEYS[4])
+-- First what can be refused: a user without a right, and a server that is full, read-only or short of replicas, change
+-- nothing.
+local fence, refused
+refused = denied(drops, { 'DECRBY', name, 'x' }, { 'ZADD', timeouts, 'XX', 0, '-' }, { 'HSET', side, 'a', 'b', 'c' },
+  { 'PTTL', name }, { 'PEXPIRE', side, 'x' }, { 'HLEN', side })
+if not refused then
+  fence, refused = draw(KEYS[4])
+end
 if refused then
   return refused
 end

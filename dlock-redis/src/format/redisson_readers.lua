@@ -218,7 +218,15 @@ if reads then
 else
   call('HSET', name, 'mode', 'write', field, line)
 end
-keep(name, lease)
+-- Without its end it would stay for ever.
+local kept = not mode and try('PEXPIRE', name, ARGV[6])
+if type(kept) == 'table' then
+  try('DEL', name)
+  try('DEL', hold(owner, 1))
+  return kept
+elseif mode then
+  keep(name, lease)
+end
 if ours then
   call('HDEL', side, 'w')
 end

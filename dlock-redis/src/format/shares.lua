@@ -199,8 +199,8 @@ if operation == 'withdraw' then
   local kept_out = waits and string.sub(waits, 1, #token) == token
   if own then
     n = n - tonumber(string.match(own, '^%d+ (%d+) '))
-    call('HDEL', name, token, n == 0 and 'r' or token)
     call('HSET', name, 'n', n)
+    call('HDEL', name, token, n == 0 and 'r' or token)
     chance = n == 0 and 0 or chance
   end
   if kept_out then

@@ -241,3 +241,58 @@ async fn each_right_of_a_use_is_tried_before_a_lock_is_used_in_that_way() {
         }
     }
 }
+
+/// A step is a script, of which the server carries out what comes before the command that it refuses.
+#[tokio::test]
+async fn a_right_that_is_taken_away_between_two_steps_leaves_no_lock_that_stays() {
+    let own: &[_] = &[Used::Read, Used::Permits, Used::InLine];
+    let rights =
+        ["pttl", "pexpire", "hset", "hdel", "incr", "publish", "zadd", "zrem", "decrby", "incrby", "lpop"];
+    for (format, uses) in [
+        ("", own),
+        ("?redisson=true&recipe=read-write-lock", &[Used::Read, Used::Write]),
+        ("?redisson=true", &[Used::Permits, Used::InLine]),
+    ] {
+        let server = RedisServer::options().user("locks", "pw", &["~*", "&*", "+@all"]).start().unwrap();
+        let set = |right: &str| server.command::<()>(&["ACL", "SETUSER", "locks", right]);
+        let theirs = over(Redis::connect(&format!("{}{format}", server.url())).await.unwrap(), SHORT);
+        for (used, right) in uses.iter().flat_map(|used| rights.map(|right| (used, right))) {
+            let url = format!("{}{format}", server.url_as("locks", "pw"));
+            let ours = over(Redis::connect(&url).await.unwrap(), SHORT);
+            for releases in [false, true] {
+                // What it needs is tried by the first one.
+                let held = used.take(&ours).await.unwrap();
+                if releases {
+                    set(&format!("-{right}"));
+                }
+                let released = held.release().await;
+                assert!(released.is_ok() || releases, "{format} {used:?} {right}");
+                if !releases {
+                    set(&format!("-{right}"));
+                    drop(used.take(&ours).await);
+                }
+                set("+@all");
+                let taken = used.take(&theirs).await;
+                let taken =
+                    taken.unwrap_or_else(|error| panic!("{format} {used:?} {right} {releases}: {error}"));
+                taken.release().await.unwrap();
+                until("all releases", || ours.stats().background == 0).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_is_refused_is_no_loss_and_is_made_once_it_is_allowed() {
+    let server = RedisServer::options().user("locks", "pw", &["~*", "&*", "+@all"]).start().unwrap();
+    let locks = locks(&server.url_as("locks", "pw"), LONG).await;
+    for hold_at_least in [Duration::from_millis(1), Duration::from_millis(300)] {
+        let guard = locks.lock("room").with_hold_at_least(hold_at_least).acquire().await.unwrap();
+        server.command::<()>(&["ACL", "SETUSER", "locks", "-get", "-mget"]);
+        error_of(guard.release().await, ErrorKind::Denied);
+        server.command::<()>(&["ACL", "SETUSER", "locks", "+@all"]);
+        until("the release", || locks.stats().background == 0).await;
+        soon("the next one", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+        assert_eq!(locks.stats().abandoned, 0);
+    }
+}
