@@ -2,15 +2,15 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use dlock_core::backend::within;
-use dlock_core::{Failure, keeper};
+use dlock_core::{ErrorKind, Failure, keeper};
 use sqlx::pool::PoolOptions;
 use sqlx::{ConnectOptions, Connection, Pool};
 
-use crate::failure::unchanged;
+use crate::failure::{copy, unchanged};
 use crate::server::{Conn, DriverOptions, Server};
 use crate::table::TableName;
 
@@ -29,17 +29,53 @@ pub struct Connector<S: Server> {
     /// For messages.
     pub(crate) table: TableName,
     pub(crate) limit: Duration,
+    pub(crate) refused: Refused,
+}
+
+/// The shortest and the longest rest after a log-in that was refused.
+const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// A log-in that was refused: all who want a connection soon after it get the same answer. A server may count those
+/// that fail, and lock the user out for them.
+#[derive(Default)]
+pub(crate) struct Refused(Mutex<Option<(Instant, Duration, Failure)>>);
+
+impl Refused {
+    fn last(&self) -> MutexGuard<'_, Option<(Instant, Duration, Failure)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer, while it counts.
+    fn answer(&self) -> Option<Failure> {
+        let last = self.last();
+        let (at, rest, failure) = last.as_ref()?;
+        (at.elapsed() < *rest).then(|| copy(failure))
+    }
+
+    /// Notes what came of a log-in.
+    fn note(&self, failure: Option<&Failure>) {
+        let mut last = self.last();
+        *last = failure.filter(|failure| failure.kind() == ErrorKind::Denied).map(|failure| {
+            let rest = last.as_ref().map_or(REST.0, |(_, rest, _)| (*rest * 2).min(REST.1));
+            (Instant::now(), rest, copy(failure))
+        });
+    }
 }
 
 impl<S: Server> Connector<S> {
     /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
     /// write. The calling runtime drives it, or dlock's own thread where that cannot.
     pub(crate) async fn open(self: &Arc<Self>) -> Result<Conn<S>, Failure> {
+        if let Some(failure) = self.refused.answer() {
+            return Err(failure);
+        }
         let opening = || {
             let connector = Arc::clone(self);
             async move { connector.open_here().await }
         };
-        keeper::open(opening).await?
+        let opened = keeper::open(opening).await?;
+        self.refused.note(opened.as_ref().err());
+        opened
     }
 
     async fn open_here(&self) -> Result<Conn<S>, Failure> {

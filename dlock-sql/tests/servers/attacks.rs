@@ -126,6 +126,62 @@ on_both! {
         take(&locks, "a").await.release().await.unwrap();
     }
 
+    async fn one_that_waits_and_a_release_outlive_a_table_that_is_away_for_a_while<D: Db>(db: D) {
+        let locks = db.locks().await;
+        let other = db.locks().await;
+        let rename = |from: &str, to: &str| match D::KEY {
+            "key" => db.query(&format!("ALTER TABLE {from} RENAME TO {to}")),
+            _ => db.query(&format!("RENAME TABLE {from} TO {to}")),
+        };
+        let held = take(&other, "a").await;
+        let lock = locks.lock("a");
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        until("the waiter to find it taken", || locks.health().last_contact.is_some()).await;
+        rename("dlock", "away");
+        let released = held.release().await;
+        is_error(released, ErrorKind::InvalidConfig, &["there is no table"]);
+        until("the release to be tried again", || other.stats().failed_withdrawals > 0).await;
+        rename("away", "dlock");
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+        until("the release", || other.stats().background == 0).await;
+        assert_eq!((db.held(), other.stats().abandoned), (0, 0));
+    }
+
+    async fn many_who_want_a_lock_log_in_a_few_times_only_where_the_password_was_changed<D: Db>(db: D) {
+        db.backend().await;
+        db.make_user("app", "SELECT, INSERT, UPDATE");
+        let locks = locks(D::connect(&db.url_as("app", "right")).await.unwrap());
+        take(&locks, "a").await.release().await.unwrap();
+        let is_counted = D::KEY != "key";
+        let set = |password: &str| match is_counted {
+            true => db.query(&format!("ALTER USER app@'%' IDENTIFIED BY '{password}'")),
+            false => db.query(&format!("ALTER ROLE app PASSWORD '{password}'")),
+        };
+        set("new");
+        db.disconnect_all();
+        let mut denied = 0;
+        for n in 0..300 {
+            let error = once(&locks, &format!("{n}")).acquire().await.expect_err("the password is wrong");
+            denied += u64::from(error.kind() == ErrorKind::Denied);
+        }
+        assert!(denied > 200, "{denied}");
+        if is_counted {
+            let failed = db.query("SHOW GLOBAL STATUS LIKE 'Access_denied_errors'");
+            let failed: u64 = failed.rsplit(char::is_whitespace).next().unwrap().parse().unwrap();
+            assert!((1..denied / 2).contains(&failed), "{failed} log-ins of {denied} were refused");
+        }
+        set("right");
+        let taken = async {
+            loop {
+                match once(&locks, "a").acquire().await {
+                    Ok(guard) => return guard,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Denied, "{error}"),
+                }
+            }
+        };
+        taken.await.release().await.unwrap();
+    }
+
     async fn a_question_is_asked_again_when_its_connection_has_ended<D: Db>(db: D) {
         let backend = db.backend().await;
         let locks = locks(backend.clone());
