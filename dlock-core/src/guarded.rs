@@ -7,7 +7,9 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::task::Waker;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 
 use futures_util::FutureExt;
 
@@ -55,6 +57,50 @@ pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
 pub(crate) fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         let _ = guard(|| waker.wake());
+    }
+}
+
+/// The waker of a caller, for a thread that must not end by its panic: that of a timer or a socket calls it outside of
+/// any task.
+#[derive(Default)]
+pub(crate) struct Wakes(Option<(Arc<Guarded>, Waker)>);
+
+impl Wakes {
+    /// Returns one that does what `waker` does, and does not panic.
+    pub(crate) fn of(&mut self, waker: &Waker) -> &Waker {
+        let (_, guarded) = match self.0.take() {
+            Some(same) if same.0.0.as_ref().is_some_and(|of| of.will_wake(waker)) => self.0.insert(same),
+            _ => {
+                let of = Arc::new(Guarded(Some(waker.clone())));
+                self.0.insert((Arc::clone(&of), Waker::from(of)))
+            }
+        };
+        guarded
+    }
+}
+
+/// Awaits what may hand the waker to threads of others: those of drivers end by its panic, or the process does.
+pub(crate) async fn with_guarded_wakes<F: Future + ?Sized>(mut future: Pin<&mut F>) -> F::Output {
+    let mut wakes = Wakes::default();
+    std::future::poll_fn(|context| future.as_mut().poll(&mut Context::from_waker(wakes.of(context.waker()))))
+        .await
+}
+
+struct Guarded(Option<Waker>);
+
+impl Wake for Guarded {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let _ = guard(|| self.0.as_ref().map(Waker::wake_by_ref));
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop_guarded(self.0.take());
     }
 }
 

@@ -32,6 +32,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::engine::tasks::Task;
+use crate::engine::timer::Timers;
 use crate::error::Error;
 use crate::guarded::{drop_guarded, wake};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -137,7 +138,8 @@ impl<T: 'static> Listed<T> {
         let slot = Arc::new(Slot { woken, quiet, inner: Mutex::new(inner) });
         let place = attendance.list(Arc::<Slot<T>>::clone(&slot));
         let (attendance, waker) = (Arc::clone(attendance), Waker::from(Arc::clone(&slot)));
-        Self { attendance, place, slot, waker, since: Instant::now() }
+        let since = attendance.timers.now();
+        Self { attendance, place, slot, waker, since }
     }
 
     fn poll(
@@ -267,6 +269,8 @@ pub(crate) struct Attendance {
     late: AtomicU32,
     keeper: mpsc::UnboundedSender<Task>,
     telemetry: Arc<Telemetry>,
+    /// By whose time the acquires wait.
+    timers: Timers,
 }
 
 /// A list that had more acquires than this gives its memory back when all have left.
@@ -274,9 +278,13 @@ const KEPT: usize = 1_024;
 
 impl Attendance {
     /// Creates the list of an engine, at which its keeper is to look.
-    pub(super) fn new(keeper: mpsc::UnboundedSender<Task>, telemetry: Arc<Telemetry>) -> Arc<Self> {
+    pub(super) fn new(
+        keeper: mpsc::UnboundedSender<Task>,
+        telemetry: Arc<Telemetry>,
+        timers: Timers,
+    ) -> Arc<Self> {
         let (watched, pends, late) = (AtomicBool::new(false), AtomicBool::new(true), AtomicU32::new(0));
-        Arc::new(Self { acquires: Mutex::default(), watched, pends, late, keeper, telemetry })
+        Arc::new(Self { acquires: Mutex::default(), watched, pends, late, keeper, telemetry, timers })
     }
 
     fn acquires(&self) -> MutexGuard<'_, Slab<Arc<dyn Attend>>> {

@@ -26,6 +26,7 @@ pub(crate) mod timer;
 pub(crate) mod wait_queue;
 
 use std::fmt;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
 use crate::engine::timer::{Timers, within};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::guarded::guard;
+use crate::guarded::{guard, with_guarded_wakes};
 use crate::handles::options::{Options, Role};
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
@@ -86,9 +87,9 @@ impl Engine {
     ) -> Arc<Self> {
         let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
         let telemetry = Arc::new(telemetry);
-        let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry));
-        let identity = Identity::of_this_process(label);
         let timers = Timers::new(&keeper, capabilities.in_process);
+        let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry), timers.clone());
+        let identity = Identity::of_this_process(label);
         let registry = Arc::new(HoldRegistry::new(clock.clone(), Arc::clone(&telemetry), keeper));
         Arc::new(Self {
             name: backend.name(),
@@ -156,9 +157,17 @@ impl Engine {
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Failure> {
         if self.serves_here() {
-            return Ok(future.await);
+            return Ok(self.awaited(pin!(future)).await);
         }
         self.registry.tasks.run(future).await.ok_or_else(|| self.registry.closed())
+    }
+
+    /// Awaits `future` here. Only memory asks nobody who might call the waker on another thread.
+    pub(crate) async fn awaited<F: Future>(&self, future: Pin<&mut F>) -> F::Output {
+        if self.capabilities.in_process {
+            return future.await;
+        }
+        with_guarded_wakes(future).await
     }
 
     /// Makes a request that needs no claim, wherever the caller is, and waits up to `limit` for its answer.

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::engine::threads::{self, Thread};
 use crate::error::Failure;
-use crate::guarded::guard_opening;
+use crate::guarded::{guard_opening, with_guarded_wakes};
 
 /// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
 /// that they live on when the user's runtime is blocked or gone. It must not block.
@@ -37,10 +37,10 @@ pub fn anywhere<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = Result<T, Failure>> + Send {
     // Boxed, and not in the future below: what connects is deep, and the caller's future contains that.
-    let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
+    let mut future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
     async move {
         if threads::serves_requests() {
-            return Ok(future.await);
+            return Ok(with_guarded_wakes(future.as_mut()).await);
         }
         let runtime = runtime()?;
         run_as(|task| drop(runtime.spawn(task)), future).await.ok_or_else(ended)

@@ -3,9 +3,10 @@
 //! A runtime does not tell whether it has timers, and one without them panics when it is asked for one. So none is
 //! asked: timers run on a thread of dlock's own, wherever their futures are polled, and go on when the caller's runtime
 //! is blocked or gone. Only where the caller's clock is not the machine's, as in a test that pauses it, are they the
-//! caller's: such a runtime has timers.
+//! caller's: such a runtime has timers. The wakers that the thread calls are the callers', and a panic of one must not
+//! end it: they are guarded.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::engine::tasks::Tasks;
 use crate::engine::threads;
+use crate::guarded::Wakes;
 
 /// Where the timers of one engine run.
 #[derive(Clone, Debug, Default)]
@@ -32,13 +34,26 @@ impl Timers {
         Self { runtime, in_process }
     }
 
-    pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
+    /// The time that waits are measured with: the caller's, or where servers are asked the machine's, which goes on
+    /// when the caller's is paused.
+    pub(crate) fn now(&self) -> Instant {
+        match self.in_process || self.runtime.is_none() {
+            true => Instant::now(),
+            false => std::time::Instant::now().into(),
+        }
+    }
+
+    pub(crate) fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send + use<> {
+        wait(self.timer(at))
+    }
+
+    fn timer(&self, at: Instant) -> Sleep {
         let own = self.runtime.filter(|_| !(self.in_process && threads::is_time_virtual()));
         let _entered = own.map(Handle::enter);
         tokio::time::sleep_until(at)
     }
 
-    pub(crate) fn sleep(&self, length: Duration) -> Sleep {
+    pub(crate) fn sleep(&self, length: Duration) -> impl Future<Output = ()> + Send + use<> {
         self.sleep_until(after(length))
     }
 
@@ -49,7 +64,7 @@ impl Timers {
         future: impl Future<Output = T> + 'a,
     ) -> impl Future<Output = Option<T>> + 'a {
         // No async block around it, which would have room for `future` twice.
-        bounded(move || self.sleep_until(end), future)
+        bounded(move || self.timer(end), future)
     }
 
     /// Awaits `future` for so long; `None` when the time is up first.
@@ -70,6 +85,24 @@ fn own(at: Instant) -> Sleep {
     tokio::time::sleep_until(at)
 }
 
+/// Waits for `timer`.
+async fn wait(timer: Sleep) {
+    let (mut timer, mut wakes) = (pin!(timer), Wakes::default());
+    std::future::poll_fn(|context| poll_guarded(timer.as_mut(), &mut wakes, context)).await;
+}
+
+/// Polls a timer, which calls the waker on the thread for timers. On dlock's own threads wakers are tokio's.
+fn poll_guarded<T>(
+    timer: Pin<&mut impl Future<Output = T>>,
+    wakes: &mut Wakes,
+    context: &mut Context<'_>,
+) -> Poll<T> {
+    if threads::is_own() {
+        return timer.poll(context);
+    }
+    timer.poll(&mut Context::from_waker(wakes.of(context.waker())))
+}
+
 /// So long from now; in 30 years where no clock goes so far.
 fn after(length: Duration) -> Instant {
     let now = Instant::now();
@@ -82,7 +115,7 @@ fn after(length: Duration) -> Instant {
 ///
 /// May be dropped at any time.
 pub async fn sleep_until(at: Instant) {
-    own(at).await;
+    wait(own(at)).await;
 }
 
 /// Waits for so long, as [`sleep_until`] does.
@@ -91,7 +124,7 @@ pub async fn sleep_until(at: Instant) {
 ///
 /// May be dropped at any time.
 pub async fn sleep(length: Duration) {
-    own(after(length)).await;
+    wait(own(after(length))).await;
 }
 
 /// Awaits `future` until then; `None` when the time is up first. The timer is dlock's own: the caller's runtime need
@@ -116,7 +149,7 @@ pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> impl Futur
 /// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
 /// future does not resolve at once, which saves two looks at the clock where it does.
 fn bounded<M: FnOnce() -> Sleep, F: Future>(timer: M, future: F) -> Bounded<M, F> {
-    Bounded { timer: Some(timer), sleep: None, future }
+    Bounded { timer: Some(timer), sleep: None, wakes: Wakes::default(), future }
 }
 
 pin_project! {
@@ -125,6 +158,7 @@ pin_project! {
         timer: Option<M>,
         #[pin]
         sleep: Option<Unconstrained<Sleep>>,
+        wakes: Wakes,
         #[pin]
         future: F,
     }
@@ -142,13 +176,13 @@ impl<M: FnOnce() -> Sleep, F: Future> Future for Bounded<M, F> {
             // A future that takes all of the task's budget must not keep the time from being noticed.
             this.sleep.set(Some(unconstrained(timer())));
         }
-        this.sleep.as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context).map(|()| None))
+        let Some(sleep) = this.sleep.as_pin_mut() else { return Poll::Pending };
+        poll_guarded(sleep, this.wakes, context).map(|()| None)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
     use std::task::Waker;
 
     use super::*;

@@ -6,8 +6,6 @@ mod keys;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::engine::acquire::{Start, acquire_all, begin, only_share};
 use crate::engine::attended::{Attended, Begun};
 use crate::engine::share::Share;
@@ -160,7 +158,7 @@ impl Batch {
     pub(super) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
         let wanted: Arc<[Spec]> = self.wanted(self.wait())?.into();
         let begin = |start| -> Begun<BatchGuard> { Box::pin(take_all(Arc::clone(&wanted), start)) };
-        let mut taking = Attended::Begun(begin(Start::At(Instant::now())));
+        let mut taking = Attended::Begun(begin(Start::At(wanted[0].engine.timers.now())));
         let mut again = |started| Ok(begin(Start::Again(started)));
         std::future::poll_fn(|context| taking.poll(context, &wanted[0].engine.attendance, &mut again)).await
     }

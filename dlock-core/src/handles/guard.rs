@@ -1,6 +1,7 @@
 //! A lock that is held.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,7 +256,7 @@ impl Leaving {
         }
         let leaving = self.leave().in_span(span.clone());
         let result = if hold.engine.serves_here() {
-            leaving.await
+            hold.engine.awaited(pin!(leaving)).await
         } else {
             // On the keeper's thread, for a caller whose runtime does not serve.
             let closed = |failure| Err(hold.error(Operation::Release, failure));

@@ -341,7 +341,7 @@ impl<'a> Waiting<'a> {
         };
         Self {
             engine: lock.engine(),
-            others_until: deadline(wait),
+            others_until: deadline(lock.engine(), wait),
             waits: !wait.limit().is_zero(),
             patience,
             failing_until: None,
@@ -354,6 +354,8 @@ impl<'a> Waiting<'a> {
     /// Waits until another try may be worth while; returns who ran the job, or runs it, where there is none.
     async fn next(&mut self, error: Error) -> Result<Option<Box<Holder>>> {
         let is_refused = self.was_allowed && error.kind().is_refusal();
+        let now = self.engine.timers.now();
+        let is_over = |until: Option<Instant>| until.is_some_and(|until| now >= until);
         let until = if error.is_busy() {
             (self.failing_until, self.was_allowed) = (None, true);
             self.refusals.are_over();
@@ -366,7 +368,7 @@ impl<'a> Waiting<'a> {
             // A lost reply, or a server that is away for a moment or that somebody is changing.
             let until = *self
                 .failing_until
-                .get_or_insert_with(|| deadline(self.patience).unwrap_or_else(|| Instant::now() + FAR));
+                .get_or_insert_with(|| deadline(self.engine, self.patience).unwrap_or_else(|| now + FAR));
             if !(error.is_retryable() || is_refused) || is_over(Some(until)) {
                 return Err(error);
             }
@@ -376,7 +378,7 @@ impl<'a> Waiting<'a> {
             true => self.refusals.pause(error.failure()),
             false => self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0),
         };
-        let left = until.map_or(spread, |until| until.saturating_duration_since(Instant::now()));
+        let left = until.map_or(spread, |until| until.saturating_duration_since(now));
         pause(self.engine, spread.min(left.max(LOOKS.0))).await;
         self.pause = (self.pause * 2).min(LOOKS.1);
         Ok(None)
@@ -386,14 +388,11 @@ impl<'a> Waiting<'a> {
 /// Longer than anything lives.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-fn deadline(wait: Wait) -> Option<Instant> {
+fn deadline(engine: &Engine, wait: Wait) -> Option<Instant> {
+    let now = engine.timers.now();
     match wait {
-        Wait::No => Some(Instant::now()),
-        Wait::For(limit) => Instant::now().checked_add(limit),
+        Wait::No => Some(now),
+        Wait::For(limit) => now.checked_add(limit),
         Wait::Forever => None,
     }
-}
-
-fn is_over(until: Option<Instant>) -> bool {
-    until.is_some_and(|until| Instant::now() >= until)
 }

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use dlock_core::{Guard, Locks, ManualClock, Memory, Result, Wait};
+use dlock_core::backend::{sleep, within};
+use dlock_core::{ErrorKind, Guard, Locks, ManualClock, Memory, Result, Wait};
 use pollster::block_on;
 
 use super::{eventually, must_end};
@@ -125,6 +126,37 @@ fn a_waker_that_panics_takes_no_renewal_from_other_locks() {
     drop(lost);
     drop((ending, others));
     eventually("the releases", || memory.held() == 0);
+}
+
+#[test]
+fn a_waker_that_panics_takes_no_timer_from_others() {
+    hide_strikes();
+    let (tell, told) = std::sync::mpsc::channel();
+    let locks = Locks::new(Memory::new());
+    let held = block_on(locks.lock("k").acquire()).unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let entered = bare.enter();
+    let mut slept = Box::pin(sleep(Duration::from_millis(10)));
+    let mut in_time = Box::pin(within(Duration::from_millis(10), std::future::pending::<()>()));
+    let mut drained = Box::pin(locks.drain(Duration::from_millis(10)));
+    assert!(poll_with_panicking_waker(slept.as_mut()).is_pending());
+    assert!(poll_with_panicking_waker(in_time.as_mut()).is_pending());
+    assert!(poll_with_panicking_waker(drained.as_mut()).is_pending());
+    drop(entered);
+    let others = Locks::new(Memory::new());
+    std::thread::spawn(move || {
+        // Later than those.
+        block_on(sleep(Duration::from_millis(50)));
+        let _held = block_on(others.lock("k").acquire()).unwrap();
+        let lock = others.lock("k").with_wait(Duration::from_millis(10));
+        drop(tell.send(block_on(lock.acquire()).unwrap_err().kind()));
+    });
+    let kind = told.recv_timeout(LEASE).expect("there are timers");
+    assert_eq!(kind, ErrorKind::TimedOut);
+    assert!(poll_with_panicking_waker(slept.as_mut()).is_ready());
+    assert!(poll_with_panicking_waker(in_time.as_mut()).is_ready());
+    assert!(poll_with_panicking_waker(drained.as_mut()).is_ready());
+    drop(held);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::greeting::Greeting;
 use super::leftovers::Leftovers;
-use super::{Session, greeting};
+use super::{Session, driver, greeting};
 use crate::config::Config;
 use crate::error::not_opened;
 use crate::queue::{Queues, lock};
@@ -122,6 +122,7 @@ impl Sessions {
             }
             Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
         }
+        driver::refuse_in_child()?;
         let (tell, opening) = watch::channel(None);
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_io::Timer;
 use dlock_core::backend::tell;
+use dlock_core::{ErrorKind, Failure};
 use spawns_core::{Spawn, Task};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, oneshot};
@@ -386,6 +387,19 @@ pub(crate) struct Driven {
 /// again while the stack unwinds, which ends the process.
 fn start_reactor() {
     let _ = Pin::new(&mut Timer::after(LOOK)).poll(&mut Context::from_waker(Waker::noop()));
+}
+
+/// Refuses to open sessions in a child, made by `fork`, of a process that has opened one. The reactor is one for all of
+/// a process: its thread is not in the child, where nothing would be answered, and what it waits with is the parent's.
+pub(crate) fn refuse_in_child() -> Result<(), Failure> {
+    static PROCESS: OnceLock<u32> = OnceLock::new();
+    let process = std::process::id();
+    if *PROCESS.get_or_init(|| process) == process {
+        return Ok(());
+    }
+    let what = "the process that was forked had opened a session of ZooKeeper, and its client works in that process \
+                only; fork before the first session, or start a program in the child";
+    Err(Failure::new(ErrorKind::Unsupported, what))
 }
 
 /// Opens a session on a thread of its own, which drives it until it has ended.

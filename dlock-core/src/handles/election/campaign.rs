@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio::time::Instant;
 
 use super::{Election, LAST_PRIORITY, STEP, pause};
 use crate::engine::hold::{Condition, Hold};
@@ -163,15 +162,15 @@ impl Campaign {
         let Election { lock, priority, .. } = &self.election;
         let patience = STEP * u32::from(*priority);
         let between = (lock.options().lease / 10).clamp(Duration::from_millis(50), STEP);
-        let mut vacant_since = None;
+        let (mut vacant_since, timers) = (None, &self.election.engine().timers);
         loop {
-            let asked = Instant::now();
+            let asked = timers.now();
             match self.election.leader().await? {
                 Some(_) => {
                     refusals.are_over();
                     vacant_since = None;
                 }
-                None if vacant_since.get_or_insert(asked).elapsed() >= patience => return Ok(()),
+                None if timers.now() - *vacant_since.get_or_insert(asked) >= patience => return Ok(()),
                 None => {}
             }
             pause(self.election.engine(), between).await;

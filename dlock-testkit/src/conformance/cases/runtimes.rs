@@ -52,6 +52,10 @@ async fn life_of(ours: Process, theirs: Process, key: String) {
     error_of(theirs.locks.lock(&key).with_wait(wait).acquire().await, &[ErrorKind::TimedOut]);
     // What is only here may be in the time of the caller.
     assert!(ours.locks.capabilities().in_process || begun.elapsed() >= wait - Duration::from_millis(10));
+    let (begun, other) = (Instant::now(), format!("{key}-other"));
+    let batch = theirs.locks.lock_all([&key, &other]).with_wait(wait);
+    error_of(batch.acquire().await, &[ErrorKind::TimedOut]);
+    assert!(ours.locks.capabilities().in_process || begun.elapsed() >= wait - Duration::from_millis(10));
     let waiting = theirs.locks.lock(&key);
     let (taken, released) = join(waiting.acquire(), held.release()).await;
     released.expect("it was held");
