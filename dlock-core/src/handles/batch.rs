@@ -202,7 +202,7 @@ async fn take_all(wanted: Arc<[Spec]>, start: Start) -> Result<BatchGuard> {
             let limit = wanted.iter().map(|one| one.options.request_timeout()).max();
             let guard = BatchGuard::new(taken.into_iter().flatten());
             guard.give_back(limit.unwrap_or_default()).await;
-            Err(error.after_all(start.waited()))
+            Err(error.after_all(start.waited(&wanted[0].engine)))
         }
     }
 }

@@ -163,9 +163,10 @@ impl SegmentedSection {
         if let Some((_, segment)) = &self.inside {
             return Ok(segment.clone());
         }
-        let started = Instant::now();
+        let timers = self.segmented.lock.engine().timers.clone();
+        let started = timers.now();
         let entered = self.find().await;
-        self.waited += started.elapsed();
+        self.waited += timers.now() - started;
         let (number, section) = entered.map_err(|error| error.after_all(self.waited))?;
         let segment = Segment { number, held: section.held(), exhausted: Arc::default() };
         self.inside = Some((section, segment.clone()));
@@ -249,11 +250,12 @@ impl SegmentedSection {
         if let Some(place) = left.iter().position(|number| Some(*number) == ours) {
             left.rotate_left(place);
         }
-        let begun = Instant::now();
+        let timers = &lock.engine().timers;
+        let begun = timers.now();
         let mut patience = PATIENCE.0;
         let still = || match lock.options().wait {
             Wait::No => Duration::ZERO,
-            Wait::For(limit) => limit.saturating_sub(self.waited + begun.elapsed()),
+            Wait::For(limit) => limit.saturating_sub(self.waited + (timers.now() - begun)),
             Wait::Forever => Duration::MAX,
         };
         // A wait of zero, too, tries them all.

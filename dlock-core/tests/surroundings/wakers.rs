@@ -149,7 +149,7 @@ fn a_waker_that_panics_takes_no_timer_from_others() {
         block_on(sleep(Duration::from_millis(50)));
         let _held = block_on(others.lock("k").acquire()).unwrap();
         let lock = others.lock("k").with_wait(Duration::from_millis(10));
-        drop(tell.send(block_on(lock.acquire()).unwrap_err().kind()));
+        let _ = tell.send(block_on(lock.acquire()).unwrap_err().kind());
     });
     let kind = told.recv_timeout(LEASE).expect("there are timers");
     assert_eq!(kind, ErrorKind::TimedOut);

@@ -11,7 +11,7 @@ use crate::backend::Mode;
 use crate::engine::acquire::limits::within;
 use crate::engine::attended::Begun;
 use crate::engine::share::Share;
-use crate::engine::{Spec, scope};
+use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::Spanned;
 
@@ -30,10 +30,10 @@ pub(crate) enum Start {
 
 impl Start {
     /// How long ago that is.
-    pub(crate) fn waited(self) -> Duration {
+    pub(crate) fn waited(self, engine: &Engine) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
-            Self::At(started) | Self::Again(started) => started.elapsed(),
+            Self::At(started) | Self::Again(started) => engine.timers.now() - started,
         }
     }
 }
