@@ -341,7 +341,9 @@ mod tests {
         let name = format!("{}0000000012", Recipe::Mutex.prefix(&token, Mode::Exclusive));
         assert!(!Recipe::is_strange(&name), "{name}");
         assert_eq!(Recipe::Mutex.sequence(&name), Some(12));
-        let (mut hex, strange) = (token.to_hex(), name.replacen("-8", "-4", 1));
+        let (mut hex, mut strange) = (token.to_hex(), name.clone());
+        let version = "_c_01234567-89ab-".len();
+        strange.replace_range(version..=version, "4");
         hex.replace_range(12..13, "8");
         hex.replace_range(16..17, "8");
         assert_eq!(name.replace('-', ""), format!("_c_{hex}lock0000000012"));

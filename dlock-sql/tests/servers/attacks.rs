@@ -77,7 +77,7 @@ async fn crowd(processes: &[Locks], time: Duration) -> (Vec<u64>, u64, Vec<Strin
 }
 
 fn repeated(fences: &[u64]) -> usize {
-    fences.len() - fences.iter().collect::<std::collections::HashSet<_>>().len()
+    fences.len() - fences.iter().collect::<HashSet<_>>().len()
 }
 
 fn locks(backend: impl Backend) -> Locks {
