@@ -91,5 +91,6 @@ async fn serve(url: &str) -> Result<StatusCode, Error> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service = tokio::spawn(async { serve("memory:").await });
     println!("answered with {}", service.await??);
+    println!("every piece of it compiled with the default `recursion_limit`");
     Ok(())
 }

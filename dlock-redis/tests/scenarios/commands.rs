@@ -38,6 +38,8 @@ fn scripts(count: u64) -> BTreeMap<String, u64> {
 async fn warm(on: &Proxied) -> Locks {
     let locks = on.locks(LONG).await;
     locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+    // The connection for renewals is opened in the background, and each asks for the role.
+    until("both connections", || on.proxy.requests().get("HELLO").is_some_and(|asked| *asked >= 4)).await;
     locks
 }
 
