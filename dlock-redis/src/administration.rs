@@ -10,6 +10,7 @@ use crate::client::{Client, unchanged};
 use crate::error::{Fault, refusal};
 use crate::format::{Again, Found, NO_LOCK, ScannedFor, shares};
 use crate::keys::Names;
+use crate::request::text;
 use crate::servers::Node;
 
 /// How long one answer of a server may take.
@@ -225,7 +226,7 @@ async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result
 fn page(reply: Value) -> Option<(String, Vec<String>)> {
     let Value::Array(parts) = reply else { return None };
     let [cursor, Value::Array(names)] = <[Value; 2]>::try_from(parts).ok()? else { return None };
-    Some((text(cursor)?, names.into_iter().filter_map(text).collect()))
+    Some((text(&cursor)?.to_owned(), names.iter().filter_map(text).map(str::to_owned).collect()))
 }
 
 /// What lies under the name of a lock and is none.
@@ -233,14 +234,6 @@ fn foreign() -> Holder {
     let mut holder = Holder::default();
     holder.label = Some("not a lock of dlock".into());
     holder
-}
-
-fn text(value: Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -51,6 +51,15 @@ impl CallNumber {
     }
 }
 
+/// Reads a text.
+pub(crate) fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
 /// One operation on one lock. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {

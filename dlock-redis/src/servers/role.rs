@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 
 use super::open::Opened;
 use super::sentinel::answer;
+use crate::request::text;
 use crate::url::Endpoint;
 
 /// What a server says that it is.
@@ -69,14 +70,6 @@ fn role_in(reply: &Value) -> Role {
         Some("master") => Role::Master,
         Some("replica" | "slave") => Role::Replica,
         _ => Role::Unknown,
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
-        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dlock_core::{Guard, Locks};
 use dlock_redis::{Redis, RedisBuilder};
+use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
 use crate::support::{Proxied, SHORT, over, soon, until};
@@ -109,20 +110,27 @@ async fn a_lock_that_is_released_soon_is_not_tracked_and_one_that_is_released_is
 
 #[tokio::test]
 async fn no_more_locks_are_tracked_than_were_asked_for() {
-    let server = RedisServer::start().unwrap();
-    let some = locks(Redis::builder(&server.url()).with_tracking(2)).await;
-    let none = over(Redis::connect(&format!("{}?tracking=0", server.url())).await.unwrap(), SHORT);
+    let on = Proxied::start();
+    let some = locks(Redis::builder(&on.url()).with_tracking(4)).await;
+    let none = over(Redis::connect(&format!("{}?tracking=0", on.server.url())).await.unwrap(), SHORT);
     let _untracked = take(&none, &["a", "b"]).await;
     until("renewals", || none.stats().renewals >= 6).await;
-    assert_eq!(server.info("tracking_clients"), "0");
-    // A batch renews its locks at one moment, in as few calls as it can.
-    let guards = some.lock_all(["c", "d", "e", "f", "g"]).acquire().await.unwrap();
-    until("the first renewals, also of what has no place", || some.stats().renewals >= 5).await;
-    assert_eq!(tracked(&server), 2);
+    assert_eq!(on.server.info("tracking_clients"), "0");
+    let mut guards = take(&some, &["c"]).await;
+    until_tracked(&on.server, 1).await;
+    guards.extend(take(&some, &["d", "e", "f", "g", "h"]).await);
+    // The first of their renewals goes alone, the second in a call of its own; while they are under way, the others, of
+    // which one has a place, are collected for the next one.
+    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(300)));
+    until("the first renewals, also of what has no place", || some.stats().renewals >= 6).await;
+    assert_eq!(tracked(&on.server), 4);
+    on.proxy.mend();
     // A place that became free is another lock's.
-    guards.release().await.unwrap();
-    let _guards = take(&some, &["f", "g"]).await;
-    until_tracked(&server, 2).await;
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    let _guards = take(&some, &["i", "j"]).await;
+    until_tracked(&on.server, 2).await;
 }
 
 #[tokio::test]
