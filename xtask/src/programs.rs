@@ -35,11 +35,14 @@ pub(crate) fn build(packages: &BTreeSet<&str>, wanted: impl Fn(&str, &str) -> bo
         let tests = tests.filter_map(|target| Some(target["name"].as_str()?.to_owned()));
         targets.extend(tests.filter(|target| wanted(name, target)));
     }
-    // The test of the examples runs what cargo builds of them.
-    let examples = targets.contains("examples_run").then_some("--examples");
     let packages = packages.iter().flat_map(|package| ["--package", package]);
+    // The test of the examples runs them. `cargo test --examples` would build the tests inside them and not their
+    // programs; the packages are all of them, or dependencies would be built again with fewer features.
+    if targets.contains("examples_run") {
+        cargo(["build", "--all-features", "--examples"]).args(packages.clone()).run()?;
+    }
     let targets = targets.iter().flat_map(|target| ["--test", target]);
-    list(&packages.chain(["--lib", "--bins"]).chain(examples).chain(targets).collect::<Vec<_>>())
+    list(&packages.chain(["--lib", "--bins"]).chain(targets).collect::<Vec<_>>())
 }
 
 /// Builds all tests of the workspace, with every feature, and lists their programs by name.
