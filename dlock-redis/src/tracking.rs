@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
-use dlock_core::backend::{Signal, tell};
+use dlock_core::backend::{Signal, sleep_until, tell};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use smallvec::SmallVec;
@@ -244,7 +244,7 @@ impl Tracking {
 
 async fn go_on_looking(mut task: UnderWay) {
     while let Some(due) = task.tracking.due(&task.name) {
-        tokio::time::sleep_until(due).await;
+        sleep_until(due).await;
         let _turn = task.tracking.turns.acquire().await;
         let holds = task.tracking.holds_to_look_at(&task.name);
         for holds in parts(&holds) {

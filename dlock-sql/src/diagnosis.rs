@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dlock_core::backend::Finding;
+use dlock_core::backend::{Finding, by_then};
 use dlock_core::{ErrorKind, Failure};
 
 use tokio::time::Instant;
 
 use crate::failure::unchanged;
 use crate::options::on_the_keeper;
-use crate::rows::{Connections, QUESTION, until};
+use crate::rows::{Connections, QUESTION};
 use crate::server::Server;
 
 /// What the server says of itself, by name.
@@ -39,7 +39,7 @@ pub(crate) async fn diagnose<S: Server>(connections: &Arc<Connections<S>>) -> Re
         let facts = server.facts(&mut one).await.map_err(failed)?;
         Ok((shared, facts))
     });
-    let answer = until(Instant::now() + QUESTION, asking).await;
+    let answer = by_then(Instant::now() + QUESTION, asking).await;
     let (shared, facts) =
         answer.unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {QUESTION:?}"))))?;
     findings.push(sessions(shared));

@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dlock_core::backend::by_then;
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 /// The keys that are asked for now, and how many claims want each.
 #[derive(Default)]
@@ -66,7 +67,7 @@ impl Questions {
     pub(crate) async fn turn<'a>(&'a self, key: &'a Key, end: Instant) -> Result<Turn<'a>, Failure> {
         let wanting = Wanting::of(self, key);
         let before = locked(&wanting.question.known).asked;
-        let Ok(turn) = timeout_at(end, Arc::clone(&wanting.question.turn).lock_owned()).await else {
+        let Some(turn) = by_then(end, Arc::clone(&wanting.question.turn).lock_owned()).await else {
             return Err(Failure::unavailable(
                 "another task of this process asks for the same key, and the server has not answered it yet",
             ));

@@ -9,10 +9,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Mode, Renewed, RequestClock};
+use dlock_core::backend::{ClaimRequest, Mode, Renewed, RequestClock, by_then};
 use dlock_core::{Failure, Key, Token};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use crate::failure::{closed, copy};
 
@@ -146,7 +146,7 @@ async fn gather(inbox: &mut mpsc::UnboundedReceiver<Renewal>, waiting: &mut Vec<
         let until = Instant::now() + patience.min(PATIENCE);
         while crowded
             && waiting.len() < ENOUGH
-            && timeout_at(until, inbox.recv_many(waiting, ENOUGH)).await.is_ok_and(|more| more > 0)
+            && by_then(until, inbox.recv_many(waiting, ENOUGH)).await.is_some_and(|more| more > 0)
         {}
     }
     while let Ok(renewal) = inbox.try_recv() {

@@ -23,14 +23,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, LockId, Mode};
+use dlock_core::backend::{ClaimRequest, LockId, Mode, by_then};
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 pub use claim::RowClaim;
 pub(crate) use connections::{Connections, Kind};
-pub(crate) use driven::{gone, sleep_on_own_thread, until};
+pub(crate) use driven::{gone, sleep_on_own_thread};
 pub(crate) use line::LineSeen;
 pub(crate) use line::{KEPT, KEPT_FOR_LINE, KEPT_LONGER, KEPT_PER_PLACE, Places};
 #[cfg(feature = "postgres")]
@@ -97,7 +97,7 @@ impl<S: Server> Rows<S> {
             return Ok(());
         }
         let verifying = Box::pin(self.verified.get_or_try_init(|| self.connections.verify()));
-        match until(Instant::now() + limit, verifying).await {
+        match by_then(Instant::now() + limit, verifying).await {
             Some(verified) => verified.map(drop),
             None => Err(not_reached(limit)),
         }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Backend, Result};
+use dlock_core::{Backend, Result, keeper};
 use dlock_rig::servers::ServerError;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
@@ -15,6 +15,7 @@ use dlock_sql::{
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
+use tokio::runtime::Handle;
 
 /// How each process of a case connects, with this URL.
 trait Way: Send + Sync + 'static {
@@ -75,11 +76,18 @@ impl Way for PostgresUrl {
     }
 }
 
+/// sqlx makes a pool in a runtime only.
+fn made_in_a_runtime<T>(make: impl FnOnce() -> T) -> T {
+    let _entered = Handle::try_current().is_err().then(|| keeper::runtime().expect("a thread").enter());
+    make()
+}
+
 impl Way for PostgresPool {
     type Backend = Postgres;
 
     async fn connect(url: &str) -> Result<Postgres> {
-        let pool = PgPoolOptions::new().max_connections(8).connect_lazy(url).expect("a URL");
+        let pool =
+            made_in_a_runtime(|| PgPoolOptions::new().max_connections(8).connect_lazy(url)).expect("a URL");
         Postgres::from_pool(&pool).await
     }
 }
@@ -96,7 +104,8 @@ impl Way for MysqlPool {
     type Backend = Mysql;
 
     async fn connect(url: &str) -> Result<Mysql> {
-        let pool = MySqlPoolOptions::new().max_connections(8).connect_lazy(url).expect("a URL");
+        let pool = made_in_a_runtime(|| MySqlPoolOptions::new().max_connections(8).connect_lazy(url))
+            .expect("a URL");
         Mysql::from_pool(&pool).await
     }
 }

@@ -8,7 +8,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{boxed, tell};
+use dlock_core::backend::{boxed, sleep, tell};
 use dlock_core::{Failure, Result};
 use tokio::task::JoinSet;
 use zookeeper::{Acl, Acls, Client, CreateMode};
@@ -349,7 +349,7 @@ impl Config {
                         Err(error) => return Err(zookeeper::Error::UnexpectedError(error.to_string())),
                     },
                 },
-                () = tokio::time::sleep(silence), if more => {}
+                () = sleep(silence), if more => {}
             }
         }
     }

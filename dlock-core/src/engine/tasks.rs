@@ -47,6 +47,15 @@ pub fn anywhere<T: Send + 'static>(
     }
 }
 
+/// Returns whether the caller is in a runtime from which a driver may take its timers: a caller's pool has no others.
+///
+/// To find that out panics inside, once for each thread, in a runtime without timers. In a program that is built with
+/// `panic = "abort"` each runtime is taken to have them.
+#[must_use]
+pub fn may_have_timers() -> bool {
+    threads::may_have_timers()
+}
+
 /// Returns the runtime of the caller, or that of dlock's thread where the caller has none.
 ///
 /// # Errors

@@ -1,21 +1,22 @@
 //! The threads that dlock owns.
 //!
-//! One drives the connections of backends, and one has the timers, on which nothing else runs: what blocks another
-//! thread, as a backend may, puts off no bound. The keepers of `Locks` run on others, each on a thread of its own while
-//! there are not many, so that a backend that blocks its thread holds up its own locks and no others. Threads are kept
-//! for the next `Locks`. All belong to one process: a child made by `fork` has none of its parent's, and starts its
-//! own.
+//! One drives the connections of backends, and one has the timers. On the latter nothing runs but the wakers of
+//! callers: what blocks another thread, as a backend may, puts off no bound, and a waker that blocks does. The keepers
+//! of `Locks` run on others, each on a thread of its own while there are not many, so that a backend that blocks its
+//! thread holds up its own locks and no others. Threads are kept for the next `Locks`. All belong to one process: a
+//! child made by `fork` has none of its parent's, and starts its own.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 
 use crate::error::Failure;
+use crate::guarded::guard;
 
 /// How many threads keepers have at the most; more `Locks` share them.
 const MOST_KEEPERS: usize = 16;
@@ -148,6 +149,27 @@ pub(crate) fn is_in_runtime() -> bool {
 /// Whether the caller's runtime can go on with what asks servers: there is one, whose time is that of the servers.
 pub(crate) fn serves_requests() -> bool {
     is_own() || is_in_runtime() && !is_time_virtual()
+}
+
+/// Whether a driver that takes its timers from the caller's runtime may do so here. In a program that is built with
+/// `panic = "abort"` that is taken for granted.
+pub(crate) fn may_have_timers() -> bool {
+    thread_local! {
+        /// What was found out about the runtime that this thread was in last.
+        static LAST: Cell<Option<(runtime::Id, bool)>> = const { Cell::new(None) };
+    }
+    let Ok(runtime) = Handle::try_current() else { return false };
+    let id = runtime.id();
+    if cfg!(panic = "abort") {
+        return true;
+    }
+    if let Some((_, known)) = LAST.get().filter(|(last, _)| *last == id) {
+        return known;
+    }
+    // A runtime does not tell. One without timers panics.
+    let may = guard(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok();
+    LAST.set(Some((id, may)));
+    may
 }
 
 /// The runtimes that were found to have no I/O, the last ones.

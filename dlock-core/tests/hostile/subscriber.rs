@@ -21,7 +21,9 @@ impl Subscriber for Panicking {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         // Others are made, so that what is done with them panics too.
         static RELEASES: AtomicUsize = AtomicUsize::new(0);
-        if span.metadata().name() == "dlock.release" && RELEASES.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+        if span.metadata().name() == "dlock.release"
+            && RELEASES.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
             std::panic::panic_any(STRIKE)
         }
         Id::from_u64(7)

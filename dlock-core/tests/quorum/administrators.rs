@@ -1,4 +1,5 @@
 //! Administrators and clients of several quorums on the same nodes, in random orders.
+#![expect(clippy::future_not_send, reason = "all of them are polled on the thread of the test")]
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;

@@ -3,6 +3,7 @@
 use std::sync::Weak;
 use std::time::Duration;
 
+use dlock_core::backend::{sleep, within};
 use redis::{PushInfo, PushKind};
 use tokio::sync::mpsc;
 
@@ -34,15 +35,15 @@ pub(crate) async fn follow(node: Weak<Node>) {
                         node.leave(&master);
                     }
                 }
-                match tokio::time::timeout(GLANCE, news.recv()).await {
-                    Ok(Some(PushInfo { kind: PushKind::Disconnection, .. }) | None) => break,
-                    Ok(Some(PushInfo { kind, .. })) => changed = kind == PushKind::Message,
-                    Err(_) if node.strong_count() == 0 => return,
-                    Err(_) => changed = false,
+                match within(GLANCE, news.recv()).await {
+                    Some(Some(PushInfo { kind: PushKind::Disconnection, .. }) | None) => break,
+                    Some(Some(PushInfo { kind, .. })) => changed = kind == PushKind::Message,
+                    None if node.strong_count() == 0 => return,
+                    None => changed = false,
                 }
             }
             drop(connection);
         }
-        tokio::time::sleep(GLANCE).await;
+        sleep(GLANCE).await;
     }
 }

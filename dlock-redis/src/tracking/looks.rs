@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Signal;
+use dlock_core::backend::{Signal, within};
 use futures_util::future::BoxFuture;
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -117,8 +117,8 @@ pub(super) async fn look_at(holds: &[Watched]) -> Vec<&Watched> {
     let Some((_, first)) = each().next() else { return Vec::new() };
     let list = each().flat_map(|(_, probes)| probes.list.iter().cloned()).collect();
     let patience = (first.lease / 4).min(PATIENCE);
-    let asked = tokio::time::timeout(patience, (first.ask)(list, patience)).await;
-    let Ok(Some(found)) = asked else { return holds.iter().collect() };
+    let asked = within(patience, (first.ask)(list, patience)).await;
+    let Some(Some(found)) = asked else { return holds.iter().collect() };
     let (mut found, mut gone) = (&found[..], Vec::new());
     for (hold, probes) in each() {
         let (here, others) = found.split_at(probes.list.len().min(found.len()));

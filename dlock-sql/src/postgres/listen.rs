@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dlock_core::Failure;
 use dlock_core::backend::notify::{Connection, Event, Source};
+use dlock_core::backend::within;
 use sqlx::postgres::PgListener;
 
 use super::server::PostgresServer;
@@ -34,8 +35,8 @@ impl Source for Listening {
             Ok(ListeningConnection { listener, subscribed: VecDeque::new() })
         };
         let limit = self.0.limit;
-        let opened = tokio::time::timeout(limit, opening).await;
-        opened.unwrap_or_else(|_| Err(Failure::unavailable(format!("no connection within {limit:?}"))))
+        let opened = within(limit, opening).await;
+        opened.unwrap_or_else(|| Err(Failure::unavailable(format!("no connection within {limit:?}"))))
     }
 }
 

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::{sleep, within};
+use dlock_core::backend::{by_then, sleep, sleep_until, within};
 use dlock_core::{Failure, Key, Token, keeper};
 use sqlx::pool::{Pool, PoolConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::driven::{gone, sleep_until, until};
+use super::driven::gone;
 use super::lane::{FRESH, IDLE, Lane};
 use super::progress::Progress;
 use super::steps::{Mark, Step};
@@ -210,7 +210,9 @@ impl<S: Server> Connections<S> {
         let own = || Origin::Lane(Arc::clone(&self.own));
         let current = Handle::try_current().ok();
         match (kind, &self.pool, current) {
-            (Kind::Ordinary, Some(pool), Some(_)) => (Origin::Pool(pool.clone()), true),
+            (Kind::Ordinary, Some(pool), Some(_)) if keeper::may_have_timers() => {
+                (Origin::Pool(pool.clone()), true)
+            }
             (Kind::Ordinary, None, Some(current)) => {
                 (self.lane_of(&current).map_or_else(own, Origin::Lane), true)
             }
@@ -280,7 +282,7 @@ impl<S: Server> Connections<S> {
         limit: Duration,
     ) -> Result<P::Reply, Failure> {
         let request = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()));
-        match until(Instant::now() + limit, request).await {
+        match by_then(Instant::now() + limit, request).await {
             Some(answer) => answer,
             None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
         }
@@ -321,7 +323,7 @@ impl<S: Server> Connections<S> {
                 Err(_) => &self.reserve,
             },
         };
-        match until(end, Arc::clone(line).acquire_owned()).await {
+        match by_then(end, Arc::clone(line).acquire_owned()).await {
             Some(Ok(permit)) => Ok(permit),
             Some(Err(_)) => Err(closed()),
             None => Err(busy(end.saturating_duration_since(begun))),
@@ -351,7 +353,7 @@ impl<S: Server> Connections<S> {
             let now = Instant::now();
             let limit = end.saturating_duration_since(now).min(self.connector.limit) / 2;
             // One to a server that can only be read since would fail for ever.
-            if matches!(until(now + limit, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
+            if matches!(by_then(now + limit, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
                 return Ok((idle.connection, permit));
             }
         }
@@ -364,7 +366,7 @@ impl<S: Server> Connections<S> {
                 connections.keep(&lane, connection);
             }
         });
-        match until(end, opened).await {
+        match by_then(end, opened).await {
             Some(opened) => opened.unwrap_or_else(|_| Err(unchanged(gone()))),
             None => Err(Failure::unavailable(format!(
                 "no connection within {:?}; it is still being opened",
@@ -461,7 +463,7 @@ impl<S: Server> Connections<S> {
                 lent => lent,
             };
         }
-        match until(begun + patience / 2, &mut lending).await {
+        match by_then(begun + patience / 2, &mut lending).await {
             Some(Ok(lent)) => Ok(lent),
             Some(Err(failure)) if self.note_refusal(&failure) => turn().await.ok_or(failure),
             Some(Err(failure)) => self.spare(end, Instant::now()).await.ok_or(failure),
@@ -497,7 +499,7 @@ impl<S: Server> Connections<S> {
             for lane in self.lanes() {
                 let Ok(permit) = Arc::clone(&lane.permits).try_acquire_owned() else { continue };
                 let Some(mut idle) = lane.pop() else { continue };
-                if matches!(until(end, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
+                if matches!(by_then(end, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
                     return Some((Lent::Own(idle.connection, lane), Some(permit)));
                 }
             }

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use dlock_core::backend::within;
+use dlock_core::backend::{sleep_until, within};
 use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 /// Who made a request.
 #[derive(Clone)]
@@ -85,18 +85,6 @@ impl<T: Send + 'static> Drop for Driven<T> {
     }
 }
 
-/// A timer of dlock's own thread: that of the caller's runtime may stand still, or be gone, while the request goes on
-/// elsewhere.
-fn timer(end: Instant) -> Sleep {
-    let _entered = keeper::runtime().ok().map(Handle::enter);
-    tokio::time::sleep_until(end)
-}
-
-/// Waits until then, whatever runtime this is polled on.
-pub(super) async fn sleep_until(end: Instant) {
-    timer(end).await;
-}
-
 /// Waits until then, but only where dlock's own thread polls it: a timer of another's would wake that thread each time.
 pub(crate) async fn sleep_on_own_thread(end: Instant) {
     let mut sleep = pin!(None);
@@ -106,27 +94,11 @@ pub(crate) async fn sleep_on_own_thread(end: Instant) {
             return Poll::Pending;
         }
         if sleep.is_none() {
-            sleep.set(Some(timer(end)));
+            sleep.set(Some(sleep_until(end)));
         }
         sleep.as_mut().as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context))
     })
     .await;
-}
-
-/// Awaits `future` until then; `None` when the time is up first. The timer is made when the future does not resolve at
-/// once.
-pub(crate) async fn until<F: Future>(end: Instant, future: F) -> Option<F::Output> {
-    let (mut future, mut late) = (pin!(future), pin!(None));
-    poll_fn(|context| {
-        if let Poll::Ready(output) = future.as_mut().poll(context) {
-            return Poll::Ready(Some(output));
-        }
-        if late.is_none() {
-            late.set(Some(timer(end)));
-        }
-        late.as_mut().as_pin_mut().map_or(Poll::Pending, |late| late.poll(context).map(|()| None))
-    })
-    .await
 }
 
 /// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks
@@ -145,7 +117,7 @@ pub(super) async fn unless_late<F: Future + Send>(
             return Poll::Pending;
         }
         if late.is_none() {
-            late.set(Some(timer(end)));
+            late.set(Some(sleep_until(end)));
         }
         match late.as_mut().as_pin_mut() {
             Some(late) => late.poll(context).map(|()| None),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Backoff;
+use dlock_core::backend::{Backoff, by_then, sleep_until};
 use dlock_core::{ErrorKind, Failure};
 use sqlx::Connection;
 use tokio::runtime::Handle;
@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::connections::{Connections, Kind, Lent, Limits, Origin};
-use super::driven::{Caller, Driven, sleep_until, unless_late, until};
+use super::driven::{Caller, Driven, unless_late};
 use super::progress::Progress;
 use super::steps::Step;
 use crate::failure::closed;
@@ -125,7 +125,7 @@ impl<S: Server> Connections<S> {
                     None => {
                         // Others may need the turn; this one stays for what comes of it.
                         drop(permit.take());
-                        until(begun + limits.last, performing).await
+                        by_then(begun + limits.last, performing).await
                     }
                 }
             };
@@ -133,7 +133,7 @@ impl<S: Server> Connections<S> {
                 Some(Ok(reply)) => return Ok(reply),
                 Some(Err(error)) if S::is_outdated(&error) && std::mem::take(&mut prepares_again) => {
                     // Where this fails, so does the statement.
-                    let _ = until(begun + limits.answer, on.clear_cached_statements()).await;
+                    let _ = by_then(begun + limits.answer, on.clear_cached_statements()).await;
                     continue;
                 }
                 Some(Err(error)) => self.server().fault(error),

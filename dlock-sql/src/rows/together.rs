@@ -7,12 +7,13 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dlock_core::backend::by_then;
 use dlock_core::{ErrorKind, Failure, Holder, Key, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::connections::{Connections, Kind, Limits};
-use super::driven::{Caller, gone, until};
+use super::driven::{Caller, gone};
 use super::lane::Lane;
 use super::progress::Progress;
 use super::steps::{ReleaseAll, Step, TakeAll};
@@ -194,7 +195,7 @@ impl<S: Server> Connections<S> {
             // Not by the caller, on whom the others would then depend.
             lane.runtime.clone().spawn(Arc::clone(self).send_all::<Q>(lane));
         }
-        let answer = match until(end, &mut receiver).await {
+        let answer = match by_then(end, &mut receiver).await {
             Some(answer) => answer,
             None if progress.try_cancel() => return Err(super::connections::busy(limits.patience)),
             // It was sent.

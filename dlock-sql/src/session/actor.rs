@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, RequestClock, Withdrawal};
+use dlock_core::backend::{ClaimRequest, RequestClock, Withdrawal, within};
 use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::hold_signal::HoldSignal;
 use super::strategy::{Freed, Opened, Others, Strategy, TakeError, alive};
@@ -228,10 +228,10 @@ impl<M: Strategy> ConnectionActor<M> {
             Ok(Session { connection, id, is_new: true })
         };
         // On dlock's own thread, whoever drives this.
-        let opening = keeper::runtime()?.spawn(async move { timeout(limit * 2, opening).await });
+        let opening = keeper::runtime()?.spawn(async move { within(limit * 2, opening).await });
         let opened = match opening.await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(_)) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
+            Ok(Some(opened)) => opened,
+            Ok(None) => Err(Failure::unavailable(format!("no connection within {limit:?}"))),
             Err(_) => Err(unchanged(gone())),
         };
         let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;

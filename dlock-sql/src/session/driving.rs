@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use dlock_core::backend::sleep_until;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -93,7 +94,7 @@ impl<M: Strategy> Driver<M> {
             let until = *self.sleeps_until.lock().unwrap_or_else(PoisonError::into_inner);
             let received = tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(until) => None,
+                () = sleep_until(until) => None,
                 () = self.wake.notified() => None,
                 some = inbox.recv_many(&mut commands, super::actor::AT_ONCE) => Some(some),
             };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::within;
+use dlock_core::backend::{by_then, within};
 use dlock_core::{Failure, Holder, Key, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ use super::driving::Driver;
 use super::strategy::{Others, Strategy};
 use crate::failure::{closed, not_reached, unchanged};
 use crate::questions::{Asking, Questions, Turn};
-use crate::rows::{Ping, QUESTION, until};
+use crate::rows::{Ping, QUESTION};
 
 /// A connection, and where commands for it are handed in that somebody else is to carry out.
 struct Shared<M: Strategy> {
@@ -104,7 +104,7 @@ impl<M: Strategy> ConnectionHandles<M> {
             return Ok(());
         }
         let introducing = Box::pin(self.introduced.get_or_try_init(|| self.introduce()));
-        match until(Instant::now() + limit, introducing).await {
+        match by_then(Instant::now() + limit, introducing).await {
             Some(introduced) => introduced.map(drop).map_err(unchanged),
             None => Err(not_reached(limit)),
         }

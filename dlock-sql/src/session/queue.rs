@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::Backoff;
+use dlock_core::backend::{Backoff, sleep, within};
 use dlock_core::{Failure, Key, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -146,14 +146,14 @@ impl<M: Strategy> Waiting<M> {
     pub(super) async fn changed(&mut self, key: &Key) -> Result<(), Failure> {
         if self.place.is_none() {
             if !std::mem::replace(&mut self.patient, true) {
-                tokio::time::sleep(PATIENCE).await;
+                sleep(PATIENCE).await;
             }
             (self.place, self.known) = (self.queue.join(key)?, 0);
         }
         if let Some(place) = &mut self.place {
             if *place.seen.borrow() == self.known && self.known > place.asked_again {
                 if self.losing_since.get_or_insert_with(Instant::now).elapsed() > LOSING {
-                    tokio::time::sleep(self.pauses.next_pause()).await;
+                    sleep(self.pauses.next_pause()).await;
                 }
                 place.asked_again = self.known;
                 let _ = place.again.send(());
@@ -164,7 +164,7 @@ impl<M: Strategy> Waiting<M> {
             }
             self.place = None;
         }
-        tokio::time::sleep(self.pauses.next_pause()).await;
+        sleep(self.pauses.next_pause()).await;
         Ok(())
     }
 
@@ -238,14 +238,14 @@ impl<M: Strategy> Visit<M> {
                 tokio::pin!(waiting);
                 tokio::select! {
                     biased;
-                    waited = tokio::time::timeout(CUT_OFF, &mut waiting) => Some(waited),
+                    waited = within(CUT_OFF, &mut waiting) => Some(waited),
                     () = gone(asked) => {
                         // A server may not notice by itself that nobody waits any more. The statement's own answer
                         // says that it has not taken anything.
                         let mut answered = false;
                         for _ in 0..CANCELS.0 {
                             let _ = queue.others.ask(Cancel(session), QUESTION).await;
-                            answered = tokio::time::timeout(CANCELS.1, &mut waiting).await.is_ok();
+                            answered = within(CANCELS.1, &mut waiting).await.is_some();
                             if answered {
                                 break;
                             }
@@ -260,16 +260,16 @@ impl<M: Strategy> Visit<M> {
             };
             let Some(waited) = waited else { return M::Server::leave(on, name, !M::SHARED).await };
             match waited {
-                Ok(Ok(true)) if turn.is_some() => {
+                Some(Ok(true)) if turn.is_some() => {
                     tell.send_modify(|seen| *seen += 1);
                     if asked.recv().await.is_none() {
                         return M::Server::leave(on, name, !M::SHARED).await;
                     }
                 }
-                Ok(Ok(true)) => turn = Some(TurnHere::of(queue, name)),
+                Some(Ok(true)) => turn = Some(TurnHere::of(queue, name)),
                 // It has waited for as long as a statement may.
-                Ok(Ok(false)) => {}
-                Ok(Err(error)) => {
+                Some(Ok(false)) => {}
+                Some(Err(error)) => {
                     if !matches!(error, sqlx::Error::Database(_)) {
                         return Err(error);
                     }
@@ -278,7 +278,7 @@ impl<M: Strategy> Visit<M> {
                         return Err(sqlx::Error::WorkerCrashed);
                     }
                 }
-                Err(_) => return Err(sqlx::Error::PoolTimedOut),
+                None => return Err(sqlx::Error::PoolTimedOut),
             }
         }
     }

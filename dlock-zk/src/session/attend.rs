@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock_core::Timestamp;
+use dlock_core::backend::sleep;
 use tokio::sync::{Notify, oneshot};
 use zookeeper::{Error, EventType, SessionState, StateWatcher};
 
@@ -27,7 +28,7 @@ pub(super) async fn attend(
         let Some(pause) = session.upgrade().map(|session| session.next_look()) else { return };
         let look = async {
             match pause {
-                Some(pause) => tokio::time::sleep(pause).await,
+                Some(pause) => sleep(pause).await,
                 None => std::future::pending().await,
             }
         };

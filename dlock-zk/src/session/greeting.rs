@@ -3,10 +3,10 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use dlock_core::backend::within;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 /// How long a server may take to accept a connection, or to end one.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -29,16 +29,16 @@ pub(super) async fn of_any(servers: &str) -> Greeting {
 }
 
 async fn of(server: String) -> Greeting {
-    let mut connection = match timeout(PATIENCE, TcpStream::connect(server)).await {
-        Ok(Ok(connection)) => connection,
+    let mut connection = match within(PATIENCE, TcpStream::connect(server)).await {
+        Some(Ok(connection)) => connection,
         // It was ended before this process looked whether it had come about.
-        Ok(Err(error)) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+        Some(Err(error)) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
             return Greeting::Closed;
         }
         _ => return Greeting::None,
     };
-    match timeout(PATIENCE, connection.read_u8()).await {
-        Ok(Err(_)) => Greeting::Closed,
-        Ok(Ok(_)) | Err(_) => Greeting::Silent,
+    match within(PATIENCE, connection.read_u8()).await {
+        Some(Err(_)) => Greeting::Closed,
+        Some(Ok(_)) | None => Greeting::Silent,
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use dlock_core::backend::sleep_until;
 use dlock_core::{ErrorKind, Failure, keeper};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -120,7 +121,7 @@ async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
     loop {
         let Some(at) = sessions.upgrade().and_then(|sessions| sessions.next_due()) else { return };
         tokio::select! {
-            () = tokio::time::sleep_until(at.min(Instant::now() + NAP)) => {}
+            () = sleep_until(at.min(Instant::now() + NAP)) => {}
             () = wake.notified() => continue,
         }
         let Some(sessions) = sessions.upgrade() else { return };

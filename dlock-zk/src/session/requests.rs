@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dlock_core::backend::sleep;
 use dlock_core::keeper;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zookeeper::{Client, Error};
@@ -145,7 +146,7 @@ impl Gate {
                 state.round += 1;
                 state.recent = 0;
             }
-            tokio::time::sleep(LEFT_LYING).await;
+            sleep(LEFT_LYING).await;
             // Once this is answered, so is all that was sent before. Without a connection all is.
             drop(client.check_stat("/").await);
             let mut state = lock(&self.state);
