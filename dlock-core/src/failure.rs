@@ -77,6 +77,12 @@ impl ErrorKind {
         matches!(self, Self::Denied | Self::Unsupported | Self::InvalidConfig | Self::Conflict)
     }
 
+    /// Whether it is a refusal of what the servers have allowed before, to whoever holds a lock or waits for one. That
+    /// others use the key in another way is what those want, and none.
+    pub(crate) const fn is_revocation(self) -> bool {
+        self.is_refusal() && !matches!(self, Self::Conflict)
+    }
+
     const fn sentence(self) -> &'static str {
         match self {
             Self::Busy => "somebody else holds it",
@@ -133,7 +139,8 @@ impl Failure {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Creates a failure for credentials or rights that are missing. Final.
+    /// Creates a failure for credentials or rights that are missing. It ends an acquire that has not begun to
+    /// wait; what goes on already, such as a wait, a release or a campaign, asks again, ever more rarely.
     #[must_use]
     pub fn denied(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Denied, message)
@@ -145,13 +152,14 @@ impl Failure {
         Self::new(ErrorKind::InvalidKey, message)
     }
 
-    /// Creates a failure for a configuration (option, URL, table) that cannot work. Final.
+    /// Creates a failure for a configuration (option, URL, table) that cannot work. The engine takes it as it takes
+    /// [`denied`](Self::denied).
     #[must_use]
     pub fn invalid_config(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::InvalidConfig, message)
     }
 
-    /// The backend has no such ability. Final.
+    /// The backend has no such ability. The engine takes it as it takes [`denied`](Self::denied).
     pub(crate) fn unsupported(what: &str) -> Self {
         Self::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
     }

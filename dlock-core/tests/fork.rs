@@ -14,7 +14,7 @@ fn runtime() -> Runtime {
 }
 
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it comes")
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("it comes")
 }
 
 async fn renewed(locks: &Locks) {

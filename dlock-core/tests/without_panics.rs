@@ -9,7 +9,7 @@ use dlock_core::{Error, ErrorKind, Guard, Locks, Memory, Quorum, Wait};
 use pollster::block_on;
 use tokio::runtime::{Builder, Runtime};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(30);
 
 fn end_at_a_panic() {

@@ -274,7 +274,7 @@ pub trait Claim: Send + 'static {
     ///
     /// # Errors
     ///
-    /// A transient failure is taken as "cannot tell" and the engine polls; a final one ends the acquire.
+    /// A transient failure or a refusal is taken as "cannot tell", and the engine polls; any other ends the acquire.
     ///
     /// # Cancel safety
     ///

@@ -95,9 +95,9 @@ pub struct QuorumBuilder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuorumVotes {
-    /// How many had given their vote, or said who has the lock, when it was clear that they are too few: none that
-    /// answered that it does not vote. Of a renewal or a release, how many had confirmed it; of a question, how many
-    /// had answered.
+    /// How many had given their vote, or said who has the lock, when it was clear that they are too few. A node that
+    /// answered that it does not vote is not counted. Of a renewal or a release, how many had confirmed it; of a
+    /// question, how many had answered.
     pub took_part: usize,
     /// How many have to.
     pub needed: usize,

@@ -312,7 +312,7 @@ impl<'a> Acquire<'a> {
                     }
                     self.unknowns += 1;
                     let pause = self.unknown_outcomes.pause(engine.entropy.fraction());
-                    failed = Some(pause_after(engine, self.until, failure, pause).await?);
+                    failed = Some(pause_after(engine, self.until, failure, pause, None).await?);
                 }
                 AttemptOutcome::Failed(failure) => {
                     if !self.goes_on_after(&failure) {
@@ -323,7 +323,9 @@ impl<'a> Acquire<'a> {
                     let joins = lines && line.is_none() && self.specs.len() == 1 && self.first_sent.is_none();
                     let joined = if joins { Some(self.join(0, None)) } else { None };
                     let pause = self.pause_after_failure(&failure);
-                    let failure = pause_after(engine, self.until, failure, pause).await?;
+                    // A refusal is paused after for long: a release in this process is worth another look.
+                    let ticket = line.as_ref().map(|(_, ticket)| ticket).or(joined.as_ref());
+                    let failure = pause_after(engine, self.until, failure, pause, ticket).await?;
                     if let Some(ticket) = joined {
                         scope::refuse_own(&self.specs[0])?;
                         self.span.wait();

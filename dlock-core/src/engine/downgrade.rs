@@ -81,7 +81,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
             Ok(()) => return Ok(()),
             Err(failure) if failure.is_transient() && asked < hold.rechecks => asked += 1,
             Err(failure) => {
-                if !(failure.is_transient() || failure.kind() == ErrorKind::Denied) {
+                if !(failure.is_transient() || failure.kind().is_revocation()) {
                     unconfirmed.0 = None;
                 }
                 return Err(failure);
@@ -149,9 +149,12 @@ fn ask_later(hold: Arc<Hold>) {
         while hold.downgrades.load(Ordering::Acquire) {
             let fraction = hold.engine.entropy.fraction();
             let pause = match ask(&hold).await {
-                Ok(()) => break,
+                Ok(()) => {
+                    refusals.are_over();
+                    break;
+                }
                 Err(failure) if failure.is_transient() => backoff.pause(fraction),
-                Err(failure) if failure.kind() == ErrorKind::Denied => refusals.pause(&failure),
+                Err(failure) if failure.kind().is_revocation() => refusals.pause(&failure),
                 Err(failure) => {
                     if !matches!(failure.kind(), ErrorKind::Lost | ErrorKind::NotHeld) {
                         hold.engine.telemetry.downgrade_failed(hold.subject(), &failure);
@@ -165,7 +168,6 @@ fn ask_later(hold: Arc<Hold>) {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        refusals.are_over();
         hold.downgrades_later.store(false, Ordering::Release);
         drop(activity);
     });

@@ -1,11 +1,12 @@
 //! One lock that was granted: its validity, and the claim behind it.
 
+mod claim;
 mod passing;
 mod shares;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
@@ -20,8 +21,9 @@ use crate::guarded::wake_all;
 use crate::handles::options::margin;
 use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
+use claim::ClaimPlace;
 pub(super) use shares::ShareKind;
 
 const HELD: u8 = 0;
@@ -218,9 +220,15 @@ impl Hold {
         }
     }
 
-    /// The same in the process that asks: a child made by `fork` holds nothing of its parent's.
+    /// Returns the condition as this process may see it: a child made by `fork` holds nothing.
     pub(crate) fn condition_here(&self) -> Condition {
-        if self.engine.is_in_child() { Condition::Lost } else { self.condition() }
+        self.condition_in(std::process::id())
+    }
+
+    /// Returns the condition as `process` may see it, which is the calling one: who looks at many holds asks the system
+    /// for it once.
+    pub(crate) fn condition_in(&self, process: u32) -> Condition {
+        if self.engine.is_of(process) { self.condition() } else { Condition::Lost }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -458,87 +466,6 @@ impl Hold {
         self.engine.registry.unlist(self, self.is_lost(), now);
         wake_all(&self.changed);
         was
-    }
-
-    /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
-    pub(crate) async fn claim(&self) -> Option<LentClaim<'_>> {
-        let here = self.settled_claim(|place| match std::mem::replace(place, ClaimPlace::Lent) {
-            ClaimPlace::Here(claim) => Some(claim),
-            ClaimPlace::Lent | ClaimPlace::Gone => {
-                *place = ClaimPlace::Gone;
-                None
-            }
-        });
-        here.await.map(|claim| LentClaim { hold: self, claim: Some(claim) })
-    }
-
-    /// The claim, for good, if no renewal has it.
-    pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
-        let mut place = self.claim_place();
-        (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
-    }
-
-    /// The claim, for good. Only the one who closed the hold takes it.
-    pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
-        self.settled_claim(ClaimPlace::take).await
-    }
-
-    /// Applies `take` when no renewal has the claim.
-    async fn settled_claim<T>(&self, take: impl Fn(&mut ClaimPlace) -> T) -> T {
-        loop {
-            let changed = self.changed.notified();
-            {
-                let mut place = self.claim_place();
-                if !matches!(*place, ClaimPlace::Lent) {
-                    return take(&mut place);
-                }
-            }
-            changed.await;
-        }
-    }
-
-    fn claim_place(&self) -> MutexGuard<'_, ClaimPlace> {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Where the claim of a hold is.
-enum ClaimPlace {
-    Here(Box<dyn DynClaim>),
-    /// A renewal has it.
-    Lent,
-    Gone,
-}
-
-impl ClaimPlace {
-    /// Takes it for good, if it is here.
-    fn take(&mut self) -> Option<Box<dyn DynClaim>> {
-        match std::mem::replace(self, Self::Gone) {
-            Self::Here(claim) => Some(claim),
-            Self::Lent | Self::Gone => None,
-        }
-    }
-}
-
-/// The claim while a renewal has it; back in its place when this is dropped.
-pub(crate) struct LentClaim<'a> {
-    hold: &'a Hold,
-    claim: Option<Box<dyn DynClaim>>,
-}
-
-impl LentClaim<'_> {
-    /// It is there until the drop.
-    pub(crate) fn claim(&mut self) -> Option<&mut Box<dyn DynClaim>> {
-        self.claim.as_mut()
-    }
-}
-
-impl Drop for LentClaim<'_> {
-    fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
-            *self.hold.claim_place() = ClaimPlace::Here(claim);
-        }
-        self.hold.changed.notify_waiters();
     }
 }
 

@@ -122,7 +122,12 @@ impl Engine {
 
     /// Whether this is a child, made by `fork`, of the process that built these locks. Costs a system call.
     pub(crate) fn is_in_child(&self) -> bool {
-        std::process::id() != self.process
+        !self.is_of(std::process::id())
+    }
+
+    /// Whether `process` is the one that built it.
+    pub(crate) const fn is_of(&self, process: u32) -> bool {
+        self.process == process
     }
 
     /// Refuses to use connections that are the parent's, and to take what nobody would renew.

@@ -1,10 +1,10 @@
 //! The threads that dlock owns.
 //!
-//! One drives the connections of backends, and one has the timers. On the latter nothing runs but the wakers of
-//! callers: what blocks another thread, as a backend may, puts off no bound, and a waker that blocks does. The keepers
-//! of `Locks` run on others, each on a thread of its own while there are not many, so that a backend that blocks its
-//! thread holds up its own locks and no others. Threads are kept for the next `Locks`. All belong to one process: a
-//! child made by `fork` has none of its parent's, and starts its own.
+//! One drives the connections of backends, and one has the timers. The latter runs nothing but the wakers of callers:
+//! a backend that blocks its thread delays no timer, and a waker that blocks delays all of them. The keepers of `Locks`
+//! run on others, each on a thread of its own while there are not many, so that a backend that blocks its thread holds
+//! up its own locks and no others. Threads are kept for the next `Locks`. All belong to one process: a child made by
+//! `fork` has none of its parent's, and starts its own.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -194,6 +194,10 @@ pub(crate) fn may_have_io() -> Here {
 
 pub(crate) fn has_no_io(runtime: runtime::Id) {
     let mut without = WITHOUT_IO.lock().unwrap_or_else(PoisonError::into_inner);
+    // Several connections may be opened at once, and each finds it out.
+    if without.contains(&runtime) {
+        return;
+    }
     if without.len() == REMEMBERED {
         without.pop_front();
     }

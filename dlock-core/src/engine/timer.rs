@@ -48,13 +48,13 @@ impl Timers {
     }
 
     fn timer(&self, at: Instant) -> Sleep {
-        let own = self.runtime.filter(|_| !(self.in_process && threads::is_time_virtual()));
-        let _entered = own.map(Handle::enter);
-        tokio::time::sleep_until(at)
+        // A thread of dlock's own has timers that are as good, and that it wakes itself.
+        let is_foreign = !(threads::is_own() || self.in_process && threads::is_time_virtual());
+        timer_of(self.runtime.filter(|_| is_foreign), at)
     }
 
     pub(crate) fn sleep(&self, length: Duration) -> impl Future<Output = ()> + Send + use<> {
-        self.sleep_until(after(length))
+        self.sleep_until(later(self.now(), length))
     }
 
     /// Awaits `future` until then; `None` when the time is up first.
@@ -67,20 +67,24 @@ impl Timers {
         bounded(move || self.timer(end), future)
     }
 
-    /// Awaits `future` for so long; `None` when the time is up first.
+    /// Awaits `future` for so long, from when it first does not resolve; `None` when the time is up first.
     pub(crate) fn within<'a, T>(
         &'a self,
         limit: Duration,
         future: impl Future<Output = T> + 'a,
     ) -> impl Future<Output = Option<T>> + 'a {
-        self.until(after(limit), future)
+        bounded(move || self.timer(later(self.now(), limit)), future)
     }
 }
 
 /// A timer of the thread for timers, or of the caller's where that is dlock's own too.
 fn own(at: Instant) -> Sleep {
     let is_foreign = !threads::is_own() && !threads::is_time_virtual();
-    let runtime = if is_foreign { threads::of_timers().ok() } else { None };
+    timer_of(if is_foreign { threads::of_timers().ok() } else { None }, at)
+}
+
+/// A timer of `runtime`, or of the one that this is polled in.
+fn timer_of(runtime: Option<&'static Handle>, at: Instant) -> Sleep {
     let _entered = runtime.map(Handle::enter);
     tokio::time::sleep_until(at)
 }
@@ -103,9 +107,8 @@ fn poll_guarded<T>(
     timer.poll(&mut Context::from_waker(wakes.of(context.waker())))
 }
 
-/// So long from now; in 30 years where no clock goes so far.
-fn after(length: Duration) -> Instant {
-    let now = Instant::now();
+/// So long after `now`; 30 years where no clock goes so far.
+fn later(now: Instant, length: Duration) -> Instant {
     now.checked_add(length).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 24 * 3_600))
 }
 
@@ -124,7 +127,7 @@ pub async fn sleep_until(at: Instant) {
 ///
 /// May be dropped at any time.
 pub async fn sleep(length: Duration) {
-    wait(own(after(length))).await;
+    wait(own(later(Instant::now(), length))).await;
 }
 
 /// Awaits `future` until then; `None` when the time is up first. The timer is dlock's own: the caller's runtime need
@@ -137,13 +140,14 @@ pub fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> impl Future<
     bounded(move || own(end), future)
 }
 
-/// Awaits `future` for so long, as [`by_then`] does.
+/// Awaits `future` for so long, as [`by_then`] does. The time counts from the first poll that does not resolve it, by
+/// the clock that is there then: a future may be polled elsewhere than it was made.
 ///
 /// # Cancel safety
 ///
 /// As that of `future`.
 pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
-    by_then(after(limit), future)
+    bounded(move || own(later(Instant::now(), limit)), future)
 }
 
 /// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
@@ -193,6 +197,18 @@ mod tests {
         assert_eq!(bounded(|| unreachable!("it resolves at once"), async { 7 }).await, Some(7));
         assert_eq!(bounded(hour, tokio::time::sleep(Duration::from_secs(1))).await, Some(()));
         assert_eq!(bounded(hour, std::future::pending::<()>()).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bound_is_measured_with_the_clock_of_the_timer_that_keeps_it() {
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        let timers = Timers { runtime: Some(threads::of_timers().unwrap()), in_process: false };
+        assert_eq!(timers.within(Duration::from_millis(20), std::future::pending::<()>()).await, None);
+        timers.sleep(Duration::from_millis(20)).await;
+        // It is made here, and polled where time is not paused.
+        let bounded = within(Duration::from_millis(20), std::future::pending::<()>());
+        let elsewhere = crate::engine::tasks::runtime().unwrap().spawn(bounded);
+        assert_eq!(elsewhere.await.unwrap(), None);
     }
 
     #[tokio::test]

@@ -141,7 +141,7 @@ impl WaitQueue {
         }
     }
 
-    /// The same, where waiters use these timers.
+    /// Has waiters use these timers.
     pub(super) fn timed_by(self, timers: Timers) -> Self {
         Self { timers, ..self }
     }

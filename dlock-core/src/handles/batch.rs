@@ -53,8 +53,8 @@ pub struct Batch {
     /// In the order in which they are taken.
     locks: Vec<Lock>,
     wait: Option<Wait>,
-    /// The backend could not tell which of its locks one is, and said this.
-    unordered: Option<Arc<str>>,
+    /// A lock that its backend failed to identify, and what the panic said.
+    unordered: Option<(Lock, Arc<str>)>,
 }
 
 impl Batch {
@@ -73,7 +73,7 @@ impl Batch {
         let mut id = |lock: &Lock| {
             let key = lock.key()?;
             let id = guard(|| lock.engine().backend.lock_id(key));
-            id.map_err(|panic| unordered = Some(panic.to_string().into())).ok()
+            id.map_err(|panic| unordered = Some((lock.clone(), panic.to_string().into()))).ok()
         };
         let mut by_id: Vec<_> = locks.map(|lock| (id(&lock), lock)).collect();
         // Who both reads and writes has to write.
@@ -173,9 +173,11 @@ impl Batch {
             }
             _ => {}
         }
-        if let (Some(panic), Some(lock)) = (&self.unordered, self.locks.first()) {
-            let what = format!("the backend panicked in `lock_id`, by which a batch has its order: {panic}");
-            return Err(lock.engine().error(Operation::Acquire, Failure::unavailable(what)));
+        if let Some((lock, panic)) = &self.unordered {
+            let what = format!(
+                "the backend panicked in `lock_id`, by which a batch has its order: {panic}; build the batch again"
+            );
+            return Err(lock.error(Operation::Acquire, Failure::unavailable(what)));
         }
         let wanted = self.locks.iter().map(|lock| {
             let options = Options { wait, ..*lock.options() };

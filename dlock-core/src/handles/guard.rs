@@ -165,9 +165,10 @@ impl Guard {
     ///   fair or stays taken after its release. Nothing was changed.
     /// * [`ErrorKind::Lost`]: the lock was lost, before or meanwhile. [`ErrorKind::Suspect`] as of
     ///   [`check`](Self::check).
-    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`], [`ErrorKind::Denied`]: the backend did not confirm. The
-    ///   guard reads, and the request is repeated in the background until it is confirmed or the lock has ended.
-    ///   Calling this again waits for that. After other kinds it is not repeated.
+    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`], [`ErrorKind::Denied`],
+    ///   [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the backend did not confirm. The guard reads,
+    ///   and the request is repeated in the background until it is confirmed or the lock has ended. Calling this again
+    ///   waits for that. After other kinds it is not repeated.
     ///
     /// # Cancel safety
     ///

@@ -107,12 +107,17 @@ impl Held {
     /// Returns whether [`check`](Self::check) would succeed.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        !self.holds().is_empty() && self.holds().iter().all(|hold| hold.condition_here() == Condition::Held)
+        !self.holds().is_empty() && self.find(|condition| condition != Condition::Held).is_none()
     }
 
     /// One that is lost, if any is.
     pub(super) fn find_lost(&self) -> Option<&Arc<Hold>> {
-        self.holds().iter().find(|hold| hold.condition_here() == Condition::Lost)
+        self.find(|condition| condition == Condition::Lost)
+    }
+
+    fn find(&self, test: impl Fn(Condition) -> bool) -> Option<&Arc<Hold>> {
+        let process = std::process::id();
+        self.holds().iter().find(|hold| test(hold.condition_in(process)))
     }
 
     /// Returns how long the lock stays valid if no renewal succeeds; of a batch, the shortest. See

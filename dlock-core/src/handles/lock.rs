@@ -154,7 +154,8 @@ impl Lock {
     /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes
     ///   on in the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
     /// * [`ErrorKind::Unavailable`], [`ErrorKind::Denied`] and other kinds of the backend. A backend that is away is
-    ///   asked again for as long as the wait allows, and so is one that denies what it allowed when the wait began.
+    ///   asked again for as long as the wait allows, and so is one that refuses what it allowed when the wait began: a
+    ///   removed right, a renamed table.
     /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep. So it would where it holds the
     ///   lock by other [`Locks`](crate::Locks) of the same store: only clones of one `Locks` enter it again.
     /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
@@ -259,7 +260,7 @@ impl Lock {
         self
     }
 
-    /// The same semaphore, whose stored number of permits counts.
+    /// Has the stored number of permits count.
     pub(super) const fn resizable(mut self) -> Self {
         self.options.resizable = true;
         self

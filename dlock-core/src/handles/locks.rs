@@ -419,9 +419,16 @@ impl LocksBuilder {
     /// [required](Self::require); [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) when the operating system
     /// gives no thread for the keeper, or the backend panics.
     pub fn build(self) -> Result<Locks> {
-        let panicked =
-            |panic| Failure::unavailable(format!("the backend panicked while locks were built: {panic}"));
-        guard(|| self.start()).unwrap_or_else(|panic| Err(Error::new(Operation::Configure, panicked(panic))))
+        let name = guard(|| self.backend.name()).ok();
+        guard(|| self.start()).unwrap_or_else(|panic| {
+            let what =
+                format!("the backend panicked while locks were built, which is an error in it: {panic}");
+            let error = Error::new(Operation::Configure, Failure::unavailable(what));
+            Err(match name {
+                Some(name) => error.on(name),
+                None => error,
+            })
+        })
     }
 
     fn start(self) -> Result<Locks> {

@@ -247,6 +247,7 @@ impl Once {
         let mut body = Some(body);
         loop {
             let ran = lock.run_with(|held| {
+                waiting.refusals.are_over();
                 let running = body.take().map(|body| body(held.clone()));
                 async move {
                     let mut unfinished = Unfinished(Some(held.clone()));

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::held::Held;
@@ -274,13 +272,13 @@ impl SegmentedSection {
                 if Some(*number) != ours && key.key().is_some_and(|key| registry.holds_key(key)) {
                     continue;
                 }
-                let asked_at = Instant::now();
+                let asked_at = timers.now();
                 match enter(&self.segmented, *number, Wait::No, bound).await {
                     Ok(section) => return Ok((*number, section)),
                     Err(error) if error.is_busy() => busy = Some(error),
                     Err(error) => return Err(error),
                 }
-                slowest = slowest.max(asked_at.elapsed());
+                slowest = slowest.max(timers.now() - asked_at);
             }
             let still = still();
             if still <= slowest * 2 {

@@ -14,7 +14,8 @@ pub(super) const SOON: Duration = Duration::from_secs(1);
 /// After how long without a failure a success ends an outage: some locks may fail while others do not.
 const QUIET: Duration = Duration::from_secs(1);
 /// After how long without a failure the next one begins another outage, where nothing tells of successes.
-const FORGOTTEN: Duration = Duration::from_secs(30);
+/// Longer than the longest pause after a refusal and its request.
+const FORGOTTEN: Duration = Duration::from_secs(90);
 /// How many kinds of failures a line tells apart.
 const KINDS: usize = 20;
 
@@ -172,7 +173,7 @@ mod tests {
             outage.failed(None, "unknown", at(57_000)),
             OutageReport::Counts("no template unknown: 1".into())
         );
-        assert_eq!(outage.failed(None, "unknown", at(88_000)), OutageReport::First);
+        assert_eq!(outage.failed(None, "unknown", at(147_000)), OutageReport::First);
     }
 
     #[test]

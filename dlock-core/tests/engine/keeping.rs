@@ -23,7 +23,7 @@ pub(crate) async fn eventually(what: &str, test: impl Fn() -> bool + Send + Sync
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never happened: {what}");
+    assert!(tokio::time::timeout(Duration::from_secs(60), wait).await.is_ok(), "never happened: {what}");
 }
 
 #[tokio::test]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Capabilities, Term, Withdrawal};
+use dlock_core::backend::{Capabilities, Renewed, Term, Withdrawal};
 use dlock_core::{Clock, Error, ErrorKind, Failure, Locks, Outcome};
+use tokio::time::Instant;
 
 use crate::keeping::eventually;
 use crate::script::{Answer, Call, Scripted};
@@ -45,7 +46,7 @@ async fn a_campaign_goes_on_through_what_an_operator_can_undo_and_tells_of_it() 
     }
 }
 
-/// Who waits for another leader would else tell of it at the end of that one's term, which may never come.
+/// Otherwise the end of the refusal would be told when the term of the other leader ends, which may be never.
 #[tokio::test(start_paused = true)]
 async fn a_candidate_tells_that_a_refusal_is_over_while_somebody_else_leads() {
     for priority in [0, 1] {
@@ -106,6 +107,62 @@ async fn one_that_waits_waits_on_while_a_table_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_waits_is_refused_what_tells_of_releases_and_waits_on() {
+    let backend = Scripted::unpolled([Answer::Busy, granted()]);
+    let refusal = Failure::invalid_config("the table is missing");
+    backend.0.changes.lock().unwrap().push_back(Err(refusal));
+    let locks = Locks::new(backend);
+    drop(locks.lock("k").with_wait(Duration::from_secs(3_600)).acquire().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_pauses_after_refusals_asks_again_when_the_lock_is_released_here() {
+    let denials = (0..6).map(|_| denied());
+    let answers = [granted(), Answer::Busy].into_iter().chain(denials).chain([granted()]);
+    let backend = Scripted::new(answers);
+    let locks = Locks::new(backend.clone());
+    let holder = locks.lock("k").acquire().await.unwrap();
+    let waiting = locks.lock("k").with_wait(Duration::from_secs(600));
+    let waiting = tokio::spawn(async move { waiting.acquire().await });
+    let attempts = |calls: &[Call]| calls.iter().filter(|call| matches!(call, Call::Attempt(_))).count();
+    backend.wait_for(|calls| attempts(calls) == 8).await;
+    let released = Instant::now();
+    holder.release().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+    // The pause is 15 to 30 s long by then, in the time of the test.
+    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_reports_an_outage_once_whatever_its_errors_are_and_a_refusal_besides() {
+    let backend = Scripted::new([]);
+    let kinds = [ErrorKind::Unavailable, ErrorKind::QuorumNotReached, ErrorKind::Unknown, ErrorKind::Denied];
+    let failures = kinds.into_iter().chain([ErrorKind::InvalidConfig]);
+    backend.0.looks.lock().unwrap().extend(failures.map(|kind| Err(Failure::new(kind, "no"))));
+    let mut changes = Locks::new(backend).election("k").changes();
+    assert_eq!(changes.next().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(changes.next().await.unwrap_err().kind(), ErrorKind::Denied);
+    assert!(changes.next().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_downgrade_is_asked_for_while_the_servers_refuse_it() {
+    for is_lost in [false, true] {
+        let capabilities = Capabilities::basic().with_sharing().with_downgrading();
+        let backend = Scripted::with(Clock::system(), capabilities, [granted()]);
+        let missing = || Err(Failure::invalid_config("there is no table"));
+        let last = if is_lost { Renewed::Gone } else { Renewed::Extended };
+        backend.0.downgrades.lock().unwrap().extend([missing(), missing(), Ok(last)]);
+        let locks = Locks::new(backend.clone());
+        let mut guard = locks.lock("k").acquire().await.unwrap();
+        assert_eq!(guard.downgrade().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+        eventually("the outcome", || backend.0.downgrades.lock().unwrap().is_empty()).await;
+        eventually("the end of it", || locks.stats().background == 0).await;
+        assert_eq!(guard.check().is_err(), is_lost);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_that_is_denied_until_its_wait_is_over_says_so() {
     let denials = (0..100).map(|_| denied());
     let backend = Scripted::new([Answer::Busy].into_iter().chain(denials));
@@ -122,7 +179,12 @@ async fn a_job_that_waits_for_another_run_is_refused_for_a_while_and_waits_on() 
     let backend = Scripted::with(Clock::system(), Capabilities::basic().with_leaving(), answers);
     let locks = Locks::new(backend.clone());
     let job = locks.once("k").with_window(Duration::from_secs(600));
-    assert_eq!(job.run(async { Ok::<_, Error>(7) }).await.unwrap(), Outcome::Ran(7));
+    let lines = traced(async {
+        assert_eq!(job.run(async { Ok::<_, Error>(7) }).await.unwrap(), Outcome::Ran(7));
+    });
+    let lines = lines.await.all();
+    let told = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    assert_eq!((told("the servers refuse"), told("do not refuse any more")), (2, 2), "{lines:?}");
 
     // Before anything was allowed it is an error at once.
     let backend = Scripted::with(Clock::system(), Capabilities::basic().with_leaving(), [denied()]);

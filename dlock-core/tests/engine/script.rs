@@ -46,6 +46,9 @@ pub(crate) struct Script {
     pub(crate) renewals: Mutex<VecDeque<Result<Renewed, Failure>>>,
     pub(crate) withdrawals: Mutex<VecDeque<Result<Withdrawal, Failure>>>,
     pub(crate) changes: Mutex<VecDeque<Result<(), Failure>>>,
+    pub(crate) downgrades: Mutex<VecDeque<Result<Renewed, Failure>>>,
+    /// What `inspect` answers; nobody holds it afterwards.
+    pub(crate) looks: Mutex<VecDeque<Result<Option<Holder>, Failure>>>,
     pub(crate) signals: Mutex<Vec<Signal>>,
     /// Within which time the first renewal of a grant is wanted.
     pub(crate) first_renewal: Mutex<Option<Duration>>,
@@ -82,6 +85,8 @@ impl Scripted {
             renewals: Mutex::default(),
             withdrawals: Mutex::default(),
             changes: Mutex::default(),
+            downgrades: Mutex::default(),
+            looks: Mutex::default(),
             signals: Mutex::default(),
             first_renewal: Mutex::default(),
             called: Notify::new(),
@@ -125,7 +130,7 @@ impl Scripted {
                 called.await;
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(20), wait).await;
+        let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
         assert!(waited.is_ok(), "never asked for; calls were {:?}", self.calls());
     }
 }
@@ -165,7 +170,7 @@ impl Backend for Scripted {
     }
 
     async fn inspect(&self, _key: &Key) -> Result<Option<Holder>, Failure> {
-        Ok(None)
+        self.0.looks.lock().unwrap().pop_front().unwrap_or(Ok(None))
     }
 }
 
@@ -225,6 +230,14 @@ impl Claim for ScriptedClaim {
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         self.script.note(Call::Renew);
         let answer = self.script.renewals.lock().unwrap().pop_front();
+        match answer {
+            Some(answer) => answer,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        let answer = self.script.downgrades.lock().unwrap().pop_front();
         match answer {
             Some(answer) => answer,
             None => std::future::pending().await,

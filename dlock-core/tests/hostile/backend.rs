@@ -174,6 +174,7 @@ async fn a_batch_whose_order_the_backend_cannot_tell_is_refused_and_the_next_one
     let error = locks.lock_all(["a", "b"]).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("`lock_id`"), "{error}");
+    assert_eq!(error.key(), Some("a"));
     locks.lock_all(["a", "b"]).run(async {}).await.unwrap();
     assert_eq!(backend.memory.held(), 0);
 }

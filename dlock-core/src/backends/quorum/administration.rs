@@ -129,7 +129,7 @@ impl QuorumShared {
             let member = Arc::clone(member);
             round.ask(place, async move {
                 member.backend().ping().await?;
-                Ok((member.backend().diagnose().await?, member.read_marks().await?))
+                Ok((member.backend().diagnose().await?, member.read_marks().await))
             });
         }
         let (mut findings, mut voting) = (Vec::new(), 0);
@@ -137,8 +137,17 @@ impl QuorumShared {
             let member = &self.members[place];
             match answer {
                 Ok((mut found, mark)) => {
-                    voting += usize::from(mark.votes());
-                    found.push(mark.finding());
+                    found.push(match mark {
+                        Ok(mark) => {
+                            voting += usize::from(mark.votes());
+                            mark.finding()
+                        }
+                        Err(failure) => {
+                            let advice =
+                                "it cannot be told whether the node votes: see what it says of itself";
+                            Finding::warning("vote", failure.to_string(), advice)
+                        }
+                    });
                     findings.extend(found.into_iter().map(|mut finding| {
                         finding.found = member.says(&finding.found);
                         finding

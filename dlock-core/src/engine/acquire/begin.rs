@@ -13,7 +13,7 @@ use crate::engine::attended::Begun;
 use crate::engine::share::Share;
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::telemetry::Spanned;
+use crate::telemetry::{AcquireSpan, Spanned};
 
 /// Locks that are being taken; [`only_share`] has what comes of one.
 pub(crate) type Taking = Begun<Option<Shares>>;
@@ -100,6 +100,12 @@ async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Res
             taken => return taken,
         }
     }
+    let (spec, waited) = (&specs[0], refused.waited().unwrap_or_default());
+    // What was set aside each time ends here.
+    let mut span =
+        AcquireSpan::begin(&spec.engine.telemetry, &spec.engine.wait_queue, spec.subject(), Instant::now());
+    span.not_acquired(&refused, waited);
+    drop(span);
     Err(refused)
 }
 

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use super::Acquire;
 use crate::engine::refusals::Refusals;
-use crate::error::{ErrorKind, Failure};
+use crate::error::Failure;
 
 impl Acquire<'_> {
     /// Whether it waits on after an attempt that took nothing: while the servers are away, and while they refuse what
-    /// they allowed when the wait began. That the key is used in another way now is what others want, and no fault.
+    /// they allowed when the wait began.
     pub(super) fn goes_on_after(&self, failure: &Failure) -> bool {
-        let is_refusal = failure.kind().is_refusal() && failure.kind() != ErrorKind::Conflict;
-        self.waits && (failure.is_transient() || self.was_busy && is_refusal)
+        self.waits && (failure.is_transient() || self.was_busy && failure.kind().is_revocation())
     }
 
     /// How long it pauses then.

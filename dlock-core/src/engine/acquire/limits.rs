@@ -50,8 +50,15 @@ pub(super) async fn pause_after(
     until: Option<Instant>,
     failure: Failure,
     pause: Duration,
+    ticket: Option<&Ticket<'_>>,
 ) -> Result<Failure, Failure> {
-    match Box::pin(within(engine, until, engine.timers.sleep(pause))).await {
+    let paused = async {
+        match ticket {
+            Some(ticket) => drop(engine.timers.within(pause, ticket.handed_over_or_released()).await),
+            None => engine.timers.sleep(pause).await,
+        }
+    };
+    match Box::pin(within(engine, until, paused)).await {
         Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
         slept => slept.map(|()| failure),
     }

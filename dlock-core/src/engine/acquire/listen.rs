@@ -3,7 +3,7 @@
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
 use crate::engine::wait_queue::Ticket;
-use crate::error::{ErrorKind, Failure};
+use crate::error::Failure;
 use crate::key::Key;
 
 /// Resolves when a release elsewhere makes it worth while to ask.
@@ -43,7 +43,7 @@ pub(super) async fn listen(
 /// acquire.
 async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
-        Err(failure) if failure.is_transient() || failure.kind() == ErrorKind::Denied => {
+        Err(failure) if failure.is_transient() || failure.kind().is_revocation() => {
             std::future::pending().await
         }
         told => told,

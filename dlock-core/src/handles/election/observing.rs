@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Election, pause};
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::fence::Fence;
 use crate::holder::Holder;
 
@@ -93,8 +93,8 @@ pub struct LeaderChanges {
     interval: Duration,
     /// What was reported last; nothing at first, and after an error.
     known: Option<Option<Leader>>,
-    /// The error that was reported last, if one was.
-    failed: Option<ErrorKind>,
+    /// Whether the error that was reported last, if one was, was a refusal. The kinds of an outage vary.
+    failed: Option<bool>,
     asked: Option<Instant>,
 }
 
@@ -128,20 +128,24 @@ impl LeaderChanges {
         let Election { lock, .. } = &self.election;
         lock.checked(lock.options())?;
         loop {
+            let timers = &self.election.engine().timers;
             if let Some(asked) = self.asked {
-                let left = self.interval.saturating_sub(asked.elapsed());
+                let left = self.interval.saturating_sub(timers.now() - asked);
                 pause(self.election.engine(), left).await;
             }
             let found = self.election.leader().await;
-            self.asked = Some(Instant::now());
+            self.asked = Some(self.election.engine().timers.now());
             match found {
                 Ok(leader) if self.is_news(leader.as_ref()) => {
                     self.failed = None;
                     self.known = Some(leader.clone());
                     return Ok(leader);
                 }
-                Err(error) if self.failed != Some(error.kind()) || !may_pass(&error) => {
-                    self.failed = Some(error.kind());
+                Err(error)
+                    if self.failed != Some(error.kind().is_refusal())
+                        || !(error.is_retryable() || error.kind().is_refusal()) =>
+                {
+                    self.failed = Some(error.kind().is_refusal());
                     self.known = None;
                     return Err(error);
                 }
@@ -157,9 +161,4 @@ impl LeaderChanges {
             _ => true,
         }
     }
-}
-
-/// Whether the servers may answer later.
-fn may_pass(error: &Error) -> bool {
-    error.is_retryable() || error.kind().is_refusal()
 }

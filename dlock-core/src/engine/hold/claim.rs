@@ -1,0 +1,90 @@
+//! The claim behind a hold: with the hold, lent to a renewal, or taken for good.
+
+use std::sync::PoisonError;
+
+use super::Hold;
+use crate::backend::dynamic::DynClaim;
+use crate::sync::MutexGuard;
+
+impl Hold {
+    /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
+    pub(crate) async fn claim(&self) -> Option<LentClaim<'_>> {
+        let here = self.settled_claim(|place| match std::mem::replace(place, ClaimPlace::Lent) {
+            ClaimPlace::Here(claim) => Some(claim),
+            ClaimPlace::Lent | ClaimPlace::Gone => {
+                *place = ClaimPlace::Gone;
+                None
+            }
+        });
+        here.await.map(|claim| LentClaim { hold: self, claim: Some(claim) })
+    }
+
+    /// The claim, for good, if no renewal has it.
+    pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
+        let mut place = self.claim_place();
+        (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
+    }
+
+    /// The claim, for good. Only the one who closed the hold takes it.
+    pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
+        self.settled_claim(ClaimPlace::take).await
+    }
+
+    /// Applies `take` when no renewal has the claim.
+    async fn settled_claim<T>(&self, take: impl Fn(&mut ClaimPlace) -> T) -> T {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let mut place = self.claim_place();
+                if !matches!(*place, ClaimPlace::Lent) {
+                    return take(&mut place);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    pub(super) fn claim_place(&self) -> MutexGuard<'_, ClaimPlace> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the claim of a hold is.
+pub(super) enum ClaimPlace {
+    Here(Box<dyn DynClaim>),
+    /// A renewal has it.
+    Lent,
+    Gone,
+}
+
+impl ClaimPlace {
+    /// Takes it for good, if it is here.
+    fn take(&mut self) -> Option<Box<dyn DynClaim>> {
+        match std::mem::replace(self, Self::Gone) {
+            Self::Here(claim) => Some(claim),
+            Self::Lent | Self::Gone => None,
+        }
+    }
+}
+
+/// The claim while a renewal has it; back in its place when this is dropped.
+pub(crate) struct LentClaim<'a> {
+    hold: &'a Hold,
+    claim: Option<Box<dyn DynClaim>>,
+}
+
+impl LentClaim<'_> {
+    /// It is there until the drop.
+    pub(crate) fn claim(&mut self) -> Option<&mut Box<dyn DynClaim>> {
+        self.claim.as_mut()
+    }
+}
+
+impl Drop for LentClaim<'_> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            *self.hold.claim_place() = ClaimPlace::Here(claim);
+        }
+        self.hold.changed.notify_waiters();
+    }
+}
