@@ -1,10 +1,10 @@
 //! The timers of waits and requests, which are dlock's own.
 //!
 //! A runtime does not tell whether it has timers, and one without them panics when it is asked for one. So none is
-//! asked: timers run on a thread of dlock's own, wherever their futures are polled, and go on when the caller's runtime
-//! is blocked or gone. Only where the caller's clock is not the machine's, as in a test that pauses it, are they the
-//! caller's: such a runtime has timers. The wakers that the thread calls are the callers', and a panic of one must not
-//! end it: they are guarded.
+//! asked: timers run on a thread of dlock's own, wherever callers poll their futures, and go on when the caller's
+//! runtime is blocked or gone. What waits on another thread of dlock's own has that one's timers. Only where the
+//! caller's clock is not the machine's, as in a test that pauses it, are they the caller's: such a runtime has timers.
+//! The wakers that the thread calls are the callers', and a panic of one must not end it: they are guarded.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
