@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dlock_core::Failure;
 use dlock_core::backend::{Finding, within};
+use dlock_core::{Failure, keeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -52,7 +52,9 @@ enum Answer {
 
 async fn ask(server: &str, word: &str) -> Answer {
     let asking = async {
-        let mut connection = TcpStream::connect(server).await?;
+        // The runtime of the caller may have no I/O.
+        let opened = keeper::open(|| TcpStream::connect(server.to_owned())).await;
+        let mut connection = opened.map_err(std::io::Error::other)??;
         connection.write_all(word.as_bytes()).await?;
         let mut text = Vec::new();
         connection.take(ANSWER).read_to_end(&mut text).await?;

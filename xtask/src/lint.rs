@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, modules, needs, package, pages, prose};
+use crate::{backends, callers, modules, needs, package, pages, prose};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -24,7 +24,7 @@ pub(crate) fn checks() -> Vec<Step> {
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
         Step::new("file lengths", || file_lengths(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
-        Step::new("timers", || timers(&sources()?)),
+        Step::new("runtimes of callers", || callers::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
         Step::new("links and snippets", || pages::check(&sources()?)),
         Step::new("backends are separate", backends::are_separate),
@@ -125,34 +125,6 @@ fn file_lengths(sources: &[SourceFile]) -> Result<()> {
     Ok(())
 }
 
-/// The backends whose requests are polled by their callers.
-const BACKENDS: [&str; 3] = ["dlock-redis/src/", "dlock-sql/src/", "dlock-zk/src/"];
-
-/// No backend takes timers from tokio, which panic where the caller's runtime has none: those of `dlock_core::backend`
-/// run anywhere.
-fn timers(sources: &[SourceFile]) -> Result<()> {
-    let backends = || sources.iter().filter(|source| BACKENDS.iter().any(|of| source.path.starts_with(of)));
-    let found: Vec<String> = backends().flat_map(timers_of_tokio).collect();
-    if backends().next().is_none() {
-        bail!("no file of a backend was found");
-    }
-    if !found.is_empty() {
-        bail!("{}: use those of dlock_core::backend", found.join(", "));
-    }
-    Ok(())
-}
-
-fn timers_of_tokio(source: &SourceFile) -> Vec<String> {
-    let shipped = source.text.lines().take_while(|line| *line != "#[cfg(test)]").enumerate();
-    let takes = |line: &str| {
-        let line = line.split("tokio::time::").nth(1).unwrap_or_default();
-        ["sleep", "timeout", "interval"].iter().any(|timer| line.contains(timer))
-    };
-    let is_test = source.path.ends_with("tests.rs");
-    let found = shipped.filter(|(_, line)| !is_test && takes(line));
-    found.map(|(place, _)| format!("{}:{}", source.path, place + 1)).collect()
-}
-
 /// Returns the Rust and Markdown files of the repository.
 fn sources() -> Result<Vec<SourceFile>> {
     let mut found = Vec::new();
@@ -176,17 +148,4 @@ fn collect(dir: &Path, found: &mut Vec<SourceFile>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_timer_of_tokio_in_a_backend_is_found_and_one_in_its_tests_is_not() {
-        let of = |text: &str| timers_of_tokio(&SourceFile { path: "a.rs".into(), text: text.into() });
-        assert_eq!(of("use tokio::time::{Instant, timeout_at};"), ["a.rs:1"]);
-        assert_eq!(of("fn f() {\n    tokio::time::sleep(LONG).await;\n}"), ["a.rs:2"]);
-        assert!(of("use tokio::time::Instant;\n#[cfg(test)]\nuse tokio::time::sleep;").is_empty());
-    }
 }

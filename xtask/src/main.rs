@@ -4,6 +4,7 @@
 
 mod backends;
 mod bench;
+mod callers;
 mod changed;
 mod explore;
 mod gate;

@@ -63,6 +63,7 @@ async fn life_of(ours: Process, theirs: Process, key: String) {
     give_back(taken.expect("it was released")).await;
     for process in [ours, theirs] {
         process.locks.ping().await.expect("it is there");
+        process.locks.diagnose().await.expect("it tells its settings");
         process.locks.shutdown(Duration::from_secs(10)).await.expect("nothing is left");
     }
 }
