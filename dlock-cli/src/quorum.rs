@@ -31,11 +31,15 @@ pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8
     }
 }
 
-/// The URL with `connect=lazy`.
+/// The URL with `connect=lazy`, once: a parameter that is there twice is refused.
 fn lazily(url: &str) -> String {
-    match url.rsplit('|').next() {
-        Some(last) if url.contains('|') && last.starts_with('?') => format!("{url}&connect=lazy"),
-        _ => format!("{url}|?connect=lazy"),
+    let query = url.rsplit_once('|').and_then(|(_, last)| last.strip_prefix('?'));
+    match query {
+        Some(query) if query.split('&').any(|pair| pair.split('=').next() == Some("connect")) => {
+            url.to_owned()
+        }
+        Some(_) => format!("{url}&connect=lazy"),
+        None => format!("{url}|?connect=lazy"),
     }
 }
 

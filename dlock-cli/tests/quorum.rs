@@ -10,7 +10,7 @@ use dlock::{ErrorKind, Locks};
 use dlock_rig::servers::redis::RedisServer;
 use support::{Done, Store};
 
-const LEASE: Duration = Duration::from_millis(600);
+const LEASE: Duration = Duration::from_secs(3);
 
 /// One critical section that all clients want, and what became of it.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ async fn locks(url: &str) -> Locks {
 
 fn url(servers: &[&RedisServer]) -> String {
     let nodes: Vec<_> = servers.iter().map(|server| server.url()).collect();
-    format!("quorum:{}|?longest_lease=1s&node_timeout=500ms", nodes.join("|"))
+    format!("quorum:{}|?longest_lease=3s&node_timeout=500ms", nodes.join("|"))
 }
 
 async fn on_blocking(program: impl FnOnce() -> Done + Send + 'static) -> Done {
@@ -98,7 +98,7 @@ async fn changed(before: &str, after: &str) {
     let to = after.to_owned();
     let changing = tokio::spawn(on_blocking(move || store.dlock(["quorum", "change", "--to", &to]).done()));
     // For longer than the longest lease: it is renewed.
-    section.enter(&guard, Duration::from_millis(2_500)).await;
+    section.enter(&guard, Duration::from_secs(5)).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     let done = changing.await.unwrap();
@@ -148,7 +148,7 @@ fn a_node_that_is_away_for_ever_is_replaced() {
     };
     let store = Store::at(&before);
     assert_eq!(store.dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
-    let lease = ["--lease", "800ms"];
+    let lease = ["--lease", "3s"];
     let mut running = store.run("job", &lease, "echo ready; read end; true").start();
     running.says("ready");
     servers[2].kill();
@@ -198,7 +198,7 @@ async fn has_no_second_holder(url: &str) {
 }
 
 fn with_longest(servers: &[&RedisServer], longest: &str) -> String {
-    url(servers).replace("longest_lease=1s", &format!("longest_lease={longest}"))
+    url(servers).replace("longest_lease=3s", &format!("longest_lease={longest}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -209,7 +209,7 @@ async fn nodes_with_a_lock_are_vouched_for_by_force_alone() {
     let first = url(&[a, b, c]);
     // What is refused, with which code, and what the message names.
     for (shape, after, code, named) in [
-        ("the same", with_longest(&[a, b, c], "2s"), 75, "node 1 and node 2 and node 3"),
+        ("the same", with_longest(&[a, b, c], "4s"), 75, "node 1 and node 2 and node 3"),
         ("a superset", url(&all), 75, "node 1 and node 2 and node 3"),
         ("a subset", url(&[a, b]), 75, "node 1 and node 2"),
         ("one other", url(&[b, c, d]), 75, "node 1 and node 2"),
@@ -299,7 +299,7 @@ fn a_quorum_of_which_nobody_votes_is_no_well_one_and_one_that_is_away_is_shown()
     assert_eq!(findings[0]["found"], "0 of 3 nodes vote, and 2 have to", "{findings}");
     let warned = |found: &serde_json::Value| found["subject"] == "vote" && found["severity"] == "warning";
     assert_eq!(findings.as_array().unwrap().iter().filter(|found| warned(found)).count(), 3, "{findings}");
-    let refused = store.run("k", &["--wait", "0", "--lease", "800ms"], "true").done();
+    let refused = store.run("k", &["--wait", "0", "--lease", "3s"], "true").done();
     assert_eq!(refused.code, 69, "{}", refused.err);
     assert!(refused.err.contains("0 of 3 nodes took part"), "they answered: {}", refused.err);
     assert_eq!(store.dlock(["quorum", "bootstrap", "--yes"]).done().code, 0);
@@ -308,8 +308,11 @@ fn a_quorum_of_which_nobody_votes_is_no_well_one_and_one_that_is_away_is_shown()
     assert!(well.out.contains("fine     votes: 3 of 3 nodes vote"), "{}", well.out);
     servers[0].kill();
     servers[1].kill();
-    for plain in [url.clone(), url.split("|?").next().unwrap().to_owned()] {
-        let shown = Store::at(&plain).dlock(["quorum", "show"]).done();
+    let plain = url.split("|?").next().unwrap();
+    for url in
+        [url.clone(), plain.to_owned(), format!("{plain}|?connect=lazy"), format!("{url}&connect=lazy")]
+    {
+        let shown = Store::at(&url).dlock(["quorum", "show"]).done();
         assert_eq!((shown.code, shown.err.as_str()), (78, ""), "{}", shown.out);
         assert!(shown.out.contains("node 1") && shown.out.contains(" of 3 vote, 2 have to"), "{}", shown.out);
     }
