@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::Instant;
 
-use crate::group::{Group, LOOK};
+use crate::group::Group;
 use crate::guardian::Guardian;
 use crate::members::Members;
 use crate::signals::{Signals, exit_code, stop};
@@ -21,6 +21,9 @@ use crate::{Run, trouble};
 const WAIT: Wait = Wait::For(Duration::from_secs(30));
 /// How long to wait for what is left to be released.
 pub(crate) const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// How often to look whether a lock was renewed.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What it takes to find and kill all that a command has started, before the lease ends.
 const KILLING: Duration = Duration::from_millis(100);
@@ -44,9 +47,10 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
         }
     };
     let mut outcome = under(&guard.held(), run, &mut signals).await;
+    let was_lost = outcome.as_ref().map_or_else(Trouble::code, |code| *code) == LOST;
     match guard.release().await {
         Ok(()) => {}
-        Err(_) if matches!(outcome, Ok(LOST)) => {}
+        Err(_) if was_lost => {}
         Err(error) => {
             // Somebody else may have had it while the command ran.
             if error.kind() == Kind::NotHeld && outcome.is_ok() {
@@ -81,15 +85,8 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
     };
     let mark = Members::draw_mark();
     let mut guardian = Guardian::start(mark, grace).map_err(no_guardian)?;
-    // Directly before the command: this process may have stood still meanwhile.
-    tokio::select! {
-        biased;
-        () = held.lost() => {
-            warn(&why_lost(held));
-            return Ok(LOST);
-        }
-        signal = signals.end() => return Ok(exit_code(signal.as_raw())),
-        () = has_more(held, reserve) => {}
+    if let Some(code) = keeps_from_starting(held, reserve, signals).await? {
+        return Ok(code);
     }
     let mut group = start(held, run, mark)?;
     guardian.guard(group.members).map_err(no_guardian)?;
@@ -134,6 +131,23 @@ pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Resu
             Ok(LOST)
         }
         None => Ok(code(status)),
+    }
+}
+
+/// Looks directly before the command is started: this process may have stood still meanwhile. Returns the exit code of
+/// a signal that came first.
+async fn keeps_from_starting(
+    held: &Held,
+    reserve: Duration,
+    signals: &mut Signals,
+) -> Result<Option<u8>, Trouble> {
+    tokio::select! {
+        biased;
+        () = held.lost() => {
+            Err(Trouble::new(LOST, format!("{}; the command was not started", why_lost(held))))
+        }
+        signal = signals.end() => Ok(Some(exit_code(signal.as_raw()))),
+        () = has_more(held, reserve) => Ok(None),
     }
 }
 
@@ -217,4 +231,24 @@ fn code(status: ExitStatus) -> u8 {
 
 pub(crate) fn warn(what: &str) {
     trouble::say(what);
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock::Memory;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn of_a_lock_that_is_lost_before_the_command_is_started_nothing_is_said_of_a_command_that_ran() {
+        let locks = Locks::builder(Memory::new()).with_lease(Duration::from_millis(300)).build().unwrap();
+        let guard = locks.lock("k").acquire().await.unwrap();
+        locks.force_release("k").await.unwrap();
+        let held = guard.held();
+        held.lost().await;
+        let mut signals = Signals::catch().unwrap();
+        let trouble = keeps_from_starting(&held, KILLING, &mut signals).await.unwrap_err();
+        assert_eq!(trouble.code(), LOST);
+        assert!(trouble.to_string().ends_with("; the command was not started"), "{trouble}");
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` passes on thos
   75   somebody else holds the lock, or locks are held on the nodes of a quorum that is to be set up
   77   the backend refused the user or the password, or the user said no
   78   `doctor` found something by which locks may be lost or granted twice, or `quorum show` no majority that votes
-  79   the lock was lost while the command ran
+  79   the lock was lost while the command ran, or directly before it
   80   with `--once` the command was skipped, since it ran elsewhere
   126  the command cannot be executed
   127  there is no such command";
@@ -53,6 +53,10 @@ impl Trouble {
         Self::new(USAGE, what)
     }
 
+    pub(crate) const fn code(&self) -> u8 {
+        self.code
+    }
+
     /// One line to standard error, whatever is in the text.
     pub(crate) fn tell(self) -> u8 {
         if !self.what.is_empty() {
@@ -68,7 +72,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// The thread that writes, and what it answers when all is written.
+/// Where lines for the thread that writes are sent; `None` where no thread could be started.
 static WRITER: OnceLock<Option<Sender<Said>>> = OnceLock::new();
 /// How long to wait at the end for whoever reads standard error.
 const READING: Duration = Duration::from_secs(1);
