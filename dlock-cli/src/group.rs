@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::process::ExitStatus;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpgrp};
 use rustix::termios::tcgetpgrp;
@@ -12,11 +11,7 @@ use tokio::time::Instant;
 
 use crate::members::{MARK, Members};
 use crate::signals::ends;
-
-/// How often to look whether all of a group are gone.
-pub(crate) const LOOK: Duration = Duration::from_millis(10);
-/// How often what is killed may start something else meanwhile.
-pub(crate) const KILLS: u32 = 100;
+use crate::sweep::{Remains, Sweep};
 
 /// A command that runs.
 ///
@@ -69,26 +64,9 @@ impl Group {
 
     /// Ends what the command has left behind, by force from `limit` on.
     pub(crate) async fn sweep(&self, limit: Instant) {
-        let Members { all, .. } = self.members;
-        let mut kills = KILLS;
-        // The command itself is gone, and its id may be another's where it is no group's.
-        loop {
-            let looked = Instant::now();
-            if !(all && self.members.are_there()) && self.members.others().is_empty() {
-                return;
-            }
-            if Instant::now() >= limit {
-                if kills == 0 {
-                    return;
-                }
-                kills -= 1;
-                if all {
-                    self.members.send(Signal::KILL);
-                }
-                self.members.send_others(Signal::KILL);
-            }
-            // There may be many processes to look through.
-            tokio::time::sleep(LOOK.max(looked.elapsed() * 4)).await;
+        let (mut sweep, left) = (Sweep::new(limit.into_std()), Remains::of_ended(self.members));
+        while let Some(pause) = sweep.round(&left) {
+            tokio::time::sleep(pause).await;
         }
     }
 }

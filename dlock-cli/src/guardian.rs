@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::group::{KILLS, LOOK};
 use crate::members::Members;
 use crate::signals::Signals;
+use crate::sweep::{Remains, Sweep};
 
 /// The command under which this program is the guardian.
 pub(crate) const NAME: &str = "guard-a-command";
@@ -65,7 +65,8 @@ fn ourselves() -> io::Result<PathBuf> {
 
 /// Is the guardian.
 pub(crate) fn be() -> io::Result<()> {
-    // A signal to all processes of this program, or of a service, is not its end: that is the end of the first one.
+    // A signal to all processes, as a service manager sends it, does not end the guardian: the end of the first process
+    // does.
     let _caught = Signals::catch()?;
     let mut input = io::stdin().lock();
     let (mut first, mut second) = (String::new(), String::new());
@@ -82,20 +83,13 @@ pub(crate) fn be() -> io::Result<()> {
             Err(_) => break,
         }
     }
+    // To find all of them, so as to ask them to end, is a part of their time.
+    let limit = Instant::now() + grace;
     members.send_all(Signal::TERM);
     members.send_all(Signal::CONT);
-    let end = Instant::now() + grace;
-    let mut kills = KILLS;
-    while kills > 0 {
-        let looked = Instant::now();
-        if !members.are_there() && members.others().is_empty() {
-            break;
-        }
-        if Instant::now() >= end {
-            members.send_all(Signal::KILL);
-            kills -= 1;
-        }
-        std::thread::sleep(LOOK.max(looked.elapsed() * 4));
+    let (mut sweep, left) = (Sweep::new(limit), Remains::of(members));
+    while let Some(pause) = sweep.round(&left) {
+        std::thread::sleep(pause);
     }
     Ok(())
 }

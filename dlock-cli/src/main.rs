@@ -22,6 +22,7 @@ mod semaphore;
 mod show;
 mod signals;
 mod store;
+mod sweep;
 mod trouble;
 mod watch;
 
@@ -73,10 +74,11 @@ enum Task {
     /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed
     /// on to it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse
     /// lower ones. When the lock is lost, or cannot be renewed, it is stopped with all that it started: TERM, so early
-    /// that KILL comes before the lease ends, and the exit code is 79. When dlock itself is killed, by KILL too, a
-    /// second process of it stops the command likewise; TSTP stops both. When all of dlock's processes are killed at
-    /// once, or stopped by STOP, the command goes on, and others get the lock after the lease: then only the fence
-    /// protects.
+    /// that KILL comes before the lease ends, and the exit code is 79. What it started is found by DLOCK_RUN in its
+    /// environment and by its parents, on Linux; elsewhere by its process group, and at a terminal only the command
+    /// itself is stopped. When dlock itself is killed, by KILL too, a second process of it stops the command likewise;
+    /// TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the command goes on, and
+    /// others get the lock after the lease: then only the fence protects.
     ///
     /// With --once the command is a job: when it has ended with 0, the key stays taken until the window is over, and
     /// whoever asks meanwhile, on whichever host, skips it, with a line that says who ran it and when, and exit code
@@ -99,7 +101,8 @@ enum Task {
     ///
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
     /// grant has a higher fence. All who share the lock lose it. Nothing is released when somebody has come to hold it
-    /// who was not shown: it is looked at again directly before (exit code 75).
+    /// who was not shown: it is looked at again directly before (exit code 75). A quorum has no fences: there the next
+    /// grant of a process that was shown counts as the one that was.
     Release(Release),
 }
 
@@ -147,8 +150,9 @@ enum QuorumTask {
 enum SemaphoreTask {
     /// Change the number of permits
     ///
-    /// Whoever asks for permits with another number is refused from then on, so do it before or while programs that say
-    /// the new number replace those that say the old one. Permits that are taken stay so.
+    /// Whoever asks for permits with another number is refused from then on, unless its program has the semaphore
+    /// `resizable`: so do it before or while programs that say the new number replace those that say the old one.
+    /// Permits that are taken stay so.
     Resize(Resize),
 }
 
@@ -178,7 +182,9 @@ enum Leader {
     /// Take a leader's term away, so that the next candidate leads
     ///
     /// The leader is not stopped: it learns of it at its next renewal, up to a third of its lease later, and until then
-    /// it and the next one may both act. The next term has a higher number. It may win again.
+    /// it and the next one may both act. The next term has a higher number. It may win again. Nothing is changed when
+    /// another one leads by then (exit code 75). A quorum has no fences: there the next term of the process that was
+    /// shown counts as the one that was.
     Resign {
         /// The election's key
         key: String,
@@ -225,9 +231,9 @@ struct Run {
     /// session_timeout says it
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     lease: Duration,
-    /// How long the command may take to end before it is killed; at most a third of the time for which the lock is
-    /// trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout), unless the
-    /// lock was taken away already
+    /// How long the command may take to end before it is killed, up to 24h; at most a third of the time for which the
+    /// lock is trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout),
+    /// unless the lock was taken away already
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     grace: Duration,
     /// Pass DLOCK_URL on to the command, although it may hold a password
@@ -246,7 +252,9 @@ struct Release {
     /// Do not ask
     #[arg(long)]
     yes: bool,
-    /// Only the grant with this fence, as `inspect` shows it: for scripts, which look first and release later
+    /// Refuse (75) unless this is the fence of all who hold it, looked at directly before the release: a holder that
+    /// comes in between loses it too. For scripts, which look first and release later. Not for a lock that several
+    /// share
     #[arg(long, value_name = "FENCE")]
     fence: Option<u64>,
     /// The lock's key
