@@ -105,6 +105,7 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
     }
     // Whoever came since was not shown to anybody, and is not meant.
     let now = election.leader().await?;
+    // A quorum has no fences, and its nodes do not agree on when a term began.
     let term = |of: &dlock::Leader| (of.fence(), of.holder().candidate.clone());
     if now.as_ref().is_some_and(|now| term(now) != term(&leader)) {
         let what = format!("{shown} has another leader by now; nothing was changed");

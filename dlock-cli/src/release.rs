@@ -55,7 +55,8 @@ fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
     holders.into_iter().map(by).collect::<Vec<_>>().join(", and ")
 }
 
-/// Whether it is the grant that was shown. Where there are no fences the process tells it.
+/// Whether it is the grant that was shown. Where there are no fences, on a quorum, the process tells it, and its next
+/// grant passes for the one that was shown: its nodes do not agree on when it was taken.
 fn is_same(now: &Holder, shown: &Holder) -> bool {
     let who = |of: &Holder| (of.fence, of.host.clone(), of.pid, of.label.clone(), of.mode, of.left_behind);
     who(now) == who(shown)

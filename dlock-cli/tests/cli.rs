@@ -4,7 +4,7 @@ mod support;
 
 use std::fs::File;
 use std::io::Read;
-use std::time::Duration;
+use std::path::Path;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -244,7 +244,7 @@ fn a_signal_during_the_wait_ends_it_and_leaves_nothing() {
 fn the_command_is_stopped_when_the_lock_is_lost() {
     let store = Store::new();
     let script = "trap 'echo asked to end; exit 3' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = store.run("k", &["--lease", "1s"], script).start();
+    let mut running = store.run("k", &["--lease", "6s"], script).start();
     running.says("ready");
     assert_eq!(store.dlock(["release", "--force", "--yes", "k"]).done().code, 0);
     let done = running.wait();
@@ -254,45 +254,38 @@ fn the_command_is_stopped_when_the_lock_is_lost() {
     assert!(done.err.contains("lost") && told == 1, "{}", done.err);
 }
 
+/// A script that heeds no TERM, and starts another of which the file has the process id; then says its own.
+fn insisting(grandchild: &Path) -> String {
+    format!(
+        "trap '' TERM; sh -c 'echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 0.01; done' & \
+         while ! [ -e {0} ]; do sleep 0.01; done; echo $$; while :; do sleep 0.02; done",
+        grandchild.display()
+    )
+}
+
 #[test]
 fn a_command_that_does_not_end_when_the_lock_is_lost_is_killed_with_what_it_started() {
     let store = Store::new();
-    let beat = store.path("beat");
-    let script = format!(
-        "trap '' TERM; (trap '' TERM; while :; do date +%N > {0}; sleep 0.02; done) & \
-         echo ready; while :; do sleep 0.02; done",
-        beat.display()
-    );
-    let mut running = store.run("k", &["--lease", "1s", "--grace", "200ms"], &script).start();
-    running.says("ready");
+    let grandchild = store.path("grandchild");
+    let script = insisting(&grandchild);
+    let mut running = store.run("k", &["--lease", "6s", "--grace", "200ms"], &script).start();
+    running.line();
     assert_eq!(store.dlock(["release", "--force", "--yes", "k"]).done().code, 0);
     assert_eq!(running.wait().code, 79);
-    let last = std::fs::read(&beat).unwrap();
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(std::fs::read(&beat).unwrap(), last, "the grandchild still runs");
+    store.outlives(&grandchild);
 }
 
 #[test]
 fn a_command_does_not_outlive_the_program_whatever_signal_ends_that() {
     let store = Store::new();
     for (name, number) in [("ALRM", 14), ("XCPU", 24), ("KILL", 9), ("RTMIN", 34)] {
-        let beat = store.path(name);
-        let script = format!(
-            "trap '' TERM; (trap '' TERM; while :; do echo >> {0}; sleep 0.01; done) & \
-             echo $$; while :; do sleep 0.02; done",
-            beat.display()
-        );
-        let options = ["--lease", "1s", "--grace", "50ms", "--wait", "forever"];
-        let mut running = store.run("k", &options, &script).start();
+        let grandchild = store.path(name);
+        let script = insisting(&grandchild);
+        let mut running = store.run(name, &["--grace", "50ms"], &script).start();
         let pid: u32 = running.line().trim().parse().unwrap();
         running.signal(number);
         until("the command to be dead", || !store.is_alive(pid));
-        let length = || std::fs::metadata(&beat).map_or(0, |file| file.len());
-        until("what it started to be dead", || {
-            let before = length();
-            std::thread::sleep(Duration::from_millis(100));
-            length() == before
-        });
+        store.outlives(&grandchild);
     }
 }
 

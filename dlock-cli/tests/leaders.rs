@@ -9,7 +9,7 @@ use support::{Store, lines};
 /// Leads in this process.
 async fn lead(store: &Store) -> (dlock::Locks, dlock::Term) {
     let builder = dlock::from_url(store.url()).await.unwrap();
-    let locks = builder.with_lease(Duration::from_secs(2)).with_label("orders").build().unwrap();
+    let locks = builder.with_lease(Duration::from_secs(6)).with_label("orders").build().unwrap();
     let term = locks.election("billing").campaign().next().await.unwrap();
     (locks, term)
 }

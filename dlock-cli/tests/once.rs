@@ -59,7 +59,7 @@ fn a_command_that_fails_leaves_the_window_as_it_was_said() {
 fn who_waits_runs_the_command_of_a_host_that_died_and_skips_it_where_that_is_said() {
     let store = Store::new();
     let job = |key: &'static str, options: &[&'static str], script: &'static str| {
-        store.run(key, &[&["--once", "1h", "--lease", "500ms"], options].concat(), script).start()
+        store.run(key, &[&["--once", "1h", "--lease", "3s"], options].concat(), script).start()
     };
     let begin = "echo ready; exec sleep 60";
     let (mut again, mut never) = (job("again", &[], begin), job("never", &["--on-crash", "skip"], begin));
@@ -81,7 +81,7 @@ fn who_waits_runs_the_command_of_a_host_that_died_and_skips_it_where_that_is_sai
 fn the_command_is_stopped_when_its_lock_is_taken_away_and_may_run_again() {
     let store = Store::new();
     let script = "trap 'echo stopped; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = store.run("report", &["--once", "1h", "--lease", "600ms"], script).start();
+    let mut running = store.run("report", &["--once", "1h", "--lease", "6s"], script).start();
     running.says("ready");
     assert_eq!(store.dlock(["release", "--force", "--yes", "report"]).done().code, 0);
     let done = running.wait();

@@ -8,71 +8,65 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use support::{Store, minds_signals, until};
 
-/// A script that starts what leaves its group, and its parents, and heeds no TERM; then says its own process id.
-fn escaping(beat: &Path) -> String {
-    format!(
-        "(setsid sh -c 'trap \"\" TERM; while :; do echo >> {0}; sleep 0.01; done' &); \
-         while ! [ -e {0} ]; do sleep 0.01; done; echo $$; while :; do sleep 0.02; done",
-        beat.display()
-    )
-}
+/// A lease that lives until a command has spoken. That it was taken away is found out after a third of it.
+const LEASE: &str = "6s";
 
-fn stands_still(beat: &Path) {
-    let length = || std::fs::metadata(beat).map_or(0, |file| file.len());
-    until("what it started to be dead", || {
-        let before = length();
-        std::thread::sleep(Duration::from_millis(100));
-        length() == before
-    });
+/// A script that starts what leaves its group, and its parents, and heeds no TERM; then says its own process id. The
+/// file has that of what has left.
+fn escaping(file: &Path) -> String {
+    format!(
+        "(setsid sh -c 'trap \"\" TERM; echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 0.01; done' &); \
+         while ! [ -e {0} ]; do sleep 0.01; done; echo $$; while :; do sleep 0.02; done",
+        file.display()
+    )
 }
 
 #[test]
 fn what_left_the_group_and_the_parents_is_ended_with_a_lock_that_is_lost() {
     let store = Store::new();
-    let beat = store.path("beat");
-    let script = escaping(&beat);
-    let mut running = store.run("k", &["--lease", "1s", "--grace", "100ms"], &script).start();
+    let escaped = store.path("escaped");
+    let script = escaping(&escaped);
+    let mut running = store.run("k", &["--lease", LEASE, "--grace", "100ms"], &script).start();
     running.line();
     assert_eq!(store.dlock(["release", "--force", "--yes", "k"]).done().code, 0);
     // It ends when nobody has its output open.
     assert_eq!(running.wait().code, 79);
-    stands_still(&beat);
+    store.outlives(&escaped);
 }
 
 #[test]
 fn what_left_the_group_and_the_parents_is_ended_with_a_program_that_is_killed() {
     let store = Store::new();
-    let beat = store.path("beat");
-    let script = escaping(&beat);
-    let mut running = store.run("k", &["--lease", "1s", "--grace", "100ms"], &script).start();
+    let escaped = store.path("escaped");
+    let script = escaping(&escaped);
+    let mut running = store.run("k", &["--grace", "100ms"], &script).start();
     let pid: u32 = running.line().trim().parse().unwrap();
     running.signal(9);
     until("the command to be dead", || !store.is_alive(pid));
-    stands_still(&beat);
+    store.outlives(&escaped);
 }
 
 #[test]
 fn what_a_command_leaves_behind_that_ends_by_itself_runs_on() {
     let store = Store::new();
-    let beat = store.path("beat");
+    let escaped = store.path("escaped");
     let script = format!(
         "(setsid sh -c 'sleep 0.3; echo > {}' > /dev/null 2>&1 < /dev/null &); exit 0",
-        beat.display()
+        escaped.display()
     );
     assert_eq!(store.run("k", &[], &script).done().code, 0);
-    until("it to have run on", || beat.exists());
+    until("it to have run on", || escaped.exists());
 }
 
 #[test]
 fn what_left_a_run_within_a_run_is_ended_with_the_lock_of_the_outer_one() {
     let store = Store::new();
-    let beat = store.path("beat");
-    let script = escaping(&beat);
+    let escaped = store.path("escaped");
+    let script = escaping(&escaped);
     let inner = [
         env!("CARGO_BIN_EXE_dlock"),
         "--locks",
@@ -85,19 +79,19 @@ fn what_left_a_run_within_a_run_is_ended_with_the_lock_of_the_outer_one() {
         "-c",
         &script,
     ];
-    let outer = ["run", "--key", "out", "--lease", "1s", "--grace", "100ms", "--"];
+    let outer = ["run", "--key", "out", "--lease", LEASE, "--grace", "100ms", "--"];
     let mut running = store.dlock(outer.into_iter().chain(inner)).start();
     running.line();
     assert_eq!(store.dlock(["release", "--force", "--yes", "out"]).done().code, 0);
     assert_eq!(running.wait().code, 79);
-    stands_still(&beat);
+    store.outlives(&escaped);
 }
 
 #[test]
 fn a_command_is_ended_with_a_lock_that_is_lost_whether_anybody_reads_what_is_said_or_not() {
     for reads in ["no further", "no more"] {
         let store = Store::new();
-        let beat = store.path("beat");
+        let escaped = store.path("escaped");
         let (reader, errors) = UnixStream::pair().unwrap();
         if reads == "no further" {
             errors.set_nonblocking(true).unwrap();
@@ -107,13 +101,13 @@ fn a_command_is_ended_with_a_lock_that_is_lost_whether_anybody_reads_what_is_sai
         } else {
             reader.shutdown(std::net::Shutdown::Both).unwrap();
         }
-        let script = escaping(&beat);
-        let run = store.run("k", &["--lease", "1s", "--grace", "100ms"], &script);
+        let script = escaping(&escaped);
+        let run = store.run("k", &["--lease", LEASE, "--grace", "100ms"], &script);
         let mut running = run.errors(OwnedFd::from(errors)).start();
         running.line();
         assert_eq!(store.dlock(["release", "--force", "--yes", "k"]).done().code, 0);
         assert_eq!(running.wait().code, 79, "{reads}");
-        stands_still(&beat);
+        store.outlives(&escaped);
         drop(reader);
     }
 }
@@ -122,7 +116,7 @@ fn a_command_is_ended_with_a_lock_that_is_lost_whether_anybody_reads_what_is_sai
 fn a_signal_to_all_of_its_processes_leaves_the_one_that_guards_the_command() {
     let store = Store::new();
     let script = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
-    let mut running = store.run("k", &["--lease", "1s", "--grace", "100ms"], script).start();
+    let mut running = store.run("k", &["--grace", "100ms"], script).start();
     let pid: u32 = running.line().trim().parse().unwrap();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.pid())).unwrap();
     let guardian = children.split_whitespace().find(|child| **child != pid.to_string()).unwrap();
@@ -196,11 +190,7 @@ fn terminal() -> (File, File) {
 }
 
 /// A script in the foreground of a terminal, which says `"$@"` for the program with a command.
-fn shell(store: &Store, terminal: File, shell: &str, command: &str) -> Child {
-    at(store, terminal, shell, "1s", command)
-}
-
-fn at(store: &Store, terminal: File, shell: &str, lease: &str, command: &str) -> Child {
+fn shell(store: &Store, terminal: File, shell: &str, lease: &str, command: &str) -> Child {
     let dlock = [env!("CARGO_BIN_EXE_dlock"), "--locks", store.url(), "run", "--key", "k", "--lease", lease];
     Command::new("setsid")
         .args(["--ctty", "--wait", "sh", "-c", shell, "sh"])
@@ -217,17 +207,20 @@ fn at(store: &Store, terminal: File, shell: &str, lease: &str, command: &str) ->
 #[test]
 fn what_a_command_in_the_foreground_of_a_terminal_has_started_is_ended_with_a_lock_that_is_lost() {
     let store = Store::new();
-    let beat = store.path("beat");
+    let escaped = store.path("escaped");
     let (_master, terminal) = terminal();
-    let command = format!("while :; do echo >> {}; sleep 0.01; done & wait", beat.display());
+    let command = format!(
+        "sh -c 'echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 0.01; done' & wait",
+        escaped.display()
+    );
     // It goes on when the program has ended: the end of a session's leader would end all of it.
     let script = "\"$@\"; echo $? > code.new; mv code.new code; while ! [ -e end ]; do sleep 0.02; done";
-    let mut running = shell(&store, terminal, script, &command);
-    until("it to run", || beat.exists());
+    let mut running = shell(&store, terminal, script, LEASE, &command);
+    until("it to run", || escaped.exists());
     assert_eq!(store.dlock(["release", "--force", "--yes", "k"]).done().code, 0);
     until("the program to end", || store.path("code").exists());
     assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "79\n");
-    stands_still(&beat);
+    store.outlives(&escaped);
     std::fs::write(store.path("end"), "").unwrap();
     assert!(running.wait().unwrap().success());
 }
@@ -237,7 +230,7 @@ fn a_command_asks_the_terminal_also_where_its_input_is_a_pipe() {
     let store = Store::new();
     let (mut master, terminal) = terminal();
     let command = "echo > asks; read word < /dev/tty; echo $word > said.new; mv said.new said";
-    let mut running = shell(&store, terminal, "echo piped | \"$@\"", command);
+    let mut running = shell(&store, terminal, "echo piped | \"$@\"", "1h", command);
     until("it to ask", || store.path("asks").exists());
     master.write_all(b"secret\n").unwrap();
     until("it to be answered", || store.path("said").exists());
@@ -252,7 +245,7 @@ fn a_job_in_the_background_that_asks_the_terminal_is_stopped_with_its_command_an
     let (mut master, terminal) = terminal();
     let script = "set -m; \"$@\" & echo $! > pid.new; mv pid.new pid; while ! [ -e go ]; do sleep 0.02; done; fg; true";
     let command = "read word < /dev/tty; echo $word > said.new; mv said.new said";
-    let mut running = at(&store, terminal, script, "1h", command);
+    let mut running = shell(&store, terminal, script, "1h", command);
     until("it to run", || store.path("pid").exists());
     let pid = std::fs::read_to_string(store.path("pid")).unwrap().trim().parse().unwrap();
     until("the job to be stopped", || store.state(pid) == 'T');

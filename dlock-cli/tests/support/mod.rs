@@ -74,6 +74,12 @@ impl Store {
         !matches!(self.state(pid), 'X' | 'Z')
     }
 
+    /// Waits until the process has ended whose id is in a file.
+    pub fn outlives(&self, file: &Path) {
+        let pid = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
+        until("what it started to be dead", || !self.is_alive(pid));
+    }
+
     /// The program without a store.
     pub fn plain(&self, arguments: &[&str]) -> Program {
         let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_dlock")));
@@ -120,25 +126,14 @@ impl Program {
     /// Has a shell run it, where the script says `"$@"`.
     pub fn by_shell(mut self, script: &str) -> Self {
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", script, "sh"]).arg(self.command.get_program()).args(self.command.get_args());
-        self.command = shell;
-        self.command.env_remove("DLOCK_URL");
+        shell.args(["-c", script, "sh"]);
+        self.command = within(shell, &self.command);
         self
     }
 
     pub fn start(mut self) -> Running {
         // Never at the terminal at which the tests were started. It keeps its id, since it leads no group yet.
-        let mut detached = Command::new("setsid");
-        detached.arg(self.command.get_program()).args(self.command.get_args());
-        for (name, value) in self.command.get_envs() {
-            match value {
-                Some(value) => detached.env(name, value),
-                None => detached.env_remove(name),
-            };
-        }
-        if let Some(directory) = self.command.get_current_dir() {
-            detached.current_dir(directory);
-        }
+        let mut detached = within(Command::new("setsid"), &self.command);
         detached.stdin(Stdio::piped()).stdout(Stdio::piped());
         detached.stderr(self.errors.take().unwrap_or_else(Stdio::piped));
         let mut child = detached.spawn().unwrap();
@@ -258,12 +253,27 @@ fn to_the_end(mut output: impl Read + Send + 'static) -> String {
     text.recv_timeout(LIMIT).expect("something that it started still runs")
 }
 
-/// Whether a process catches TERM.
+/// What has another program run a command: with its arguments, its environment and its directory.
+fn within(mut runner: Command, command: &Command) -> Command {
+    runner.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => runner.env(name, value),
+            None => runner.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        runner.current_dir(directory);
+    }
+    runner
+}
+
+/// Whether a process catches TSTP: the last of the signals that the program catches.
 pub fn minds_signals(pid: impl std::fmt::Display) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
-    mask & (1 << 14) != 0
+    mask & (1 << 19) != 0
 }
 
 /// The lines of a text.
