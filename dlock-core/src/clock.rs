@@ -55,7 +55,8 @@ impl std::ops::Sub<Duration> for Timestamp {
 /// by steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still meanwhile:
 /// a holder that was suspended for longer than its lease then believes in its lock until the next renewal is answered,
 /// or for what was left of the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for
-/// tests. Waiting for a busy lock is measured with tokio's clock instead, so that `tokio::time::pause` works as usual.
+/// tests. Waiting for a busy lock is measured with tokio's clock instead, so that `tokio::time::pause` works as usual
+/// in memory; where servers are asked, whose time goes on, a paused clock does not count.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(TimeSource);
 

@@ -25,7 +25,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The backend refused the credentials or the rights of this client.
     Denied,
-    /// Fewer than a majority of the backends of a quorum could be asked.
+    /// Fewer than a majority of the nodes of a quorum took part: the others were away, or answered that they do not
+    /// vote.
     QuorumNotReached,
     /// Every segment of a segmented lock said that there is nothing left in it.
     Exhausted,
@@ -42,7 +43,7 @@ pub enum ErrorKind {
     /// Others use the key in another way: as a semaphore of another number of permits, or as a lock. Or a lock cannot
     /// be [downgraded](crate::Guard::downgrade), since a further share of the same hold relies on being alone.
     Conflict,
-    /// The locks were shut down, or there is no runtime to wait on.
+    /// The locks were shut down, or belong to the parent of this process, which forked.
     Closed,
 }
 
@@ -93,7 +94,7 @@ impl ErrorKind {
             Self::Unknown => "the outcome is unknown",
             Self::Unavailable => "the backend is unavailable",
             Self::Denied => "the backend denied access",
-            Self::QuorumNotReached => "no majority of the backends could be asked",
+            Self::QuorumNotReached => "no majority of the nodes took part",
             Self::Exhausted => "there is nothing left in any segment",
             Self::Unsupported => "the backend does not support this",
             Self::InvalidKey => "invalid key",
