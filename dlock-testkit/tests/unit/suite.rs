@@ -7,6 +7,7 @@ use dlock_testkit::conformance::{
     ADMINISTRATION, Arguments, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING, PERMITS, SHARING, WAITERS,
     WITH_FENCES, account_for, cases, is_wanted, tests,
 };
+use dlock_testkit::mutants::Mutation;
 
 #[test]
 fn every_case_has_a_name_of_its_own_that_is_a_sentence() {
@@ -91,4 +92,17 @@ fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
     account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
     account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
     account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();
+}
+
+#[test]
+fn the_page_has_as_many_cases_and_broken_backends_as_there_are() {
+    let page = include_str!("../../../docs/reliability.md");
+    let (all, broken) = (cases().count(), Mutation::ALL.len());
+    for says in [
+        format!("\n{all} cases over any backend"),
+        format!("\n{broken} deliberately broken backends"),
+        format!("| {broken} of {broken} |"),
+    ] {
+        assert!(page.contains(&says), "{says}");
+    }
 }
