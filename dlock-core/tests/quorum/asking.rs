@@ -258,3 +258,23 @@ fn a_node_that_is_given_twice_is_refused() {
     let twice = [Node::from(lent), Node::from(nodes[1].clone())];
     assert_eq!(Quorum::new(twice).unwrap_err().kind(), ErrorKind::InvalidConfig);
 }
+
+/// Each node notes by a clock of its own since when the lock is held.
+#[tokio::test]
+async fn a_leader_that_goes_on_is_one_whichever_nodes_answer_first() {
+    let nodes = nodes(3);
+    let (ours, theirs) = (process(&nodes), process(&nodes));
+    let mut changes = theirs.election(KEY).changes().with_interval(Duration::from_millis(50));
+    assert!(changes.next().await.expect("an answer").is_none());
+    let term = ours.election(KEY).campaign().next().await.expect("nobody else stands");
+    assert!(changes.next().await.expect("an answer").is_some());
+    for slow in [0, 1, 2, 0, 1, 2] {
+        for (place, node) in nodes.iter().enumerate() {
+            let delay = if place == slow { Duration::from_millis(20) } else { Duration::ZERO };
+            node.faults().set_delay(delay);
+        }
+        let change = tokio::time::timeout(Duration::from_millis(200), changes.next()).await;
+        assert!(change.is_err(), "{change:?}");
+    }
+    drop(term);
+}

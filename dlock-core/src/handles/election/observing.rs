@@ -52,12 +52,13 @@ impl Leader {
         &self.holder
     }
 
-    /// Whether it is the same term.
+    /// Whether it is the same term, or where there are no fences the same candidate.
     fn is_same_term(&self, other: &Self) -> bool {
         let who = |leader: &Self| {
-            let Holder { host, pid, label, candidate, fence, since, .. } = leader.holder.clone();
-            // A fence says it all, and is the same in every answer.
-            (fence, fence.is_none().then_some((host, pid, label, candidate, since)))
+            let Holder { host, pid, label, candidate, fence, .. } = leader.holder.clone();
+            // A fence says it all, and is the same in every answer. The nodes of a quorum have none, and each notes by
+            // its own clock since when the lock is held.
+            (fence, fence.is_none().then_some((host, pid, label, candidate)))
         };
         who(self) == who(other)
     }
@@ -71,7 +72,7 @@ impl fmt::Display for Leader {
 
 /// Follows who leads an [`Election`]. The backend is asked every second, or [as often as is
 /// wanted](Self::with_interval): a change is seen that much later at most, and a term that is shorter may not be seen
-/// at all.
+/// at all. On a quorum, which has no fences, the next term of a candidate that led before it is no change.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
