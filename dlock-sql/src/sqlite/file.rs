@@ -173,6 +173,7 @@ fn network_name(kind: i64) -> Option<&'static str> {
         0x7375_7245 => Some("Coda"),
         0x786F_4256 => Some("a folder shared by VirtualBox"),
         0xBACB_ACBC => Some("a folder shared by VMware"),
+        0x6A65_6A63 => Some("a folder shared by Docker Desktop"),
         _ => None,
     }
 }
@@ -198,7 +199,6 @@ const SHARED: &[(&str, &str)] = &[
     ("fuse.lizardfs", "LizardFS"),
     ("fuse.vmhgfs-fuse", "a folder shared by VMware"),
     ("virtiofs", "a folder shared with a host"),
-    ("fakeowner", "a folder shared by Docker Desktop"),
     ("fuse.grpcfuse", "a folder shared by Docker Desktop"),
     ("fuse.osxfs", "a folder shared by Docker Desktop"),
     ("fuse.prl_fsd", "a folder shared by Parallels"),
@@ -405,6 +405,7 @@ mod tests {
             assert_eq!(network_name(local), None, "{local:x}");
         }
         assert_eq!(network_name(0x0102_1997), Some("9P"));
+        assert_eq!(network_name(0x6A65_6A63), Some("a folder shared by Docker Desktop"));
     }
 
     #[cfg(target_os = "linux")]
@@ -415,13 +416,12 @@ mod tests {
                       91 24 0:53 / /merged rw - fuse.fuse-overlayfs fuse-overlayfs rw\n\
                       92 24 0:54 / /s3 rw - fuse mountpoint-s3 rw,user_id=0\n\
                       93 24 0:55 / /work rw - fuse.grpcfuse grpcfuse rw\n\
-                      94 24 0:56 / /Users rw - fakeowner /run/host_mark/Users rw\n\
                       95 24 0:57 / /dav rw - fuse https://example.com/dav rw\n\
                       96 24 0:58 / /ntfs rw - fuseblk /dev/sdb1 rw\n\
                       97 24 0:59 / /zip rw - fuse archivemount rw\n";
         assert_eq!(mounted_as(mounts, "0:52").and_then(shared_name), Some("SSHFS"));
         assert_eq!(mounted_as(mounts, "0:53").and_then(shared_name), None);
-        for (device, name) in [("0:54", "S3"), ("0:55", "Docker"), ("0:56", "Docker"), ("0:57", "WebDAV")] {
+        for (device, name) in [("0:54", "S3"), ("0:55", "Docker"), ("0:57", "WebDAV")] {
             assert!(mounted_as(mounts, device).and_then(shared_name).unwrap().contains(name), "{device}");
         }
         for local in ["0:58", "0:59"] {
