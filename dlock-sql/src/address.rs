@@ -1,7 +1,5 @@
 //! Where a server is: in the driver's URL, and in the id of a lock.
 
-use std::net::Ipv6Addr;
-
 use dlock_core::Failure;
 use dlock_core::backend::UrlParts;
 
@@ -49,11 +47,11 @@ pub(crate) fn bare(host: &str) -> Option<&str> {
 /// The host as it stands in the id of a lock: one however it is written.
 pub(crate) fn shown(host: &str) -> String {
     let host = bare(host).unwrap_or(host);
-    match host.parse::<Ipv6Addr>() {
-        Ok(address) => format!("[{address}]"),
-        Err(_) if host.contains(':') => format!("[{host}]"),
+    match UrlParts::host(&format!("[{host}]")) {
+        Some((address, _)) => format!("[{address}]"),
+        None if host.contains(':') => format!("[{host}]"),
         // The name of a host is the same in upper case.
-        Err(_) => host.to_ascii_lowercase(),
+        None => host.to_ascii_lowercase(),
     }
 }
 
@@ -95,7 +93,7 @@ mod tests {
         }
         assert_eq!(
             (shown("Db.Internal"), shown("FE80::1%eth0")),
-            ("db.internal".into(), "[FE80::1%eth0]".into())
+            ("db.internal".into(), "[fe80::1%eth0]".into())
         );
     }
 }
