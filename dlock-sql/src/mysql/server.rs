@@ -74,26 +74,35 @@ impl MysqlServer {
     }
 
     /// Takes the lock with a row that is there.
-    async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
+    async fn update(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Taken>> {
         let token = ask.token.as_bytes().as_slice();
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
         let (key, token, fences) = (Bytes(bytes(&ask.key)), Bytes(token), Number(i64::from(ask.fences)));
         let values = [token, fences, fences, token, fences, holder, token, lease, key, token];
-        Ok(counted(&execute(on, &self.statements.take, &values).await?))
+        Ok(granted(&execute(on, &self.statements.take, &values).await?))
     }
 
     /// Takes the lock with a new row. Fails when there is one.
-    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Fence>> {
+    async fn insert(&self, on: &mut MySqlConnection, ask: &Ask) -> SqlResult<Option<Taken>> {
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
         let fences = Number(i64::from(ask.fences));
         let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), fences, lease, holder];
-        Ok(counted(&execute(on, &self.statements.insert, &values).await?))
+        Ok(granted(&execute(on, &self.statements.insert, &values).await?))
     }
 }
 
-/// The fence of a grant, which is the last insert id, if the one row was written.
+/// The grant, whose fence is the last insert id, if the one row was written.
+fn granted(done: &MySqlQueryResult) -> Option<Taken> {
+    let fence = || stored::fence(done.last_insert_id().cast_signed());
+    (done.rows_affected() == 1).then(|| Taken::Granted(fence()))
+}
+
+/// The fence of a grant that was counted now, which is not below zero, if the one row was written.
 pub(super) fn counted(done: &MySqlQueryResult) -> Option<Fence> {
-    (done.rows_affected() == 1).then(|| Fence::new(done.last_insert_id()))
+    match granted(done) {
+        Some(Taken::Granted(fence)) => fence,
+        _ => None,
+    }
 }
 
 /// What a row says of its lock.
@@ -249,14 +258,14 @@ impl Server for MysqlServer {
                 Some(Standing::Missing) => match self.insert(on, ask).await {
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
                     other => {
-                        if let Some(fence) = other? {
-                            return Ok(Taken::Granted(Some(fence)));
+                        if let Some(taken) = other? {
+                            return Ok(taken);
                         }
                     }
                 },
                 Some(Standing::Free) | None => {
-                    if let Some(fence) = self.update(on, ask).await? {
-                        return Ok(Taken::Granted(Some(fence)));
+                    if let Some(taken) = self.update(on, ask).await? {
+                        return Ok(taken);
                     }
                 }
             }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use dlock_core::backend::{Mode, Occupancy, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
-use dlock_core::{Fence, Holder, Key, Token};
+use dlock_core::{Holder, Key, Token};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -218,7 +218,7 @@ impl MysqlServer {
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (came_to, several): (i64, bool) = (row.try_get(0)?, row.try_get::<i64, _>(3)? == 1);
         Ok(match came_to {
-            GRANTED | ADOPTED => ShareTaken::Granted(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs())),
+            GRANTED | ADOPTED => ShareTaken::Granted(stored::fence(row.try_get(1)?)),
             CONFLICT if several => ShareTaken::Conflict(stored::several(permits)),
             CONFLICT => ShareTaken::Conflict(Mode::Exclusive),
             _ => {

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::backend::{Mode, Occupancy, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
-use dlock_core::{Fence, Holder, Key, Token};
+use dlock_core::{Holder, Key, Token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
@@ -182,9 +182,7 @@ impl PostgresServer {
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
         Ok(match verdict {
-            "granted" | "adopted" => {
-                ShareTaken::Granted(Fence::new(row.try_get::<i64, _>(1)?.unsigned_abs()))
-            }
+            "granted" | "adopted" => ShareTaken::Granted(stored::fence(row.try_get(1)?)),
             "conflict" if several => ShareTaken::Conflict(stored::several(permits)),
             "conflict" => ShareTaken::Conflict(Mode::Exclusive),
             _ => {

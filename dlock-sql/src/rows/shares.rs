@@ -101,8 +101,8 @@ impl ShareAsk {
 /// What such an attempt came to.
 #[derive(Debug)]
 pub enum ShareTaken {
-    /// With this fence, the last of those that were reserved.
-    Granted(Fence),
+    /// With this fence, the last of those that were reserved, unless what stands in the row was never given.
+    Granted(Option<Fence>),
     Busy {
         holder: Option<Box<Holder>>,
         /// When it may be free.

@@ -115,7 +115,8 @@ impl Ask {
     pub(super) fn seen_by_others(&self, taken: &Taken) -> Option<Box<Holder>> {
         match taken {
             Taken::Granted(fence) => {
-                let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or_default();
+                // One that is not known is below zero in a row.
+                let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or(-1);
                 Some(Box::new(stored::holder(&self.holder, fence, self.lease)))
             }
             Taken::Busy(holder) => holder.clone(),
@@ -280,5 +281,23 @@ fn tell<S: Server, Q: Joint<S>>(
             other.answer(after.map_err(|failure| crate::failure::unchanged(copy(failure))));
         }
         first.answer(reply);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dlock_core::Fence;
+
+    use super::*;
+
+    #[test]
+    fn the_fence_of_a_grant_that_has_none_is_none_for_the_others_too() {
+        let (key, token, lease) = (Key::new("k").unwrap(), Token::random().unwrap(), Duration::from_secs(30));
+        let ask = Ask { key, token, lease, holder: "host=h".to_owned(), fences: 1 };
+        let seen = |fence| ask.seen_by_others(&Taken::Granted(fence)).unwrap().fence;
+        assert_eq!(seen(None), None);
+        assert_eq!(seen(Some(Fence::new(9))), Some(Fence::new(9)));
     }
 }

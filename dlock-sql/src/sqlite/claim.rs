@@ -113,7 +113,7 @@ impl SqliteClaim {
         writer: Writer,
         until: Until,
         fences: u32,
-    ) -> Result<Option<Fence>, Failure> {
+    ) -> Result<Option<Grant>, Failure> {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let request = &self.request;
         let holder = stored::line(request, fences);
@@ -138,7 +138,9 @@ impl SqliteClaim {
         match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
                 self.unsettled = None;
-                Ok(fence.map(|fence| Fence::new(fence.unsigned_abs())))
+                let grant = Grant::new(Term::Lease(self.request.lease));
+                let with_fences = |grant, last| stored::with_fences(grant, last, fences);
+                Ok(fence.map(|last| stored::fence(last).into_iter().fold(grant, with_fences)))
             }
             Err(error) => {
                 let failure = classify(error, database.connections.path());
@@ -203,11 +205,10 @@ impl Claim for SqliteClaim {
                 }
             }
             let fences = if self.unsettled.is_none() { self.reserves } else { 1 };
-            if let Some(last) = self.take(&database, writer, until, fences).await? {
+            if let Some(grant) = self.take(&database, writer, until, fences).await? {
                 // Were the next attempt to look first, it would take its own lock for another owner's.
                 (self.held, self.contended) = (true, false);
-                let grant = Grant::new(Term::Lease(self.request.lease));
-                return Ok(Attempt::Granted(stored::with_fences(grant, last, fences)));
+                return Ok(Attempt::Granted(grant));
             }
             (refused, self.contended) = (true, true);
         }

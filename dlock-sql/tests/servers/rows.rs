@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_core::ErrorKind;
+use dlock_core::backend::Mode;
+use dlock_core::{Backend, Claim, ErrorKind};
 
+use crate::by_hand::{granted, request};
 use crate::support::{Db, is_error, on_both, take};
 
 on_both! {
@@ -39,6 +41,17 @@ on_both! {
         assert!(error.holder().is_some_and(|holder| holder.fence.is_none()), "{error}");
         guard.release().await.unwrap();
         assert!(take(&locks, "a").await.fence().unwrap().get() > 1_000_000);
+        // Of a grant that is adopted, since its reply was lost.
+        let backend = db.backend().await;
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let mut request = request("adopted", Duration::from_secs(30)).await;
+            request.mode = mode;
+            let mut claim = backend.claim(request);
+            assert!(granted(claim.attempt().await.unwrap()).fence.is_some());
+            db.query("UPDATE dlock SET fence = -5 WHERE token IS NOT NULL");
+            assert_eq!(granted(claim.attempt().await.unwrap()).fence, None, "{mode:?}");
+            let _ = claim.withdraw().await.unwrap();
+        }
     }
 
     async fn more_holders_than_one_answer_has_are_all_listed<D: Db>(db: D) {

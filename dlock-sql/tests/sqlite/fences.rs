@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::Renewed;
-use dlock_core::{Claim, ErrorKind};
+use dlock_core::backend::{Mode, Renewed};
+use dlock_core::{Backend, Claim, ErrorKind};
 
+use crate::by_hand::request;
 use crate::support::{Site, claim, fence, granted};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -100,6 +101,22 @@ async fn a_table_whose_mark_row_is_gone_gives_no_lock() {
     let error = locks.lock("k").acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert_eq!(site.held().await, 0);
+}
+
+/// Somebody has written it by hand, while the reply to the first attempt was lost.
+#[tokio::test]
+async fn a_fence_below_zero_is_none_of_a_lock_that_is_adopted() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut request = request("k", LEASE).await;
+        request.mode = mode;
+        let mut mine = backend.claim(request);
+        assert!(granted(mine.attempt().await.unwrap()).fence.is_some());
+        site.execute("UPDATE dlock SET fence = -5 WHERE key > x''").await;
+        assert_eq!(granted(mine.attempt().await.unwrap()).fence, None, "{mode:?}");
+        let _ = mine.withdraw().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -31,7 +31,8 @@ impl<S: Server> RowClaim<S> {
                 self.place = Place::default();
                 self.shared = self.request.mode != Mode::Exclusive || !self.unanswered.is_empty();
                 let grant = Grant::new(Term::Lease(self.request.lease));
-                Ok(Attempt::Granted(stored::with_fences(grant, fence, fences)))
+                let with_fences = |grant, last| stored::with_fences(grant, last, fences);
+                Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }
             ShareTaken::Busy { holder, free_in, prefers, place } => {
                 self.contended = true;

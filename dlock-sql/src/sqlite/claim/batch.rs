@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Term};
-use dlock_core::{ErrorKind, Failure, Fence};
+use dlock_core::{ErrorKind, Failure};
 use sqlx::{Row, SqlStr};
 
 use super::SqliteClaim;
@@ -133,7 +133,7 @@ async fn take(
     let grants = claims.iter_mut().map(|claim| {
         let fence = fences.get(claim.request.key.as_str().as_bytes())?;
         let grant = Grant::new(Term::Lease(claim.request.lease));
-        Some(grant.with_fence(Fence::new(fence.unsigned_abs())))
+        Some(stored::fence(*fence).into_iter().fold(grant, Grant::with_fence))
     });
     let grants = grants.collect::<Option<Vec<_>>>();
     let grants = grants.ok_or_else(|| Failure::unknown("the database did not answer for all locks"))?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Term, Withdrawal};
-use dlock_core::{ErrorKind, Failure, Fence};
+use dlock_core::{ErrorKind, Failure};
 use sqlx::sqlite::SqliteConnection;
 
 use super::state::{State, Verdict, later, put};
@@ -137,7 +137,8 @@ async fn take_alone(
     let (name, line) = (key.as_str().as_bytes().to_vec(), stored::line(request, fences));
     put(database, on, name, Some(request.token.as_bytes()), (last, expires), line).await?;
     let grant = Grant::new(Term::Lease(request.lease));
-    Ok(Taken::Granted(stored::with_fences(grant, Fence::new(last.unsigned_abs()), fences)))
+    let with_fences = |grant, last| stored::with_fences(grant, last, fences);
+    Ok(Taken::Granted(stored::fence(last).into_iter().fold(grant, with_fences)))
 }
 
 /// One more has it.
@@ -167,7 +168,7 @@ async fn take_share(
             }
             let (fence, line) = (state.next_fence(), request.describe());
             state.write_main(database, on, key, (fence, &line), Some(until)).await?;
-            (Fence::new(fence.unsigned_abs()), stored::share_line(mode, &line))
+            (fence, stored::share_line(mode, &line))
         }
     };
     let preferred = state.prefer_no_more(&request.token);
@@ -178,9 +179,9 @@ async fn take_share(
         state.write_common(database, on, key).await?;
     }
     let name = own(key, &request.token);
-    let fence_of_row = i64::try_from(fence.get()).unwrap_or(i64::MAX);
-    put(database, on, name, Some(request.token.as_bytes()), (fence_of_row, expires), line).await?;
-    Ok(Taken::Granted(Grant::new(Term::Lease(request.lease)).with_fence(fence)))
+    put(database, on, name, Some(request.token.as_bytes()), (fence, expires), line).await?;
+    let grant = Grant::new(Term::Lease(request.lease));
+    Ok(Taken::Granted(stored::fence(fence).into_iter().fold(grant, Grant::with_fence)))
 }
 
 impl SqliteClaim {
@@ -241,7 +242,7 @@ async fn downgrade(
     let (fence, line) = (state.last_fence(), state.last_line().to_owned());
     let (own_fence, own_line) = match state.own.take() {
         // The reply of an earlier request was lost.
-        Some((fence, line)) => (i64::try_from(fence.get()).unwrap_or(i64::MAX), line),
+        Some(adopted) => adopted,
         None if state.is_alone(token) => {
             // What is left of earlier readers and semaphores, which would count again.
             let clear = sqlx::query(database.statements.shares.clear.clone());

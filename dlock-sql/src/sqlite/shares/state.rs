@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, Mode, PREFERENCE, PREFERENCE_ALIVE};
-use dlock_core::{Fence, Holder, Key, Token};
+use dlock_core::{Holder, Key, Token};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -23,7 +23,7 @@ pub(in crate::sqlite) struct State {
     of: i64,
     preferred: Option<Preferred>,
     /// The share of the one who asks, with its fence and what else its row says.
-    pub(super) own: Option<(Fence, String)>,
+    pub(super) own: Option<(i64, String)>,
     /// How much of it is taken, by all of them.
     pub(super) taken: i64,
     /// Who is first of those who wait in order.
@@ -142,7 +142,7 @@ impl State {
         if let (true, Some(fence)) = (is_of_now(10)?, row.try_get::<Option<i64>, _>(9)?)
             && row.try_get::<i64, _>(11)? > now
         {
-            state.own = Some((Fence::new(fence.unsigned_abs()), row.try_get(12)?));
+            state.own = Some((fence, row.try_get(12)?));
         }
         if let Some(taken) = row.try_get::<Option<i64>, _>(13)? {
             (state.taken, state.first, state.last) = (taken, row.try_get(14)?, row.try_get(15)?);
