@@ -157,32 +157,39 @@ impl<S: Server> Claim for RowClaim<S> {
         self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
         // What others of this process learn does not say whether it is this token that holds the lock.
-        let fresh = !std::mem::replace(&mut self.unknown, true);
+        let fresh = !self.unknown;
         let fences = if fresh { self.reserves } else { 1 };
         let holder = stored::line(&self.request, fences);
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
         let contended = self.contended && self.unanswered.is_empty();
-        let (connections, limits) = (Arc::clone(&self.rows.connections), self.limits());
+        let (connections, mut limits) = (Arc::clone(&self.rows.connections), self.limits());
         let rows = Arc::clone(&self.rows);
         let mut asking = None;
         let together = match fresh {
             false => Ok(None),
             true if connections.has_pool() => {
                 self.clock.queued();
-                match rows.questions.turn(&ask.key, Instant::now() + limits.patience).await {
+                let end = Instant::now() + limits.patience;
+                match rows.questions.turn(&ask.key, end).await {
                     Ok(Turn::Ask(turn)) => {
                         asking = Some(turn);
+                        // What is left of it is for the pool.
+                        limits.patience = end.saturating_duration_since(Instant::now());
                         Ok(None)
                     }
                     Ok(Turn::Taken(holder)) => Ok(Some(Taken::Busy(holder))),
                     Err(failure) => Err(failure),
                 }
             }
-            true => connections.take_together(&ask, limits, &self.sent()).await,
+            true => {
+                self.unknown = true;
+                connections.take_together(&ask, limits, &self.sent()).await
+            }
         };
         let answer = match together.transpose() {
             Some(answer) => answer,
             None => {
+                self.unknown = true;
                 connections.begin(Kind::Ordinary, Take(ask.clone(), contended), limits, self.sent()).await
             }
         };
@@ -190,7 +197,8 @@ impl<S: Server> Claim for RowClaim<S> {
             asking.found_taken(ask.seen_by_others(taken));
         }
         self.unanswered.retain(|earlier| !earlier.try_cancel());
-        self.unknown = answer.is_err();
+        // What failed without having been sent, or was answered, leaves nothing open.
+        self.unknown = answer.is_err() && !self.unanswered.is_empty();
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);

@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use dlock_core::{Backend, ErrorKind, Guard, Lock, Locks};
+use dlock_core::{Backend, Claim, ErrorKind, Guard, Lock, Locks};
 use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlSessions, PostgresSessions};
 use dlock_testkit::cancel::poll_n_then_drop;
+use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::by_hand::{busy, request};
 use crate::support::{Db, is_error, on_both, once, take, until};
 
 /// A runtime that is driven only while somebody waits in it.
@@ -116,18 +118,45 @@ on_both! {
         let pool = D::pool_of(&db.url_through(proxy.address()), 8);
         let theirs = Locks::new(D::backend_of(&pool).await.unwrap());
         let before = executed(&proxy);
-        let all: Vec<_> = (0..1_000).map(|_| once(&theirs, "a")).map(|lock| tokio::spawn(async move { lock.acquire().await })).collect();
-        for one in all {
-            is_error(one.await.unwrap(), ErrorKind::Busy, &[]);
+        let all: Vec<_> = (0..1_000).map(|_| once(&theirs, "a")).collect();
+        // In one task, so that all want it before the first is answered.
+        for one in join_all(all.iter().map(Lock::acquire)).await {
+            is_error(one, ErrorKind::Busy, &[]);
         }
         let asked = executed(&proxy) - before;
         assert!(asked < 100, "{asked} statements");
         guard.release().await.unwrap();
-        let theirs = Locks::builder(D::backend_of(&pool).await.unwrap()).with_wait(Duration::from_secs(20)).build().unwrap();
+        let theirs = Locks::builder(D::backend_of(&pool).await.unwrap()).with_wait(Duration::from_secs(60)).build().unwrap();
         let waiters: Vec<_> = (0..50).map(|_| theirs.lock("a")).map(|lock| tokio::spawn(async move { lock.acquire().await?.release().await })).collect();
         for waiter in waiters {
             waiter.await.unwrap().unwrap();
         }
+    }
+
+    // What was not asked leaves no outcome open, so that nobody has to ask by himself the next time.
+    async fn claims_that_got_neither_a_turn_nor_a_connection_ask_together_the_next_time<D: Db>(db: D) {
+        let guard = take(&db.locks().await, "a").await;
+        let proxy = db.proxy();
+        let pool = D::pool_of(&db.url_through(proxy.address()), 1);
+        let backend = D::backend_of(&pool).await.unwrap();
+        let mut claims = Vec::new();
+        for _ in 0..100 {
+            let mut request = request("a", Duration::from_secs(30)).await;
+            request.request_timeout = Duration::from_secs(2);
+            claims.push(backend.claim(request));
+        }
+        let all = D::exhaust(&pool).await;
+        for attempt in join_all(claims.iter_mut().map(Claim::attempt)).await {
+            assert_eq!(attempt.unwrap_err().kind(), ErrorKind::Unavailable);
+        }
+        drop(all);
+        let before = executed(&proxy);
+        for attempt in join_all(claims.iter_mut().map(Claim::attempt)).await {
+            busy(attempt.unwrap());
+        }
+        let asked = executed(&proxy) - before;
+        assert!(asked < 20, "{asked} statements");
+        guard.release().await.unwrap();
     }
 
     async fn one_of_many_who_ask_for_a_free_lock_gets_it_and_the_others_know_who<D: Db>(db: D) {

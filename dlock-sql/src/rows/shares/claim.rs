@@ -24,7 +24,8 @@ impl<S: Server> RowClaim<S> {
         let connections = Arc::clone(&self.rows.connections);
         let answer = connections.begin(Kind::Ordinary, step, self.limits(), self.sent()).await;
         self.unanswered.retain(|earlier| !earlier.try_cancel());
-        self.unknown = answer.is_err();
+        // What failed without having been sent, or was answered, leaves nothing open.
+        self.unknown = answer.is_err() && !self.unanswered.is_empty();
         match answer? {
             ShareTaken::Granted(fence) => {
                 (self.held, self.listener, self.keeps_out) = (Some(connections.hold()), None, false);
