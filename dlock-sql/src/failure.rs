@@ -23,6 +23,13 @@ pub(crate) const READ_ONLY: &str =
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const SHORT_OF_CONNECTIONS: &str = "the server is short of connections";
 
+/// The fault of a table, or of a setting, with which no lock can be kept. `why` has a place for the table's name.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn unfit(why: &str, table: &crate::table::TableName) -> crate::server::Fault {
+    let failure = Failure::invalid_config(why.replace("{table}", &table.to_string()));
+    crate::server::Fault { failure, again: false, broken: false }
+}
+
 /// The failure of a step that changes nothing, however it fails.
 pub(crate) fn unchanged(failure: Failure) -> Failure {
     match failure.kind() {

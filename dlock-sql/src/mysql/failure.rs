@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault};
+use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault, unfit};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -13,16 +13,21 @@ pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the
                                       switch it on in its `after_connect` or on the server, or connect without the pool";
 
 /// What is said of a table whose rows nothing locks, and which may be gone when the server starts again.
-pub(crate) const UNTRANSACTED: &str = "the table is not kept by InnoDB, so that its rows cannot be locked, and may be lost; \
-                                       ALTER TABLE ... ENGINE = InnoDB";
+/// The table's name is put in, as into the texts that follow.
+pub(crate) const UNTRANSACTED: &str = "table {table} is not kept by InnoDB, so that its rows cannot be locked, and may be lost; choose another \
+                                       table name, or ALTER TABLE {table} ENGINE = InnoDB";
 
 /// What is said of a table in which a key may have several rows.
-pub(super) const UNKEYED: &str = "the column `key` of the table has no index that gives each key one row, so that a lock could be granted \
-                                  twice; stop all users of the table, and ALTER TABLE ... ADD PRIMARY KEY (`key`)";
+pub(super) const UNKEYED: &str = "the column `key` of table {table} has no primary key, so that a lock could be granted twice, or not be found; \
+                                  choose another table name, or stop all users of the table, and ALTER TABLE {table} ADD PRIMARY KEY (`key`)";
+
+/// What is said of what is no table.
+pub(super) const VIEW: &str = "{table} is a view, whose rows are not found by a primary key; name the table itself, or choose another table \
+                               name";
 
 /// What is said of a table whose keys or tokens are no bytes.
-pub(super) const MISTYPED: &str = "the columns `key` and `token` of the table hold text, which the server compares by its collation, and no bytes; \
-                                   drop the table while nothing is held, and call migrate()";
+pub(super) const MISTYPED: &str = "the columns `key` and `token` of table {table} hold text, which the server compares by its collation, and no \
+                                   bytes; choose another table name, or drop the table while nothing is held, and call migrate()";
 
 /// What is said of a server that ends transactions whatever their sessions set.
 pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle for less than a minute (`kill_idle_transaction`), and with \
@@ -44,9 +49,9 @@ pub(super) fn no_database() -> Failure {
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
-        && [UNCOMMITTED, UNTRANSACTED, UNKEYED, MISTYPED, ENDS_IDLE].contains(&&*why.to_string())
+        && [UNCOMMITTED, UNTRANSACTED, UNKEYED, MISTYPED, VIEW, ENDS_IDLE].contains(&&*why.to_string())
     {
-        return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
+        return unfit(&why.to_string(), table);
     }
     let number = number(&error).unwrap_or_default();
     fault(error, "ssl-mode", |error| {

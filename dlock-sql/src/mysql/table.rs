@@ -2,15 +2,16 @@
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::failure::{MISTYPED, UNKEYED, UNTRANSACTED};
+use super::failure::{MISTYPED, UNKEYED, UNTRANSACTED, VIEW};
 use crate::server::SqlResult;
 
 /// Refuses a table whose rows cannot be locked.
 pub(crate) async fn check_engine(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
-    refused(engine(&created(on, table).await?))
+    let why = engine(&created(on, table).await?);
+    why.map_or(Ok(()), |why| Err(sqlx::Error::Configuration(why.replace("{table}", table).into())))
 }
 
-/// Refuses a lock table whose rows cannot be locked, or whose keys have not one row each.
+/// Refuses a lock table that is a view, whose rows cannot be locked, or whose keys have not one row each.
 pub(super) async fn check_table(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
     let created = created(on, table).await?;
     refused(engine(&created).or_else(|| shape(&created)))
@@ -35,8 +36,7 @@ fn engine(created: &str) -> Option<&'static str> {
 /// What is wrong with keys and tokens, which are bytes, and with the index that gives each key one row.
 fn shape(created: &str) -> Option<&'static str> {
     if !created.starts_with("CREATE TABLE") {
-        // A view is as good as its table.
-        return None;
+        return Some(VIEW);
     }
     // A mode changes the quotes.
     let created = created.replace(['`', '"'], "");
@@ -50,7 +50,8 @@ fn shape(created: &str) -> Option<&'static str> {
     }
     let has_key = lines().any(|line| {
         let index = line.split_once('(').filter(|(_, columns)| columns.starts_with("key)"));
-        index.is_some_and(|(kind, _)| kind.starts_with("PRIMARY KEY") || kind.starts_with("UNIQUE KEY"))
+        // Statements that lock rows name the index by which they find them.
+        index.is_some_and(|(kind, _)| kind.starts_with("PRIMARY KEY"))
     });
     (!has_key).then_some(UNKEYED)
 }
@@ -70,16 +71,15 @@ mod tests {
     #[test]
     fn each_key_has_one_row() {
         let of = |index: &str| shape(&table("varbinary(513)", "binary(16)", index));
-        for index in [
-            ",\n  PRIMARY KEY (`key`)",
-            ",\n  PRIMARY KEY (`key`) USING BTREE,\n  KEY `other` (`fence`)",
-            ",\n  UNIQUE KEY `one` (`key`)",
-        ] {
+        for index in
+            [",\n  PRIMARY KEY (`key`)", ",\n  PRIMARY KEY (`key`) USING BTREE,\n  KEY `other` (`fence`)"]
+        {
             assert_eq!(of(index), None, "{index}");
         }
         for index in [
             "",
             ",\n  KEY `key` (`key`)",
+            ",\n  UNIQUE KEY `one` (`key`)",
             ",\n  PRIMARY KEY (`key`,`fence`)",
             ",\n  PRIMARY KEY (`key`(3))",
             ",\n  PRIMARY KEY (`fence`),\n  KEY `one` (`key`)",
@@ -96,6 +96,6 @@ mod tests {
         assert_eq!(of("varbinary(513)", "varbinary(16)"), None);
         assert_eq!(of("varchar(513)", "binary(16)"), Some(MISTYPED));
         assert_eq!(of("varbinary(513)", "char(16)"), Some(MISTYPED));
-        assert_eq!(shape("CREATE ALGORITHM=UNDEFINED VIEW `dlock` AS select 1"), None);
+        assert_eq!(shape("CREATE ALGORITHM=UNDEFINED VIEW `dlock` AS select 1"), Some(VIEW));
     }
 }

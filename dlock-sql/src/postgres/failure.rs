@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault};
+use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault, unfit};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -12,20 +12,26 @@ use crate::table::TableName;
 pub(super) const UNPREPARED: &str = "26000";
 pub(super) const OUTDATED: &str = "0A000";
 
-/// What is said of a table in which a key may have several rows.
-pub(super) const UNKEYED: &str = "the column \"key\" of the table has no index that gives each key one row, so that a lock could be granted \
-                                  twice; stop all users of the table, and ALTER TABLE ... ADD PRIMARY KEY (key)";
+/// What is said of a table in which a key may have several rows. The table's name is put in, as
+/// into the texts that follow.
+pub(super) const UNKEYED: &str = "the column \"key\" of table {table} has no index that gives each key one row, so that a lock could be granted \
+                                  twice; choose another table name, or stop all users of the table, and ALTER TABLE {table} ADD \
+                                  PRIMARY KEY (key)";
+
+/// What is said of what is no table of this database.
+pub(super) const VIEW: &str = "{table} is a view, or its rows are kept elsewhere, so that they cannot be locked; name the table itself, or \
+                               choose another table name";
 
 /// What is said of a table whose columns have other types.
-pub(super) const MISTYPED: &str = "the columns of the table have other types than those of a lock table of this version; drop it while nothing \
-                                   is held, and call migrate(), or choose another table name";
+pub(super) const MISTYPED: &str = "the columns of table {table} have other types than those of a lock table of this version; choose another \
+                                   table name, or drop it while nothing is held, and call migrate()";
 
 /// The fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
-        && [UNKEYED, MISTYPED].contains(&&*why.to_string())
+        && [UNKEYED, MISTYPED, VIEW].contains(&&*why.to_string())
     {
-        return Fault { failure: Failure::invalid_config(why.to_string()), again: false, broken: false };
+        return unfit(&why.to_string(), table);
     }
     fault(error, "sslmode", |error| {
         let fatal = error

@@ -2,32 +2,33 @@
 
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use super::failure::{MISTYPED, UNKEYED};
+use super::failure::{MISTYPED, UNKEYED, VIEW};
 use crate::server::SqlResult;
 use crate::table::TableName;
 
-/// Refuses a lock table with columns of other types, or whose keys may have several rows. A view is as good as its
-/// table.
+/// Refuses a lock table that is a view or lies elsewhere, has columns of other types, or whose keys may have several
+/// rows. What is no table here has no `xmax`, by which it is found out who has locked a row.
 pub(super) async fn check_table(on: &mut PgConnection, table: &TableName) -> SqlResult<()> {
     // A constraint that is deferred is of no use, and `ON CONFLICT` fails beside one.
     let shape = format!(
-        "SELECT relkind NOT IN ('r', 'p') OR coalesce((
+        "SELECT coalesce((
             SELECT bool_and(indimmediate) FROM pg_index WHERE indrelid = pg_class.oid AND indisunique AND indisvalid
                 AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = (
                     SELECT attnum FROM pg_attribute WHERE attrelid = pg_class.oid AND attname = 'key')
-        ), false), relkind NOT IN ('r', 'p') OR (
+        ), false), (
             SELECT count(*) FROM pg_attribute WHERE attrelid = pg_class.oid AND (attname, atttypid) IN (
                 ('key', 'bytea'::regtype), ('token', 'bytea'::regtype), ('fence', 'bigint'::regtype),
                 ('expires', 'timestamptz'::regtype))
-        ) = 4
+        ) = 4, relkind IN ('r', 'p')
         FROM pg_class WHERE oid = '{}'::regclass",
         table.quoted('"').replace('\'', "''")
     );
     let row = sqlx::raw_sql(AssertSqlSafe(shape)).fetch_one(on).await?;
     let refused = |why: &'static str| Err(sqlx::Error::Configuration(why.into()));
-    match (row.try_get(0)?, row.try_get(1)?) {
-        (true, true) => Ok(()),
-        (_, false) => refused(MISTYPED),
-        (false, true) => refused(UNKEYED),
+    match (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?) {
+        (true, true, true) => Ok(()),
+        (_, _, false) => refused(VIEW),
+        (_, false, true) => refused(MISTYPED),
+        (false, true, true) => refused(UNKEYED),
     }
 }

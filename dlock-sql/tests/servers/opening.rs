@@ -145,14 +145,20 @@ async fn a_table_of_mysql_in_which_a_key_may_have_two_rows_or_share_one_is_refus
         let options = MysqlOptions::from_url(&url).unwrap();
         is_error(options.migrate().await, ErrorKind::InvalidConfig, &[why]);
     }
-    // What is as good as a primary key.
-    server.query(
-        "ALTER TABLE dlock MODIFY `key` VARBINARY(513) NOT NULL, DROP PRIMARY KEY, ADD UNIQUE one (`key`)",
-    );
+    server.query("ALTER TABLE dlock MODIFY `key` VARBINARY(513) NOT NULL");
     Mysql::connect(&url).await.unwrap();
+    // Statements name the index.
+    server.query("ALTER TABLE dlock DROP PRIMARY KEY, ADD UNIQUE one (`key`)");
+    is_refused::<MysqlServer>(&url, &["table locks.dlock", "another table name", "ADD PRIMARY KEY"]).await;
+    server.query("ALTER TABLE dlock DROP INDEX one, ADD PRIMARY KEY (`key`)");
     server.query("RENAME TABLE dlock TO below; CREATE VIEW dlock AS SELECT * FROM below");
-    let locks = Locks::new(Mysql::connect(&url).await.unwrap());
-    take(&locks, "a").await.release().await.unwrap();
+    is_refused::<MysqlServer>(&url, &["locks.dlock is a view"]).await;
+}
+
+/// By a connect and by `migrate`.
+async fn is_refused<D: Db>(url: &str, why: &[&str]) {
+    is_error(D::connect(url).await, ErrorKind::InvalidConfig, why);
+    is_error(D::connect(&format!("{url}{}", D::MIGRATE)).await, ErrorKind::InvalidConfig, why);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,10 +185,30 @@ async fn a_table_of_postgresql_in_which_a_key_may_have_two_rows_or_other_types_i
         is_error(options.migrate().await, ErrorKind::InvalidConfig, &[why]);
     }
     server.query("ALTER TABLE dlock ALTER expires TYPE timestamptz");
-    Postgres::connect(&url).await.unwrap();
+    // A unique index is as good as a primary key.
+    let backend = <PostgresServer as Db>::connect(&url).await.unwrap();
+    let locks =
+        Locks::builder(backend.clone()).with_lease(std::time::Duration::from_secs(6)).build().unwrap();
+    let reader = locks.lock("a").read().acquire().await.unwrap();
+    let before = locks.stats().renewals;
+    crate::support::until("renewals", || locks.stats().renewals >= before + 2).await;
+    reader.check().unwrap();
+    reader.release().await.unwrap();
+    backend.prune(std::time::Duration::ZERO).await.unwrap();
     server.query("ALTER TABLE dlock RENAME TO below; CREATE VIEW dlock AS SELECT * FROM below");
-    let locks = Locks::new(Postgres::connect(&url).await.unwrap());
-    take(&locks, "a").await.release().await.unwrap();
+    is_refused::<PostgresServer>(&url, &["public.dlock is a view"]).await;
+    for kind in [
+        "CREATE MATERIALIZED VIEW dlock AS SELECT * FROM below",
+        "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw;
+         CREATE FOREIGN TABLE dlock (key bytea, token bytea, fence bigint, expires timestamptz, awaited boolean,
+             holder text) SERVER files OPTIONS (filename '/dev/null')",
+    ] {
+        server.query(&format!("DROP VIEW IF EXISTS dlock; {kind}"));
+        is_error(Postgres::connect(&url).await, ErrorKind::InvalidConfig, &["public.dlock"]);
+        if kind.contains("MATERIALIZED") {
+            server.query("DROP MATERIALIZED VIEW dlock");
+        }
+    }
 }
 
 /// Two users of one database, each of whom may make tables and gets those of the other: `shop` has a schema of its own
