@@ -183,11 +183,13 @@ impl MysqlStatements {
         }
     }
 
-    /// lease, keys, tokens, `count` of each: extends what is ours. A token stands in the row of its own key only.
+    /// lease, keys, tokens, `count` of each: extends what is ours. A token stands in the row of its own key only. The
+    /// index is named, since a server that read the whole of a small table would wait for rows that others keep locked.
     pub(super) fn renew(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
-            "UPDATE {} SET expires = {NOW} + ? WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
+            "UPDATE {} FORCE INDEX (PRIMARY) SET expires = {NOW} + ?
+            WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW}",
             self.table
         ))
     }
@@ -199,11 +201,12 @@ impl MysqlStatements {
     }
 
     /// keys, tokens, `count` of each: the tokens of what is ours. It decides what is lost: a proxy that sends what only
-    /// reads to replicas, which may lag behind, sends this to the primary.
+    /// reads to replicas, which may lag behind, sends this to the primary. The index is named as in `renew`.
     pub(super) fn ours(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
-            "SELECT token FROM {} WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW} FOR UPDATE",
+            "SELECT token FROM {} FORCE INDEX (PRIMARY)
+            WHERE `key` IN ({list}) AND token IN ({list}) AND expires > {NOW} FOR UPDATE",
             self.table
         ))
     }

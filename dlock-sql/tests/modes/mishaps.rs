@@ -44,6 +44,32 @@ async fn use_up<K: Kind>(server: &K::Server) -> Box<dyn std::any::Any + Send> {
     }
 }
 
+/// A renewal looks at rows of its own only, whatever the server finds cheaper where a table is small.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_of_a_lease_waits_for_no_row_that_somebody_keeps_locked() {
+    let server = MysqlServer::start().unwrap();
+    let url = format!("{}?migrate=true", server.url());
+    let leases = Locks::builder(Mysql::connect(&url).await.unwrap()).with_lease(Duration::from_secs(9));
+    let leases = leases.build().unwrap();
+    let kept = take(&locks::<MysqlRow>(&server, LONG).await, "kept").await;
+    let (mine, gone) = (take(&leases, "mine").await, take(&leases, "gone").await);
+    let mut others = Vec::new();
+    for n in 0..100 {
+        others.push(take(&leases, &format!("{n}")).await);
+    }
+    // So that the server is asked which of them are still there.
+    server.query("DELETE FROM dlock WHERE `key` = 'gone'");
+    gone.lost().await;
+    let before = leases.stats().renewals;
+    until("renewals", || leases.stats().renewals >= before + 202).await;
+    mine.check().unwrap();
+    for other in others {
+        other.check().unwrap();
+    }
+    mine.release().await.unwrap();
+    kept.release().await.unwrap();
+}
+
 on_each_kind! {
     async fn a_reply_that_is_lost_or_comes_twice_gives_no_lock_to_two<K: Kind>() {
         let server = K::start(&[]);
