@@ -101,8 +101,10 @@ impl<S: Server> ServerOptions<S> {
     }
 
     /// Sets another table. Default `dlock`; `schema.table` is possible. Without a schema it is the only table of that
-    /// name in the database, whatever the search path, and several are refused; `migrate` makes it in the first schema
-    /// of the search path that it may, the user's own last.
+    /// name in the database, whatever the search path, and several are refused. Outside the search path only tables
+    /// count of users whose rights this user has, of superusers and of the owner of the database; one of somebody else
+    /// is refused where there is no other. `migrate` makes it in the first schema of the search path that it may, the
+    /// user's own last.
     /// Names have 1 to 63 ASCII letters, digits and underscores, and do not start with a digit.
     ///
     /// # Errors
@@ -202,7 +204,8 @@ impl<S: Server> ServerOptions<S> {
     }
 
     /// The table with the one schema that has it, if any does: wherever the search path of a user or of a connection
-    /// leads, this is the table.
+    /// leads, this is the table. One of a stranger, who may have made it to run his code in its users, is looked into
+    /// only where it was named with its schema, and keeps nobody from a table that can be trusted.
     async fn locate(on: &mut Conn<S>, table: &TableName) -> Result<Option<TableName>, Failure> {
         if table.schema().is_some() {
             return Ok(Some(table.clone()));
@@ -211,13 +214,13 @@ impl<S: Server> ServerOptions<S> {
         let schemas =
             schemas.ok_or_else(|| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
         let schemas = schemas.map_err(|error| unchanged(S::classify(error, table).failure))?;
-        match &*schemas {
-            [] => Ok(None),
+        match &*schemas.trusted {
+            [] => strangers(table, &schemas.strange).map_or(Ok(None), Err),
             [only] => Ok(Some(table.clone().within(only.clone()))),
             [first, ..] => Err(Failure::invalid_config(format!(
                 "table {table} is in several schemas ({}), and who has another search path would lock in another one; name the \
                  one that all are to use, such as table={first}.{table}",
-                schemas.join(", ")
+                schemas.trusted.join(", ")
             ))),
         }
     }
@@ -328,6 +331,26 @@ impl<S: Server> ServerOptions<S> {
     pub(crate) fn refused(failure: Failure) -> Error {
         Error::new(Operation::Configure, failure).on(S::NAME)
     }
+}
+
+/// Refuses what only others have made, who need not be trusted. Another table beside it would split those who lock in
+/// it, if there are any, in two.
+fn strangers(table: &TableName, strange: &[(String, String)]) -> Option<Failure> {
+    let what = match strange {
+        [] => return None,
+        [(schema, owner)] => {
+            format!("is in schema {schema}, outside the search path, and belongs to {owner}, whose")
+        }
+        several => {
+            let all = several.iter().map(|(schema, owner)| format!("{schema} of {owner}"));
+            let all = all.collect::<Vec<_>>().join(", ");
+            format!("is in several schemas outside the search path, of others ({all}), whose")
+        }
+    };
+    Some(Failure::invalid_config(format!(
+        "table {table} {what} rights this user does not have; name the one that all are to use, such as table={}.{table}",
+        strange[0].0
+    )))
 }
 
 /// Checks what a table that may be a lock table says of itself.

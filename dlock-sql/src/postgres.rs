@@ -60,7 +60,8 @@ impl PostgresOptions {
     /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which
     /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, as one
     /// script, by whoever owns the table; making them again does no harm. Where the table is named without its schema,
-    /// the script finds it as dlock does, and fails where there are several.
+    /// the script finds it as dlock does, and fails where there are several, or only one of somebody else outside the
+    /// search path.
     ///
     /// ```
     /// # fn example() -> dlock_core::Result<()> {
@@ -76,12 +77,13 @@ impl PostgresOptions {
         }
         format!(
             "DO $dlock$\nDECLARE\n    tables text[];\nBEGIN\n    \
-             SELECT array_agg(format('%I.%I', nspname, relname)) INTO tables {};\n    \
+             SELECT array_agg(format('%I.%I', nspname, relname)) INTO tables {} AND {};\n    \
              IF cardinality(tables) IS DISTINCT FROM 1 THEN\n        \
-             RAISE EXCEPTION 'table {table} is in % schemas; name it with its schema', \
+             RAISE EXCEPTION 'table {table} is in % schemas that can be trusted; name it with its schema', \
              coalesce(cardinality(tables), 0);\n    END IF;\n    \
              EXECUTE format($functions$\n{}$functions$, tables[1]);\nEND\n$dlock$;\n",
             statements::named(table),
+            statements::IS_TRUSTED,
             FUNCTIONS.replace("{table}", "%1$s")
         )
     }

@@ -55,6 +55,15 @@ pub struct Released {
     pub(crate) awaited: bool,
 }
 
+/// The schemas that have a table of some name.
+#[derive(Debug, Default)]
+pub struct Schemas {
+    /// Those whose table was made by nobody whom this user need not trust.
+    pub(crate) trusted: Vec<String>,
+    /// The others, each with the owner of its table: to look into it could run his code.
+    pub(crate) strange: Vec<(String, String)>,
+}
+
 /// What an error of a statement means.
 #[derive(Debug)]
 pub struct Fault {
@@ -132,10 +141,7 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// All schemas with a table of this name, which was named without one; on MariaDB and MySQL the database of the
     /// connection. Leaves no prepared statement.
-    fn schemas_of(
-        on: &mut Conn<Self>,
-        table: &TableName,
-    ) -> impl Future<Output = SqlResult<Vec<String>>> + Send;
+    fn schemas_of(on: &mut Conn<Self>, table: &TableName) -> impl Future<Output = SqlResult<Schemas>> + Send;
     /// What is said of a table that is in none.
     fn nowhere(table: &TableName) -> Failure;
 

@@ -22,7 +22,7 @@ use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
 use crate::failure::misplaced;
 use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Released, Schemas, Server, SqlResult, Taken};
 use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
 use crate::stored;
@@ -203,10 +203,11 @@ impl Server for MysqlServer {
         committed(row.try_get(0)?)
     }
 
-    async fn schemas_of(on: &mut MySqlConnection, _: &TableName) -> SqlResult<Vec<String>> {
+    async fn schemas_of(on: &mut MySqlConnection, _: &TableName) -> SqlResult<Schemas> {
         let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
         let schema: Option<Vec<u8>> = row.try_get(0)?;
-        Ok(schema.iter().map(|schema| String::from_utf8_lossy(schema).into_owned()).collect())
+        let trusted = schema.iter().map(|schema| String::from_utf8_lossy(schema).into_owned()).collect();
+        Ok(Schemas { trusted, strange: Vec::new() })
     }
 
     fn nowhere(_: &TableName) -> Failure {

@@ -14,8 +14,8 @@ use super::diagnosis;
 use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing, no_table};
 use super::listen::Listening;
 use super::session;
-use super::statements::{HOME, PostgresStatements, named, schema};
-use super::table::check_table;
+use super::statements::{HOME, PostgresStatements, schema};
+use super::table::{check_table, schemas_of};
 use super::values::{self, Value};
 use crate::address;
 use crate::connector::Connector;
@@ -23,7 +23,7 @@ use crate::diagnosis::{Facts, Judge};
 use crate::failure::READ_ONLY;
 use crate::rows::turn_channel;
 use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Fault, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Released, Schemas, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
 use crate::stored::{self, TURN};
@@ -89,7 +89,8 @@ impl PostgresServer {
             let number = number("dlock table ".bytes().chain(table.name().bytes())).cast_signed();
             let lock = format!("SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock({number})");
             sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *transaction).await?;
-            if !Self::schemas_of(&mut transaction, &table).await?.is_empty() {
+            let Schemas { trusted, strange } = Self::schemas_of(&mut transaction, &table).await?;
+            if !trusted.is_empty() || !strange.is_empty() {
                 return transaction.rollback().await;
             }
             let home = sqlx::raw_sql(HOME).fetch_optional(&mut *transaction).await?;
@@ -238,10 +239,8 @@ impl Server for PostgresServer {
         Ok(())
     }
 
-    async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Vec<String>> {
-        let schemas = format!("SELECT nspname::text {} ORDER BY nspname", named(table));
-        let rows = sqlx::raw_sql(AssertSqlSafe(schemas)).fetch_all(on).await?;
-        rows.iter().map(|row| row.try_get(0)).collect()
+    async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Schemas> {
+        schemas_of(on, table).await
     }
 
     fn nowhere(table: &TableName) -> Failure {

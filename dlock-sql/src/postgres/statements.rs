@@ -319,6 +319,14 @@ pub(super) fn named(table: &TableName) -> String {
     )
 }
 
+/// Whether a table that [`named`] finds was made by somebody whom this user trusts: its schema is in his search path, by
+/// which PostgreSQL draws the line, or it belongs to one whose rights he has, to a superuser, or to the owner of the
+/// database. A superuser has everybody's rights, which says nothing of whom he trusts.
+pub(super) const IS_TRUSTED: &str = "(nspname = ANY (current_schemas(false))
+    OR relowner = (SELECT datdba FROM pg_database WHERE datname = current_database())
+    OR EXISTS (SELECT FROM pg_roles AS owner, pg_roles AS ours WHERE owner.oid = relowner AND ours.rolname = current_user
+        AND (owner.rolsuper OR owner.oid = ours.oid OR NOT ours.rolsuper AND pg_has_role(ours.oid, owner.oid, 'USAGE'))))";
+
 /// The schema of the search path in which a table is made that was named without one: the user's own is the last, since
 /// it is in nobody else's path.
 pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (name, place)

@@ -1,10 +1,27 @@
-//! Whether a table is one that locks can be kept in.
+//! Where tables are that locks may be kept in, and whether one is fit for it.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::failure::{MISTYPED, UNKEYED, VIEW};
-use crate::server::SqlResult;
+use super::statements::{IS_TRUSTED, named};
+use crate::server::{Schemas, SqlResult};
 use crate::table::TableName;
+
+/// All schemas with a table of this name.
+pub(super) async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Schemas> {
+    let named = named(table);
+    let schemas = format!(
+        "SELECT nspname::text, {IS_TRUSTED}, pg_get_userbyid(relowner)::text {named} ORDER BY nspname"
+    );
+    let mut schemas_of = Schemas::default();
+    for row in &sqlx::raw_sql(AssertSqlSafe(schemas)).fetch_all(on).await? {
+        match row.try_get(1)? {
+            true => schemas_of.trusted.push(row.try_get(0)?),
+            false => schemas_of.strange.push((row.try_get(0)?, row.try_get(2)?)),
+        }
+    }
+    Ok(schemas_of)
+}
 
 /// Refuses a lock table that is a view or lies elsewhere, has columns of other types, or whose keys may have several
 /// rows. What is no table here has no `xmax`, by which it is found out who has locked a row.

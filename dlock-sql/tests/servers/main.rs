@@ -19,6 +19,7 @@ mod pools;
 mod rows;
 mod settings;
 mod shares;
+mod strangers;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
