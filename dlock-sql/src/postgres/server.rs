@@ -37,13 +37,15 @@ const KEPT_BEYOND: Duration = Duration::from_millis(50);
 const IS_FIT: &str = "SELECT current_setting('transaction_read_only') = 'off'
     AND current_setting('default_transaction_read_only') = 'off'";
 
-/// The same, and has the server notice that the client is gone: what waits there for a lock on the table or a row would
-/// keep its session otherwise, and more and more of them the server from all others. The setting does nobody harm to
-/// whom a proxy lends the connection next, and fails where the server cannot notice.
+/// [`IS_FIT`], and makes the server notice that the client is gone: what waits there for a lock on the table or a row
+/// would keep its session otherwise, and more and more of them the server from all others. The setting does nobody harm
+/// to whom a proxy lends the connection next; it is made only where the server can notice, since it is an error
+/// elsewhere: on Linux, and from version 15 on where it has kqueue.
 const SETTLE: &str = "SELECT current_setting('transaction_read_only') = 'off'
         AND current_setting('default_transaction_read_only') = 'off',
     (SELECT set_config('client_connection_check_interval', '1s', false)
-        WHERE current_setting('client_connection_check_interval', true) = '0' AND version() ~* 'linux|darwin|bsd')";
+        WHERE current_setting('client_connection_check_interval', true) = '0' AND (version() ~* 'linux'
+            OR version() ~* 'darwin|bsd' AND current_setting('server_version_num')::integer >= 150000))";
 
 /// Lease rows in a table of a PostgreSQL server.
 #[derive(Debug)]

@@ -56,12 +56,14 @@ pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 
 /// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
-/// statement wait while others need a sign of life.
+/// statement wait while others need a sign of life. Where the server cannot notice a client that is gone, the setting
+/// was left at 0 when the connection was opened, and any other value is an error.
 pub(super) const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
     ('transaction_timeout', '0'), ('statement_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
-    ('synchronous_commit', 'off')) AS ours (name, value) USING (name)";
+    ('synchronous_commit', 'off')) AS ours (name, value) USING (name) \
+    WHERE name <> 'client_connection_check_interval' OR setting <> '0'";
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 const SESSION: &str = "pg_backend_pid()::bigint";
 /// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
