@@ -177,9 +177,12 @@ impl Server for MysqlServer {
     async fn settle(on: &mut MySqlConnection) -> SqlResult<()> {
         // Without autocommit nothing would ever be committed, and where statements are logged, InnoDB writes nothing in
         // a weaker isolation; the others change what statements answer, or which are refused.
-        let settle = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
+        let settle = "SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
                       SESSION sql_select_limit = DEFAULT, SESSION sql_safe_updates = 0, SESSION sql_big_selects = 1, \
                       SESSION completion_type = 0";
+        // A message of its own, by which a proxy such as ProxySQL knows what it is to set on another connection.
+        let isolation = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+        sqlx::raw_sql(isolation).execute(&mut *on).await?;
         sqlx::raw_sql(settle).execute(on).await.map(drop)
     }
 
