@@ -30,6 +30,7 @@ pub struct Connector<S: Server> {
     pub(crate) table: TableName,
     pub(crate) limit: Duration,
     pub(crate) refused: Refused,
+    pub(crate) room: Room,
 }
 
 /// The shortest and the longest rest after a log-in that was refused.
@@ -62,19 +63,63 @@ impl Refused {
     }
 }
 
+/// Whether the server opens one connection more, as far as is known.
+#[derive(Default)]
+pub(crate) struct Room(Mutex<Lack>);
+
+#[derive(Default)]
+struct Lack {
+    /// When it last opened none, since it had no room for it.
+    since: Option<Instant>,
+    /// It has opened one since then.
+    is_over: bool,
+}
+
+impl Room {
+    fn last(&self) -> MutexGuard<'_, Lack> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_lack(&self) {
+        *self.last() = Lack { since: Some(Instant::now()), is_over: false };
+    }
+
+    /// Whether it opened none a moment ago, no longer than this, and has opened none since.
+    pub(crate) fn is_lacking(&self, moment: Duration) -> bool {
+        let last = self.last();
+        !last.is_over && last.since.is_some_and(|since| since.elapsed() < moment)
+    }
+
+    /// Whether it opened none at some time after `begun`.
+    pub(crate) fn was_lacking_after(&self, begun: Instant) -> bool {
+        self.last().since.is_some_and(|since| since >= begun)
+    }
+}
+
 impl<S: Server> Connector<S> {
     /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
     /// write. The calling runtime drives it, or dlock's own thread where that cannot.
     pub(crate) async fn open(self: &Arc<Self>) -> Result<Conn<S>, Failure> {
-        if let Some(failure) = self.refused.answer() {
-            return Err(failure);
-        }
+        self.may_log_in()?;
         let opening = || {
             let connector = Arc::clone(self);
             async move { connector.open_here().await }
         };
-        let opened = keeper::open(opening).await?;
+        self.logged_in(keeper::open(opening).await?)
+    }
+
+    /// Refuses to log in while the server has refused that a moment ago. What comes of it is told by
+    /// [`logged_in`](Self::logged_in).
+    pub(crate) fn may_log_in(&self) -> Result<(), Failure> {
+        self.refused.answer().map_or(Ok(()), Err)
+    }
+
+    /// What came of a log-in, which is noted.
+    pub(crate) fn logged_in<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
         self.refused.note(opened.as_ref().err());
+        if opened.is_ok() {
+            self.room.last().is_over = true;
+        }
         opened
     }
 
@@ -116,7 +161,10 @@ impl<S: Server> Connector<S> {
         Ok(S::with_password(options, &password))
     }
 
-    fn failure(&self, error: sqlx::Error) -> Failure {
+    pub(crate) fn failure(&self, error: sqlx::Error) -> Failure {
+        if S::has_no_room(&error) {
+            self.room.note_lack();
+        }
         match error {
             sqlx::Error::PoolTimedOut => self.late(),
             error => unchanged(S::classify(error, &self.table).failure),

@@ -19,10 +19,6 @@ pub(crate) fn copy(failure: &Failure) -> Failure {
 pub(crate) const READ_ONLY: &str =
     "the server can only be read (a standby or replica, or a setting?); connect to the primary";
 
-/// What the failure begins with of a server that opens no connection more.
-#[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) const SHORT_OF_CONNECTIONS: &str = "the server is short of connections";
-
 /// The fault of a table, or of a setting, with which no lock can be kept. `why` has a place for the table's name.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn unfit(why: &str, table: &crate::table::TableName) -> crate::server::Fault {

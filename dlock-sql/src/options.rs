@@ -9,7 +9,7 @@ use dlock_core::{Error, Failure, Operation, Result, keeper};
 use sqlx::Pool;
 
 use crate::address;
-use crate::connector::{Connector, Password, Refused, end};
+use crate::connector::{Connector, Password, Refused, Room, end};
 use crate::failure::unchanged;
 use crate::lease_rows::LeaseRows;
 use crate::rows::{Connections, MARK, QUESTION, Rows, gone};
@@ -239,6 +239,7 @@ impl<S: Server> ServerOptions<S> {
             // What a pool does to its new connections takes its time.
             limit: self.pool.as_ref().map_or(limit, |pool| limit.max(pool.options().get_acquire_timeout())),
             refused: Refused::default(),
+            room: Room::default(),
         })
     }
 

@@ -156,6 +156,8 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     fn make(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
     /// Whether the error says that the table is missing.
     fn is_missing(error: &sqlx::Error) -> bool;
+    /// Whether the error says that the server opens no connection more, or none more of this user.
+    fn has_no_room(error: &sqlx::Error) -> bool;
     /// What an error means.
     fn classify(error: sqlx::Error, table: &TableName) -> Fault;
 

@@ -4,7 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault, unfit};
+use crate::failure::{READ_ONLY, fault, unfit};
 use crate::server::Fault;
 use crate::table::TableName;
 
@@ -33,6 +33,14 @@ pub(super) const MISTYPED: &str = "the columns `key` and `token` of table {table
 pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle for less than a minute (`kill_idle_transaction`), and with \
                                     them locks on rows, before their holders count them as lost; set it to 0, or to 60 and \
                                     more, or use sessions or lease rows";
+
+/// The errors of a server, or of a user, that may have no connection more.
+const NO_ROOM: [u16; 3] = [1040, 1203, 1226];
+
+/// Whether the server opens no connection more.
+pub(super) fn has_no_room(error: &Error) -> bool {
+    number(error).is_some_and(|number| NO_ROOM.contains(&number))
+}
 
 /// The error of an isolation in which a server that logs statements, and not rows, locks none.
 pub(super) const UNLOGGED: u16 = 1665;
@@ -103,7 +111,9 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1461 => Failure::unavailable(
             "the server keeps no more prepared statements; raise max_prepared_stmt_count",
         ),
-        1040 | 1203 | 1226 => Failure::unavailable(format!("{SHORT_OF_CONNECTIONS}; allow more of them")),
+        number if NO_ROOM.contains(&number) => {
+            Failure::unavailable("the server is short of connections; allow more of them")
+        }
         1021 | 1028 | 1037 | 1038 | 1041 | 1114 | 1135 => {
             Failure::unavailable("the server is short of memory or disk space")
         }

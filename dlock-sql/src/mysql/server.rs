@@ -11,7 +11,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
 use super::diagnosis;
-use super::failure::{UNCOMMITTED, UNLOGGED, classify, no_database, number};
+use super::failure::{UNCOMMITTED, UNLOGGED, classify, has_no_room, no_database, number};
 use super::session::{self, SESSION};
 use super::statements::{AWAITED, MysqlStatements, RUNNING, schema};
 use super::table::check_table;
@@ -246,6 +246,10 @@ impl Server for MysqlServer {
 
     fn is_missing(error: &sqlx::Error) -> bool {
         number(error) == Some(MISSING)
+    }
+
+    fn has_no_room(error: &sqlx::Error) -> bool {
+        has_no_room(error)
     }
 
     fn classify(error: sqlx::Error, table: &TableName) -> Fault {

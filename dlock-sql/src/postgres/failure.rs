@@ -4,9 +4,12 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{READ_ONLY, SHORT_OF_CONNECTIONS, fault, unfit};
+use crate::failure::{READ_ONLY, fault, unfit};
 use crate::server::Fault;
 use crate::table::TableName;
+
+/// The error of a server, or of a user, that may have no connection more.
+const NO_ROOM: &str = "53300";
 
 /// The errors of a prepared statement that is not there, and of one whose table was altered.
 pub(super) const UNPREPARED: &str = "26000";
@@ -70,6 +73,7 @@ fn of_code(code: &str, table: &TableName) -> Failure {
             Failure::unavailable("another transaction was in the way; it is tried again")
         }
         "57014" => Failure::unavailable("the statement was cancelled, perhaps by a statement_timeout"),
+        NO_ROOM => Failure::unavailable("the server is short of connections; allow more of them"),
         "57P03" => Failure::unavailable("the server is starting up or shutting down"),
         // A transaction-pooling proxy gave us a server connection that does not know our statement.
         "26000" | "42P05" => Failure::unavailable(
@@ -78,7 +82,7 @@ fn of_code(code: &str, table: &TableName) -> Failure {
         ),
         _ => match code.get(..2) {
             Some("28") => Failure::denied("the server refused the user or the password"),
-            Some("53") => Failure::unavailable(format!("{SHORT_OF_CONNECTIONS}, memory or disk space")),
+            Some("53") => Failure::unavailable("the server is short of memory or disk space"),
             Some("42" | "22" | "23") => {
                 Failure::invalid_config(format!("table {table} does not do what a lock table does"))
             }
@@ -93,7 +97,26 @@ pub(super) fn is_made_twice(error: &Error) -> bool {
     matches!(error, Error::Database(error) if matches!(error.code().as_deref(), Some("23505" | "42P07" | "42710")))
 }
 
+/// Whether the server opens no connection more.
+pub(super) fn has_no_room(error: &Error) -> bool {
+    matches!(error, Error::Database(error) if error.code().as_deref() == Some(NO_ROOM))
+}
+
 /// Whether the table is missing.
 pub(super) fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Database(error) if error.code().as_deref() == Some("42P01"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_memory_or_disk_space_is_not_taken_for_one_without_connections() {
+        let said = |code: &str| of_code(code, &TableName::default()).message().to_owned();
+        assert!(said(NO_ROOM).contains("short of connections"));
+        for code in ["53100", "53200"] {
+            assert!(!said(code).contains("connections"), "{code}");
+        }
+    }
 }

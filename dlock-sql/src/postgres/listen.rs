@@ -12,6 +12,9 @@ use sqlx::postgres::PgListener;
 use super::server::PostgresServer;
 use crate::connector::Connector;
 
+/// What is said where it cannot be used.
+const DEAF: &str = "nothing listens for releases";
+
 /// Opens it.
 pub(super) struct Listening(pub(super) Arc<Connector<PostgresServer>>);
 
@@ -30,13 +33,18 @@ impl Source for Listening {
     async fn open(&self) -> Result<ListeningConnection, Failure> {
         let opening = async {
             let one = self.0.pool_of_one().await?;
-            let mut listener = PgListener::connect_with(&one).await.map_err(broken)?;
+            let opened = PgListener::connect_with(&one).await;
+            let mut listener = opened.map_err(|error| self.0.failure(error))?;
             listener.eager_reconnect(false);
             Ok(ListeningConnection { listener, subscribed: VecDeque::new() })
         };
         let limit = self.0.limit;
-        let opened = within(limit, opening).await;
-        opened.unwrap_or_else(|| Err(Failure::unavailable(format!("no connection within {limit:?}"))))
+        // Nobody who waits is refused for that: he asks now and then.
+        let deaf = |failure| Failure::unavailable(DEAF).with_source(failure);
+        self.0.may_log_in().map_err(deaf)?;
+        let late = || Err(Failure::unavailable(format!("no connection within {limit:?}")));
+        let opened = within(limit, opening).await.unwrap_or_else(late);
+        self.0.logged_in(opened).map_err(deaf)
     }
 }
 
@@ -74,5 +82,5 @@ impl Connection for ListeningConnection {
 }
 
 fn broken(error: sqlx::Error) -> Failure {
-    Failure::unavailable("nothing listens for releases").with_source(error)
+    Failure::unavailable(DEAF).with_source(error)
 }

@@ -11,7 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
 use super::diagnosis;
-use super::failure::{OUTDATED, UNPREPARED, classify, is_made_twice, is_missing, no_table};
+use super::failure::{OUTDATED, UNPREPARED, classify, has_no_room, is_made_twice, is_missing, no_table};
 use super::listen::Listening;
 use super::session;
 use super::statements::{HOME, PostgresStatements, schema};
@@ -283,6 +283,10 @@ impl Server for PostgresServer {
 
     fn is_missing(error: &sqlx::Error) -> bool {
         is_missing(error)
+    }
+
+    fn has_no_room(error: &sqlx::Error) -> bool {
+        has_no_room(error)
     }
 
     fn classify(error: sqlx::Error, table: &TableName) -> Fault {

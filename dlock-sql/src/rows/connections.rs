@@ -25,13 +25,14 @@ use super::lane::{FRESH, IDLE, Lane};
 use super::progress::Progress;
 use super::steps::{Mark, Step};
 use crate::connector::{Connector, end};
-use crate::failure::{SHORT_OF_CONNECTIONS, closed, unchanged};
+use crate::failure::{closed, unchanged};
 use crate::options::ServerOptions;
 use crate::server::{Ask, Conn, Released, Server, Taken};
 use crate::settings::Settings;
 
-/// For how long a connection of others is waited for where the server opens none more, and how often it is looked for.
-const TURN: Duration = Duration::from_millis(200);
+/// How long a request waits for a connection that is in use, while the server opens no more; and the pause between
+/// looks.
+const SPARE_WAIT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// What a connection is wanted for.
@@ -83,13 +84,11 @@ pub struct Connections<S: Server> {
     has_home: bool,
     limit: usize,
     /// One turn in the line for the pool's connections is waited for although its caller had to go.
-    turn: Arc<Semaphore>,
+    pool_turn: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     renewal: Arc<Semaphore>,
     /// How often a connection was found broken: those that were idle at that time are not trusted.
     breaks: AtomicU64,
-    /// When the server last refused to open one more.
-    refused: Mutex<Option<Instant>>,
     /// Each lock that is held has one more.
     held: Arc<()>,
     closed: AtomicBool,
@@ -102,6 +101,12 @@ pub(super) struct Holding(#[expect(dead_code, reason = "it is counted")] Arc<()>
 pub(super) enum Lent<S: Server> {
     Own(Conn<S>, Arc<Lane<S>>),
     Pooled(Box<PoolConnection<S::Database>>),
+}
+
+/// When half of what is left until then has passed.
+fn half_way_to(end: Instant) -> Instant {
+    let now = Instant::now();
+    now + end.saturating_duration_since(now) / 2
 }
 
 /// No connection was free for so long.
@@ -138,11 +143,10 @@ impl<S: Server> Connections<S> {
             home: Mutex::default(),
             has_home,
             limit,
-            turn: Arc::new(Semaphore::new(1)),
+            pool_turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
             breaks: AtomicU64::new(0),
-            refused: Mutex::default(),
             held: Arc::default(),
             closed: AtomicBool::new(false),
         });
@@ -413,16 +417,16 @@ impl<S: Server> Connections<S> {
             Origin::Lane(lane) => return self.lend_from(kind, lane, patience).await,
             Origin::Pool(pool) => pool,
         };
-        let mut turn = Box::pin(pool.acquire());
-        match within(patience, &mut turn).await {
+        let mut acquiring = Box::pin(pool.acquire());
+        match within(patience, &mut acquiring).await {
             Some(Ok(connection)) => Ok((Lent::Pooled(Box::new(connection)), None)),
             Some(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
             None => {
                 // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
                 // It has a time of its own for that.
-                if let Ok(only) = Arc::clone(&self.turn).try_acquire_owned() {
+                if let Ok(only) = Arc::clone(&self.pool_turn).try_acquire_owned() {
                     tokio::spawn(async move {
-                        drop(turn.await);
+                        drop(acquiring.await);
                         drop(only);
                     });
                 }
@@ -442,14 +446,18 @@ impl<S: Server> Connections<S> {
         let begun = Instant::now();
         let end = begun + patience;
         let is_ordinary = kind == Kind::Ordinary;
-        // Where the server opens none more, all that is asked takes turns on what there is.
-        let turn = || self.spare(end, if is_ordinary { end.min(Instant::now() + TURN) } else { end });
+        // Where the server opens none more, all that is asked takes turns on what there is; and asks for one more after
+        // a while, since that may be over.
         if !(is_ordinary && self.pool.is_some())
-            && self.was_refused_one(&lane)
-            && let Some(spare) = turn().await
+            && self.lacks_room(&lane)
+            && let Some(spare) = self.spare(end, begun + SPARE_WAIT.min(patience / 2)).await
         {
             return Ok(spare);
         }
+        let opens = std::time::Instant::now();
+        let is_refused = || self.connector.room.was_lacking_after(opens);
+        let spare_in_turn =
+            || self.spare(end, if is_ordinary { end.min(Instant::now() + SPARE_WAIT) } else { end });
         let mut lending = pin!(async {
             let permit = self.permit(kind, &lane, end).await?;
             let (connection, permit) = self.connection_of(&lane, permit, end).await?;
@@ -457,15 +465,13 @@ impl<S: Server> Connections<S> {
         });
         if is_ordinary {
             return match lending.await {
-                Err(failure) if self.note_refusal(&failure) && self.pool.is_none() => {
-                    turn().await.ok_or(failure)
-                }
+                Err(failure) if is_refused() && self.pool.is_none() => spare_in_turn().await.ok_or(failure),
                 lent => lent,
             };
         }
-        match by_then(begun + patience / 2, &mut lending).await {
+        match by_then(half_way_to(end), &mut lending).await {
             Some(Ok(lent)) => Ok(lent),
-            Some(Err(failure)) if self.note_refusal(&failure) => turn().await.ok_or(failure),
+            Some(Err(failure)) if is_refused() => spare_in_turn().await.ok_or(failure),
             Some(Err(failure)) => self.spare(end, Instant::now()).await.ok_or(failure),
             // What is being opened is kept for the next who needs it.
             None => match self.spare(end, Instant::now()).await {
@@ -475,19 +481,9 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    /// Whether the server opens no connection more, which is noted.
-    fn note_refusal(&self, failure: &Failure) -> bool {
-        let is_short = failure.message().starts_with(SHORT_OF_CONNECTIONS);
-        if is_short {
-            *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        }
-        is_short
-    }
-
     /// Whether there is none here, and the server refused to open one a moment ago.
-    fn was_refused_one(&self, lane: &Lane<S>) -> bool {
-        let refused = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.is_some_and(|refused| refused.elapsed() < FRESH) && lane.idle().is_empty()
+    fn lacks_room(&self, lane: &Lane<S>) -> bool {
+        self.connector.room.is_lacking(FRESH) && lane.idle().is_empty()
     }
 
     /// A connection that somebody has left, when the server gives no other one; waits for it until `wait`.
@@ -499,7 +495,9 @@ impl<S: Server> Connections<S> {
             for lane in self.lanes() {
                 let Ok(permit) = Arc::clone(&lane.permits).try_acquire_owned() else { continue };
                 let Some(mut idle) = lane.pop() else { continue };
-                if matches!(by_then(end, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
+                // Another one may do where this one does not answer.
+                let fit = by_then(half_way_to(end), S::is_fit(&mut idle.connection)).await;
+                if matches!(fit, Some(Ok(true))) {
                     return Some((Lent::Own(idle.connection, lane), Some(permit)));
                 }
             }

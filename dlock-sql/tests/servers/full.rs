@@ -4,22 +4,28 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks};
+use dlock_core::{Backend, ErrorKind, Locks};
 
 use crate::support::{Db, is_error, on_both, once, take, until};
 
 const RIGHTS: &str = "SELECT, INSERT, UPDATE";
+
+/// Locks that are renewed often, and whose requests have time to wait for the only connection.
+fn patient(backend: impl Backend) -> Locks {
+    let locks = Locks::builder(backend).with_lease(Duration::from_secs(6));
+    locks.with_request_timeout(Duration::from_secs(3)).build().unwrap()
+}
 
 on_both! {
     async fn what_is_held_is_renewed_and_released_when_the_server_has_no_connection_left<D: Db>(db: D) {
         drop(db.backend().await);
         db.make_user("app", RIGHTS);
         let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
-        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let locks = patient(backend);
         db.limit_connections("app", 1);
         db.disconnect_all();
         // The one connection is that of this runtime.
-        let kept = locks.lock("kept").with_wait(Duration::from_secs(10)).acquire().await.unwrap();
+        let kept = locks.lock("kept").with_wait(Duration::from_secs(60)).acquire().await.unwrap();
         let released = take(&locks, "released").await;
         let before = locks.stats().renewals;
         until("renewals", || locks.stats().renewals >= before + 4).await;
@@ -41,8 +47,8 @@ on_both! {
         db.make_user("app", RIGHTS);
         db.limit_connections("app", 1);
         let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
-        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
-        let lock = |key| locks.lock(key).with_wait(Duration::from_secs(20));
+        let locks = patient(backend);
+        let lock = |key| locks.lock(key).with_wait(Duration::from_secs(60));
         for _ in 0..2 {
             let (one, two) = (lock("one").acquire().await.unwrap(), lock("two").acquire().await.unwrap());
             let before = locks.stats().renewals;
@@ -62,10 +68,10 @@ on_both! {
         db.make_user("app", RIGHTS);
         let pool = D::pool_of(&db.url_as("app", "right"), 1);
         let backend = D::backend_of(&pool).await.unwrap();
-        let locks = Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let locks = patient(backend);
         db.limit_connections("app", 1);
         db.disconnect_all();
-        let kept = locks.lock("kept").with_wait(Duration::from_secs(10)).acquire().await.unwrap();
+        let kept = locks.lock("kept").with_wait(Duration::from_secs(60)).acquire().await.unwrap();
         let before = locks.stats().renewals;
         until("renewals", || locks.stats().renewals >= before + 2).await;
         kept.check().unwrap();
@@ -75,7 +81,7 @@ on_both! {
 
     async fn a_question_that_nobody_polls_any_more_keeps_no_connection_from_locks<D: Db>(db: D) {
         let backend = D::connect(&format!("{}{}&max_connections=1", db.url(), D::MIGRATE)).await.unwrap();
-        let locks = Locks::builder(backend).with_wait(Duration::from_secs(20)).build().unwrap();
+        let locks = Locks::builder(backend).with_wait(Duration::from_secs(60)).build().unwrap();
         take(&locks, "k").await.release().await.unwrap();
         for rounds in 0..3 {
             let mut question = std::pin::pin!(locks.inspect("other"));
@@ -104,5 +110,32 @@ on_both! {
         drop(all);
         D::close_pool(&other).await;
         take(&locks, "new").await.release().await.unwrap();
+    }
+
+    // What was refused a moment ago is no reason to wait for a connection that nobody has.
+    async fn a_release_opens_a_connection_once_the_server_has_room_for_it_again<D: Db>(db: D) {
+        drop(db.backend().await);
+        db.make_user("app", RIGHTS);
+        let backend = D::connect(&db.url_as("app", "right")).await.unwrap();
+        let locks = Locks::builder(backend).with_lease(Duration::from_secs(60));
+        let locks = locks.with_request_timeout(Duration::from_secs(20)).build().unwrap();
+        let guard = take(&locks, "kept").await;
+        db.limit_connections("app", 1);
+        db.disconnect_all();
+        let other = D::pool_of(&db.url_as("app", "right"), 1);
+        let all = D::exhaust(&other).await;
+        // The connections of this runtime, and those of dlock's own thread, turn out to have ended.
+        is_error(locks.inspect("kept").await, ErrorKind::Unavailable, &["connections"]);
+        let theirs = locks.clone();
+        let elsewhere = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(theirs.inspect("kept"))
+        };
+        let elsewhere = tokio::task::spawn_blocking(elsewhere).await.unwrap();
+        is_error(elsewhere, ErrorKind::Unavailable, &["connections"]);
+        drop(all);
+        D::close_pool(&other).await;
+        guard.release().await.unwrap();
+        assert_eq!((locks.stats().failed_withdrawals, db.held()), (0, 0));
     }
 }
