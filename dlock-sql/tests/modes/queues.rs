@@ -315,8 +315,7 @@ mod in_time {
     }
 }
 
-/// Neither a waiter that gives up, nor one whose statement waits for as long as one may, nor a new connection is an
-/// error.
+/// Neither a waiter that gives up nor a new connection is an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_that_is_usual_is_an_error_in_the_log_of_postgresql() {
     nothing_is_an_error::<PostgresSession>().await;

@@ -12,7 +12,8 @@ use crate::support::{Db, on_both, take};
 
 /// Passes on what comes to a port of the loopback address of IPv6.
 async fn over_ipv6(to: SocketAddr) -> u16 {
-    let listener = TcpListener::bind("[::1]:0").await.unwrap();
+    let listener = TcpListener::bind("[::1]:0").await;
+    let listener = listener.expect("this test needs the loopback address of IPv6, ::1 on the interface lo");
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {

@@ -160,7 +160,7 @@ async fn a_server_of_mariadb_that_logs_statements_and_reads_what_is_committed_ha
         let pool = <MysqlServer as Db>::pool_of(&url, 2);
         let all = ["binlog_format = STATEMENT", "REPEATABLE READ", "after_connect"];
         let on_pool = <MysqlServer as Db>::backend_of(&pool).await.unwrap();
-        let on_pool = Locks::builder(on_pool).with_wait(Duration::from_secs(20)).build().unwrap();
+        let on_pool = Locks::builder(on_pool).with_wait(Duration::from_secs(60)).build().unwrap();
         crate::support::is_error(on_pool.lock("a").acquire().await, ErrorKind::InvalidConfig, &all);
     }
 }

@@ -39,6 +39,8 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     fn read_only(&self, on: bool);
     /// Ends sessions that are idle for longer than a second.
     fn end_idle(&self);
+    /// How many log-ins the server has refused because of the password.
+    fn refused_log_ins(&self) -> usize;
     fn disconnect_all(&self) -> usize;
     fn pause(&self);
     fn resume(&self);
@@ -97,7 +99,7 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
 }
 
 macro_rules! db {
-    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $limit:expr, $read_only:expr, $protocol:expr, $end_idle:literal, $state:literal) => {
+    ($server:ident, $backend:ident, $pool:ty, $options:ident, $pools:ty, $key:literal, $migrate:literal, $user:expr, $limit:expr, $read_only:expr, $protocol:expr, $end_idle:literal, $refused:expr, $state:literal) => {
         impl Db for $server {
             type Backend = $backend;
             type Pool = $pool;
@@ -152,6 +154,9 @@ macro_rules! db {
                 for statement in $end_idle.split("; ") {
                     self.query(statement);
                 }
+            }
+            fn refused_log_ins(&self) -> usize {
+                $refused(self)
             }
             fn disconnect_all(&self) -> usize {
                 Self::disconnect_all(self)
@@ -239,6 +244,7 @@ db!(
     ],
     Pgwire::default(),
     "ALTER SYSTEM SET idle_session_timeout = '1s'; SELECT pg_reload_conf(), pg_sleep(0.2)",
+    |server: &PostgresServer| server.output().matches("password authentication failed").count(),
     "SELECT name || ' = ' || setting FROM pg_settings \
      UNION ALL SELECT 'listens to ' || pg_listening_channels() \
      UNION ALL SELECT 'has ' || locktype FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' \
@@ -259,6 +265,10 @@ db!(
     |on| [format!("SET GLOBAL read_only = {on}")],
     proxy::Mysql,
     "SET GLOBAL wait_timeout = 1; SET GLOBAL interactive_timeout = 1",
+    |server: &MysqlServer| {
+        let refused = server.query("SHOW GLOBAL STATUS LIKE 'Access_denied_errors'");
+        refused.rsplit(char::is_whitespace).next().unwrap().parse().unwrap()
+    },
     // Without what every statement changes.
     "SELECT CONCAT(variable_name, ' = ', variable_value) FROM information_schema.session_variables \
      WHERE variable_name NOT IN ('TIMESTAMP', 'RAND_SEED1', 'RAND_SEED2', 'LAST_INSERT_ID', 'IDENTITY', 'INSERT_ID', \
@@ -333,7 +343,7 @@ pub(crate) fn is_error<T>(result: Result<T>, kind: ErrorKind, parts: &[&str]) ->
 
 /// Waits until `what` holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "{what} did not happen");
         tokio::time::sleep(Duration::from_millis(20)).await;
