@@ -133,8 +133,10 @@ local function pass_on(tells)
     return false
   end
   local mark, line = string.match(call('HGET', name, '?' .. waiter) or '', '^%d+ (%d+) (.*)$')
-  local fence = mark and KEYS[2] and draw(KEYS[2])
-  if not fence then
+  if mark and KEYS[2] then
+    draw_first(KEYS[2])
+  end
+  if not mark or not fence then
     call('HSET', name, 'q', head)
     if tells then
       try('PUBLISH', name .. '#' .. waiter, '')
@@ -184,15 +186,15 @@ end
 local lease, who = tonumber(ARGV[4]), ARGV[9]
 if own then
   -- The reply of an earlier attempt was lost.
-  local rest, fence = string.match(own, '^%d+( 0 (%d+) .*)$')
-  if not fence then
+  local rest, known = string.match(own, '^%d+( 0 (%d+) .*)$')
+  if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
   local expires = text(now + lease)
   begin_in_any_case(token)
   call('HSET', name, 'e', expires, token, expires .. rest)
   keep(lease)
-  return done({ tonumber(fence) })
+  return done({ tonumber(known) })
 end
 
 local waiter = first()
@@ -211,7 +213,7 @@ if held or waiter and waiter ~= token then
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
-local fence, refused = draw(KEYS[2])
+draw_first(KEYS[2])
 if refused then
   return refused
 end

@@ -1,4 +1,4 @@
 -- Draws a fence, as the scripts that take locks do.
 -- KEYS: the counter. ARGV: the number of the call. Reply: {the fence, that number}, or an error.
-local fence, refused = draw(KEYS[1])
+draw_first(KEYS[1])
 return refused or done(fence)

@@ -26,4 +26,24 @@ local function draw(counter)
   end
   return fence
 end
+-- The fence of what this step grants, or why there is none. A server that is full refuses it only to a script that has
+-- changed nothing yet, by whatever command: a step that may grant draws it before its first change. One that is not
+-- used is left out.
+local fence, refused
+local function draw_first(counter)
+  if not fence and not refused then
+    fence, refused = draw(counter)
+  end
+end
+-- Tries what a step is about to do, by arguments that change nothing. Returns the error of what this user may not do: what
+-- is refused in the middle of a step would leave the rest undone.
+local function denied(...)
+  for _, tried in ipairs({ ... }) do
+    local reply = try(unpack(tried))
+    local why = type(reply) == 'table' and reply.err or ''
+    if string.find(why, 'ermission') or string.find(why, 'to run the') or string.find(why, "can't run this") then
+      return reply
+    end
+  end
+end
 

@@ -15,6 +15,13 @@ local function begin_in_any_case(token)
   call('HDEL', KEYS[1], '-' .. token)
 end
 
+-- Draws the fence of an acquire, which is about to change something.
+local function begin_to_acquire()
+  if ARGV[2] == 'acquire' then
+    draw_first(KEYS[2])
+  end
+end
+
 -- Returns the first in line who is alive, or who asks, its place, and until when. Those before lose their places.
 local function first_in_line(head, last, asks)
   local from, waiter, alive = head, nil, nil
@@ -23,6 +30,7 @@ local function first_in_line(head, last, asks)
     if entry then
       waiter, alive = string.match(entry, '^(%x+) (%d+)$')
       if tonumber(alive) <= now and waiter ~= asks then
+        begin_to_acquire()
         call('HDEL', KEYS[1], 'q' .. head, '?' .. waiter)
         waiter, alive = nil, nil
       end
@@ -38,6 +46,7 @@ end
 -- Takes away the shares that have run out of a lock that several hold. Returns how much is taken of it, and when the
 -- first of the others ends.
 local function purge()
+  begin_to_acquire()
   local all, taken, ends = call('HGETALL', KEYS[1]), 0, nil
   for at = 1, #all, 2 do
     if #all[at] == 32 then
@@ -74,6 +83,7 @@ end
 
 -- The lock, which nobody has, is only for those in line from now on.
 local function keep_for_line(last, head)
+  begin_to_acquire()
   call('HDEL', KEYS[1], 'F', 'h', 'r', 'w')
   call('HSET', KEYS[1], 'f', last, 'q', head, 'n', 0, 'e', 0)
   if call('PTTL', KEYS[1]) < ALIVE then

@@ -32,7 +32,11 @@ elseif #ARGV > back + 1 then
   taken, lease, listening, count = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
   before = 8
 end
-local base, odd, own, value = 0, nil, back + renewed, nil
+local base, odd, own, value, drawn = 0, nil, back + renewed, nil, nil
+if own > 0 and taken > 0 then
+  -- A server that is full refuses it only to a script that has changed nothing yet, by whatever command.
+  drawn = try('INCRBY', KEYS[#KEYS], count)
+end
 local known = own > 1 and try('MGET', unpack(KEYS, 1, own))
 if known and known.err then
   -- Perhaps this user has no right to one of them.
@@ -99,7 +103,7 @@ for place = 1, own do
   end
 end
 local first, refused = nil, nil
--- Where somebody waits, the locks are looked at first, so that an attempt that finds one busy changes nothing.
+-- Where somebody waits, the locks are looked at first, so that attempts that find them busy change nothing.
 local look = listening ~= ''
 for n = 1, taken do
   local place, reply = own + n, nil
@@ -113,7 +117,7 @@ for n = 1, taken do
   if not value and not first and not refused then
     -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
     local counter = KEYS[#KEYS]
-    local last = try('INCRBY', counter, count)
+    local last = drawn or try('INCRBY', counter, count)
     if type(last) ~= 'number' then
       refused = last.err .. ' in the counter of fences'
     else
@@ -157,6 +161,10 @@ for n = 1, taken do
     if type(value) == 'table' then
       reply = value.err
     elseif sub(value, 1, #token) == token then
+      if n < taken and not first and not refused then
+        -- As above: perhaps the next one is free.
+        drawn = drawn or try('INCRBY', KEYS[#KEYS], count)
+      end
       reply = try('PEXPIRE', name, term) == 1 and { value } or 'ERR the lease was not extended'
     else
       -- Only what is a lock is written to.

@@ -13,10 +13,16 @@
 --   a, f  fence | {value} of an adopted lock | {remaining lease in ms, owner field or 'mode', value}
 --   r, w  1 | 0
 --   any of them: the text of an error
-local call, try, format = redis.call, redis.pcall, string.format
-local replies, key, last = {}, 1, nil
+local call, try, format, find = redis.call, redis.pcall, string.format, string.find
+local replies, key, last, full = {}, 1, nil, nil
 if ARGV[1] ~= '0' then
   key = 2
+end
+if #ARGV > 6 and #KEYS > (#ARGV - 2) / 4 then
+  -- A server that is full refuses a grant only to a script that has changed nothing yet, by whatever command: it is asked
+  -- before all operations of a call with acquires whether it is, by what changes nothing.
+  local asked = try('SET', KEYS[#KEYS], '', 'NX', 'XX')
+  full = find(asked.err, 'OOM', 1, true) and asked.err
 end
 for i = 3, #ARGV, 4 do
   local what, name, owner = ARGV[i], KEYS[key], ARGV[i + 1]
@@ -27,7 +33,9 @@ for i = 3, #ARGV, 4 do
     if left == -2 then
       -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
       local fence = last
-      if what == 'f' then
+      if full then
+        fence = { err = full }
+      elseif what == 'f' then
         fence = try('INCR', KEYS[key])
       elseif not fence then
         -- The fences of all grants of this call.
@@ -109,7 +117,7 @@ for i = 3, #ARGV, 4 do
         try('PUBLISH', ARGV[i + 2], '0')
       end
     end
-    if type(reply) == 'table' and string.find(reply.err, 'WRONGTYPE', 1, true) then
+    if type(reply) == 'table' and find(reply.err, 'WRONGTYPE', 1, true) then
       -- Somebody put data in its place: the lock is gone.
       reply = 0
     end

@@ -55,7 +55,16 @@ if free > 0 and step == 1 then
   end
   last = last - free
 end
-for n = 1, count do
+-- Those that are free first: a server that is full refuses a fence only to a script that has changed nothing yet.
+local order = {}
+for _, adopts in ipairs({ false, true }) do
+  for n = 1, count do
+    if (replies[n + 1] ~= nil) == adopts then
+      order[#order + 1] = n
+    end
+  end
+end
+for _, n in ipairs(order) do
   local place = first + (n - 1) * step
   local name, owner, lease = KEYS[place], ARGV[3 * n], ARGV[3 * n + 1]
   local done
@@ -93,7 +102,7 @@ for n = 1, count do
   end
   if done ~= 1 then
     -- What this call has taken so far is released.
-    for taken = 1, n do
+    for taken = 1, count do
       if type(replies[taken + 1]) == 'number' then
         try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken])
       end

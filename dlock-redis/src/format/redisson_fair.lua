@@ -52,6 +52,9 @@ local function first()
     if ours and tonumber(alive or 0) > now or not ours and not (score and tonumber(score) <= now) then
       break
     end
+    if operation == 'acquire' and not held then
+      draw_first(KEYS[5])
+    end
     call('LPOP', queue)
     call('ZREM', timeouts, head)
     call('HDEL', side, '?' .. head)
@@ -86,12 +89,12 @@ end
 
 if own then
   -- The reply of an earlier attempt was lost.
-  local fence = tonumber(string.match(own, '^(%d+) '))
-  if not fence then
+  local known = tonumber(string.match(own, '^(%d+) '))
+  if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
   call('PEXPIRE', name, lease)
-  return done({ fence })
+  return done({ known })
 end
 
 -- As in redisson.lua: one owner, or the mode of a read-write lock.
@@ -125,7 +128,7 @@ if held or head and head ~= owner then
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
-local fence, refused = draw(KEYS[5])
+draw_first(KEYS[5])
 if refused then
   return refused
 end

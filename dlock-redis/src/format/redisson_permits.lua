@@ -41,17 +41,6 @@ local function hex(id)
   end))
 end
 
--- Tries what a step is about to do, by arguments that change nothing. Returns the error of what this user may not do: what
--- is refused in the middle of a step would leave the rest undone.
-local function denied(...)
-  for _, tried in ipairs({ ... }) do
-    local reply = try(unpack(tried))
-    local why = type(reply) == 'table' and reply.err or ''
-    if string.find(why, 'ermission') or string.find(why, 'to run the') or string.find(why, "can't run this") then
-      return reply
-    end
-  end
-end
 local drops, adds = { 'HDEL', side, '-' }, { 'INCRBY', name, 'x' }
 
 -- What has run out comes back before anything is decided by it.
@@ -60,9 +49,12 @@ if operation ~= 'look' then
   repeat
     local over = call('ZRANGEBYSCORE', timeouts, 0, text(now), 'LIMIT', 0, AT_ONCE)
     if #over > 0 then
-      local refused = denied(drops, adds)
-      if refused then
-        return refused
+      if operation == 'acquire' then
+        draw_first(KEYS[4])
+      end
+      local why = denied(drops, adds)
+      if why then
+        return why
       end
       call('ZREM', timeouts, unpack(over))
       for n = 1, #over do
@@ -167,9 +159,9 @@ local waits = call('HGET', side, 'w')
 local out, ours = kept_out(waits)
 
 if operation == 'withdraw' then
-  local refused = denied(drops, adds)
-  if refused then
-    return refused
+  local why = denied(drops, adds)
+  if why then
+    return why
   end
   local removed = give_back()
   call('HDEL', side, owner, ours and 'w' or owner)
@@ -192,9 +184,12 @@ end
 
 local earlier = present()
 if earlier > 0 then
-  local refused = denied(drops, adds)
-  if refused then
-    return refused
+  if earlier < take then
+    draw_first(KEYS[4])
+  end
+  local why = denied(drops, adds)
+  if why then
+    return why
   end
 end
 if earlier > 0 and earlier < take then
@@ -203,12 +198,12 @@ if earlier > 0 and earlier < take then
   call('HDEL', side, owner)
 elseif earlier > 0 then
   -- The reply of an earlier attempt was lost.
-  local fence = tonumber(string.match(call('HGET', side, owner) or '', '^%d+ (%d+) '))
-  if not fence then
+  local known = tonumber(string.match(call('HGET', side, owner) or '', '^%d+ (%d+) '))
+  if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
   put()
-  return done({ fence })
+  return done({ known })
 end
 
 if (free or of - taken) < take or out > now then
@@ -223,12 +218,9 @@ end
 
 -- First what can be refused: a user without a right, and a server that is full, read-only or short of replicas, change
 -- nothing.
-local fence, refused
-refused = denied(drops, { 'DECRBY', name, 'x' }, { 'ZADD', timeouts, 'XX', 0, '-' }, { 'HSET', side, 'a', 'b', 'c' },
+draw_first(KEYS[4])
+refused = refused or denied(drops, { 'DECRBY', name, 'x' }, { 'ZADD', timeouts, 'XX', 0, '-' }, { 'HSET', side, 'a', 'b', 'c' },
   { 'PTTL', name }, { 'PEXPIRE', side, 'x' }, { 'HLEN', side })
-if not refused then
-  fence, refused = draw(KEYS[4])
-end
 if refused then
   return refused
 end

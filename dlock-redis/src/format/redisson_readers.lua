@@ -161,17 +161,18 @@ if value then
   -- The reply of an earlier attempt was lost.
   local key = hold(owner, 1)
   value = not reads and value or call('GET', key)
-  local fence = value and tonumber(string.match(value, '^(%d+) '))
-  if fence then
+  local known = value and tonumber(string.match(value, '^(%d+) '))
+  if known then
     if reads then
       call('PEXPIRE', key, lease)
     end
     keep(name, lease)
-    return done({ fence })
+    return done({ known })
   elseif value then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
   -- It is over.
+  draw_first(KEYS[3])
   call('HDEL', name, field)
   if call('HLEN', name) == 1 then
     call('DEL', name)
@@ -207,7 +208,7 @@ if not room or out > now then
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-local fence, refused = draw(KEYS[3])
+draw_first(KEYS[3])
 if refused then
   return refused
 end

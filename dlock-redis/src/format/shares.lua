@@ -118,11 +118,15 @@ if fair then
     return done({ left, has and call('HGET', name, last) or '' })
   end
   -- Nobody has it, and of nobody in line is anything heard any more, however long it would still be kept.
+  begin_to_acquire()
   call('DEL', name)
   kind, n, ends, last, own = 'none', nil, nil, nil, nil
 end
 
 if kind == 'hash' and (own or operation == 'withdraw') then
+  if own and (tonumber(string.match(own, '^%d+')) or 0) <= now then
+    begin_to_acquire()
+  end
   begin_in_any_case(token)
 end
 
@@ -249,13 +253,13 @@ end
 
 if own then
   -- The reply of an earlier attempt was lost.
-  local rest, fence = string.match(own, '^%d+( %d+ (%d+) .*)$')
-  if not fence then
+  local rest, known = string.match(own, '^%d+( %d+ (%d+) .*)$')
+  if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
   call('HSET', name, token, text(now + lease) .. rest)
   keep(lease)
-  return done({ tonumber(fence) })
+  return done({ tonumber(known) })
 end
 
 if kind == 'hash' then
@@ -275,6 +279,7 @@ if kind == 'hash' then
     local stands, _, alive = first_in_line(head, line)
     kept_out = math.max(kept_out, tonumber(alive) or 0)
     if not stands then
+      begin_to_acquire()
       call('HDEL', name, 'F', 'q')
     end
   end
@@ -303,7 +308,7 @@ if kind == 'hash' then
 end
 
 -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
-local fence, refused = draw(KEYS[2])
+draw_first(KEYS[2])
 if refused then
   return refused
 end

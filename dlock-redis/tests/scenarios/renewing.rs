@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks, Quorum, Wait};
 use dlock_redis::Redis;
+use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use redis::Connection;
 
-use crate::support::{HOUR, error_of, held, is_counter, locks, soon, until};
+use crate::support::{HOUR, Proxied, error_of, held, is_counter, locks, soon, until};
 
 /// Long enough for a busy machine to renew in time: nothing here waits for the end of a lease.
 const LEASE: Duration = Duration::from_secs(2);
@@ -186,6 +187,7 @@ async fn a_full_server_renews_downgrades_and_releases_in_all_modes() {
         renewed_often(&ours, &guards).await;
         let refused = ours.lock("other").with_wait(Wait::No).acquire().await;
         error_of(refused, ErrorKind::Unavailable);
+        error_of(ours.semaphore("others", 2).with_wait(Wait::No).acquire().await, ErrorKind::Unavailable);
         make_it_seem();
         for guard in guards.into_iter().chain(left) {
             guard.release().await.unwrap();
@@ -199,5 +201,80 @@ async fn a_full_server_renews_downgrades_and_releases_in_all_modes() {
             soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
         }
         assert_eq!((ours.stats().lost, theirs.stats().lost), (0, 0));
+    }
+}
+
+/// A script that has changed something is refused nothing more, such as one that has taken away what has run out.
+#[tokio::test]
+async fn a_full_server_grants_nothing_in_the_place_of_what_has_run_out() {
+    let token = "0123456789abcdef0123456789abcdef";
+    for parameters in ["", "/?redisson=true"] {
+        let server = RedisServer::start().unwrap();
+        let ours = locks(&format!("{}{parameters}", server.url()), HOUR).await;
+        let is_own = parameters.is_empty();
+        // Permits, readers, and a line, of a client that died.
+        let gone = "for _, kind in ipairs({ 'permits', 'page', 'line', 'till' }) do
+              local share = { 'n', 1, 'e', 1, 'h', ARGV[1], ARGV[1], '1 1 7 v=1' }
+              if kind == 'permits' then share[9], share[10] = 'of', 2 end
+              if kind == 'line' or kind == 'till' then
+                share = { 'f', 1, 'q', 1, 'n', 0, 'e', 0, 'q1', ARGV[1] .. ' 1', '?' .. ARGV[1], '1' }
+              end
+              redis.call('HSET', 'dlock:' .. kind, unpack(share))
+              redis.call('PEXPIRE', 'dlock:' .. kind, 3600000)
+            end";
+        let gone_of_redisson = "redis.call('SET', 'dlock:permits', 1)
+            redis.call('ZADD', '{dlock:permits}:timeout', 1, '0123456789abcdef')
+            redis.call('RPUSH', 'redisson_lock_queue:{dlock:line}', 'client:' .. ARGV[1])";
+        let script = if is_own { gone } else { gone_of_redisson };
+        server.command::<()>(&["EVAL", script, "0", token]);
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        let attempts = async || {
+            let no = Wait::No;
+            let mut taken = vec![
+                ("permits", ours.semaphore("permits", 2).with_wait(no).acquire().await),
+                ("line", ours.lock("line").with_fairness(true).with_wait(no).acquire().await),
+            ];
+            if is_own {
+                taken.push(("page", ours.lock("page").with_wait(no).acquire().await));
+                taken.push(("till", ours.lock("till").with_wait(no).acquire().await));
+            }
+            taken
+        };
+        for _ in 0..2 {
+            for (what, refused) in attempts().await {
+                let error = refused.err().unwrap_or_else(|| panic!("{what} is granted, {parameters:?}"));
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{what}: {error}");
+            }
+        }
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        for (what, taken) in attempts().await {
+            taken.unwrap_or_else(|error| panic!("{what}: {error}")).release().await.unwrap();
+        }
+    }
+}
+
+/// What goes to the server in one call is refused and carried out as if each went alone.
+#[tokio::test]
+async fn a_full_server_grants_nothing_in_a_call_that_releases_and_renews_others() {
+    const ROUNDS: usize = 5;
+    for parameters in ["", "/?redisson=true"] {
+        let on = Proxied::start();
+        let ours = locks(&format!("{}{parameters}", on.url()), HOUR).await;
+        let mut guards = Vec::new();
+        for number in 0..ROUNDS * 3 {
+            guards.push(ours.lock(format!("held_{number}")).acquire().await.unwrap());
+        }
+        on.server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        for round in 0..ROUNDS {
+            // All that is asked for while the first call is under way goes in the next one.
+            on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(50)));
+            let (first, second, third) =
+                (guards.pop().unwrap(), guards.pop().unwrap(), guards.pop().unwrap());
+            let lock = ours.lock(format!("new_{round}")).with_wait(Wait::No);
+            let (_, _, _, refused) =
+                tokio::join!(first.release(), second.release(), third.release(), lock.acquire());
+            on.proxy.mend();
+            error_of(refused, ErrorKind::Unavailable);
+        }
     }
 }
