@@ -14,7 +14,7 @@ use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
 };
-use dlock_core::{Failure, Fence, Holder};
+use dlock_core::{ErrorKind, Failure, Fence, Holder};
 use futures_util::FutureExt;
 use redis::Value;
 
@@ -269,9 +269,21 @@ impl Claim for RedisClaim {
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        let (mode, before) = ((Mode::Shared, false), self.downgraded);
+        if self.is_plain() && !before && !self.client.is_tried(mode.0, mode.1) {
+            // A lock that is held alone needs less than a reader's: what is missing would be met by its renewals.
+            self.clock.queued();
+            Box::pin(self.client.may_use(&self.names, mode, self.request.request_timeout)).await?;
+        }
         // What is tracked is a reader's from here on.
         (self.tracked, self.downgraded) = (None, true);
-        Box::pin(self.extend_share(|lease| ShareStep::Downgrade { lease })).await
+        let result = Box::pin(self.extend_share(|lease| ShareStep::Downgrade { lease })).await;
+        if self.is_plain() && matches!(&result, Err(failure) if failure.kind() == ErrorKind::Denied) {
+            // A right was taken away since it was tried, and this step changed nothing.
+            self.client.try_anew(mode.0, mode.1);
+            (self.tracked, self.downgraded) = (None, before);
+        }
+        result
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -155,6 +155,11 @@ if operation == 'renew' or operation == 'downgrade' then
     end
     local expires, mark = text(now + tonumber(ARGV[4])), string.match(who, ' %??!$') or ''
     who = string.gsub(string.sub(who, 1, #who - #mark), ' >%x+:%d+', '')
+    -- Without the rest the lock would be nobody's, or stay for ever.
+    local why = denied({ 'HSET', name, 'a', 'b', 'c' }, { 'PTTL', name }, { 'PEXPIRE', name, 'x' })
+    if why then
+      return why
+    end
     local share = expires .. ' 1 ' .. text(first + number) .. ' ' .. who
     call('DEL', name)
     local places = line_behind(value)

@@ -7,7 +7,7 @@ use dlock_core::{Error, ErrorKind, Guard, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
 
-use crate::support::{LONG, Proxied, SHORT, error_of, locks, over, soon, until};
+use crate::support::{LONG, Proxied, SHORT, error_of, held, locks, over, soon, until};
 
 const PASSWORD: &str = "hunter2-canary";
 
@@ -175,6 +175,8 @@ enum Used {
     Write,
     Permits,
     InLine,
+    /// Held alone, and then to read.
+    Turned,
 }
 
 impl Used {
@@ -184,6 +186,10 @@ impl Used {
             Self::Write => locks.lock("written").acquire().await,
             Self::Permits => locks.semaphore("permits", 4).take(2).acquire().await,
             Self::InLine => locks.lock("till").with_fairness(true).acquire().await,
+            Self::Turned => {
+                let mut guard = locks.lock("turned").acquire().await?;
+                guard.downgrade().await.map(|()| guard)
+            }
         }
     }
 }
@@ -192,10 +198,10 @@ impl Used {
 #[tokio::test]
 async fn each_right_of_a_use_is_tried_before_a_lock_is_used_in_that_way() {
     let keys = ["~*", "&*"].map(str::to_owned);
-    let plain = ("readers, semaphores, and fair locks", vec![]);
+    let plain = ("readers, semaphores, fair locks, and downgrades", vec![]);
     let in_redisson = || documented_for("locks in Redisson's form");
     for ((row, besides), format, uses) in [
-        (plain, "?", &[Used::Read, Used::Permits, Used::InLine][..]),
+        (plain, "?", &[Used::Read, Used::Permits, Used::InLine, Used::Turned][..]),
         (
             ("`Recipe::ReadWriteLock`", in_redisson()),
             "?redisson=true&recipe=read-write-lock",
@@ -218,7 +224,8 @@ async fn each_right_of_a_use_is_tried_before_a_lock_is_used_in_that_way() {
             let rights: Vec<&str> = least.iter().chain(given).map(String::as_str).collect();
             let server = RedisServer::options().user("locks", "pw", &rights).start().unwrap();
             let url = format!("{}{format}", server.url_as("locks", "pw"));
-            let locks = over(Redis::connect(&url).await.unwrap(), SHORT);
+            let locks = over(Redis::connect(&url).await.unwrap(), Duration::from_secs(9));
+            let mut guards = Vec::new();
             for used in uses {
                 let taken = used.take(&locks).await;
                 match left_out {
@@ -227,18 +234,51 @@ async fn each_right_of_a_use_is_tried_before_a_lock_is_used_in_that_way() {
                         let right = right.trim_start_matches('+').to_uppercase();
                         assert!(error.to_string().contains(&right), "{used:?} without {right}: {error}");
                     }
-                    None => {
-                        let guard = taken.unwrap();
-                        let renewals = locks.stats().renewals;
-                        until("renewals", || locks.stats().renewals >= renewals + 2).await;
-                        guard.release().await.unwrap();
-                    }
+                    None => guards.push(taken.unwrap()),
                 }
             }
+            let renewals = locks.stats().renewals + 2 * guards.len() as u64;
+            until("renewals", || locks.stats().renewals >= renewals).await;
+            for guard in guards {
+                guard.release().await.unwrap();
+            }
+            until("all releases", || locks.stats().background == 0).await;
             let keys = server.keys();
             let is_left = left_out.is_none() || keys.iter().all(|key| key.starts_with("dlock:fence:"));
             assert!(is_left, "{left_out:?} {keys:?}");
         }
+    }
+}
+
+/// A lock that is held alone needs less than a reader's. Who may not do the rest keeps it, and can give it back.
+#[tokio::test]
+async fn a_downgrade_that_is_denied_leaves_the_lock_as_it_was() {
+    let least = documented_rights();
+    let least: Vec<&str> = least.iter().map(String::as_str).collect();
+    let server = RedisServer::options().user("locks", "pw", &least).start().unwrap();
+    let ours = locks(&server.url_as("locks", "pw"), Duration::from_secs(6)).await;
+    let mut guard = ours.lock("page").acquire().await.unwrap();
+    error_of(guard.downgrade().await, ErrorKind::Denied);
+    let (renewals, failed) = (ours.stats().renewals, ours.stats().failed_renewals);
+    until("renewals", || ours.stats().renewals >= renewals + 2).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    assert_eq!((held(&server), ours.stats().failed_renewals), (vec![], failed));
+
+    server.command::<()>(&["ACL", "SETUSER", "locks", "+@all"]);
+    let ours = locks(&server.url_as("locks", "pw"), LONG).await;
+    let mut first = ours.lock("first").acquire().await.unwrap();
+    first.downgrade().await.unwrap();
+    for right in ["type", "hset", "pttl", "pexpire"] {
+        let mut guard = ours.lock("page").acquire().await.unwrap();
+        let kind = || server.command::<String>(&["TYPE", "dlock:page"]);
+        server.command::<()>(&["ACL", "SETUSER", "locks", &format!("-{right}")]);
+        error_of(guard.downgrade().await, ErrorKind::Denied);
+        assert_eq!(kind(), "string", "without {right}");
+        server.command::<()>(&["ACL", "SETUSER", "locks", "+@all"]);
+        until("the downgrade", || kind() == "hash").await;
+        guard.release().await.unwrap();
+        assert_eq!(kind(), "none", "with {right} again");
     }
 }
 
@@ -255,10 +295,11 @@ async fn a_right_that_is_taken_away_between_two_steps_leaves_no_lock_that_stays(
     ] {
         let server = RedisServer::options().user("locks", "pw", &["~*", "&*", "+@all"]).start().unwrap();
         let set = |right: &str| server.command::<()>(&["ACL", "SETUSER", "locks", right]);
-        let theirs = over(Redis::connect(&format!("{}{format}", server.url())).await.unwrap(), SHORT);
+        let lease = Duration::from_secs(3);
+        let theirs = over(Redis::connect(&format!("{}{format}", server.url())).await.unwrap(), lease);
         for (used, right) in uses.iter().flat_map(|used| rights.map(|right| (used, right))) {
             let url = format!("{}{format}", server.url_as("locks", "pw"));
-            let ours = over(Redis::connect(&url).await.unwrap(), SHORT);
+            let ours = over(Redis::connect(&url).await.unwrap(), lease);
             for releases in [false, true] {
                 // What it needs is tried by the first one.
                 let held = used.take(&ours).await.unwrap();
