@@ -19,7 +19,7 @@ use crate::url::Endpoint;
 /// What a probe may take at least and at most, beyond the time that replicas are waited for.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long none is opened ahead of its use after one was not to be had.
+/// How long none is opened ahead of its use, or while another one is open, after one was not to be had.
 const REST: Duration = Duration::from_secs(1);
 
 /// A server, by whatever address it has at the moment.
@@ -67,9 +67,16 @@ impl Node {
 
     /// The way from the calling runtime, for which a caller waits as long as `patience`. Where no connection is to be
     /// had, the way over that of another runtime: a server that has no room for one more, or does not take the password
-    /// any more, still answers on those that are open.
+    /// any more, still answers on those that are open. Such a server is not asked for one by each request: many refused
+    /// log-ins look like an attack.
     pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
         let runtime = self.of_runtime(&keeper::current()?);
+        if runtime.open_connection().is_none()
+            && runtime.was_refused()
+            && let Some(elsewhere) = self.open_elsewhere(None)
+        {
+            return Ok(elsewhere);
+        }
         match runtime.connection(patience).await {
             Ok(connection) => Ok(Route { runtime, connection }),
             Err(failure) => self.open_elsewhere(None).ok_or(failure),
@@ -79,17 +86,26 @@ impl Node {
     /// Another way to the same server than this one, on which an answer is overdue; this one when no other is to be had
     /// in time.
     pub(crate) async fn replaced(&self, route: Route, patience: Duration) -> Route {
+        if route.runtime.was_refused()
+            && let Some(elsewhere) = self.open_elsewhere(Some(&route.connection))
+        {
+            return elsewhere;
+        }
         match route.runtime.replacement(&route.connection, patience).await {
             Some(connection) => Route { connection, ..route },
             None => self.open_elsewhere(Some(&route.connection)).unwrap_or(route),
         }
     }
 
-    /// The way over a connection that is open, to any runtime, but for this one.
+    /// The way over a connection that is open, to any runtime, but for this one, and for those to a server that the
+    /// sentinels do not name any more.
     fn open_elsewhere(&self, but: Option<&Arc<Connection>>) -> Option<Route> {
+        let named = self.sentinels().and_then(Sentinels::named);
         lock(&self.runtimes).iter().find_map(|(_, runtime)| {
-            let connection = runtime.open_connection()?;
-            let is_of_use = !connection.is_silent() && !but.is_some_and(|but| Arc::ptr_eq(but, &connection));
+            let (at, connection) = runtime.open_connection()?;
+            let is_there = named.as_ref().is_none_or(|named| *named == at);
+            let is_other = !but.is_some_and(|but| Arc::ptr_eq(but, &connection));
+            let is_of_use = is_there && is_other && !connection.is_silent();
             is_of_use.then(|| Route { runtime: Arc::clone(runtime), connection })
         })
     }
@@ -191,6 +207,12 @@ struct State {
     refused: Option<Instant>,
 }
 
+impl State {
+    fn was_refused(&self) -> bool {
+        self.refused.is_some_and(|refused| refused.elapsed() < REST)
+    }
+}
+
 impl RuntimeConnection {
     fn is_used(&self) -> bool {
         let state = lock(&self.state);
@@ -198,17 +220,21 @@ impl RuntimeConnection {
         opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
     }
 
-    /// The connection, if it is open.
-    fn open_connection(&self) -> Option<Arc<Connection>> {
-        let state = lock(&self.state);
-        state.current.as_ref().map(|(_, open)| open).filter(|open| !open.is_ended()).cloned()
+    /// The connection, if it is open, and where to.
+    fn open_connection(&self) -> Option<(Endpoint, Arc<Connection>)> {
+        lock(&self.state).current.as_ref().filter(|(_, open)| !open.is_ended()).cloned()
+    }
+
+    /// Whether none was to be had a moment ago.
+    fn was_refused(&self) -> bool {
+        lock(&self.state).was_refused()
     }
 
     /// Has one opened, unless it is open, or was not to be had a moment ago.
     fn prepare(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         let is_open = state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended());
-        if !is_open && state.refused.is_none_or(|refused| refused.elapsed() >= REST) {
+        if !is_open && !state.was_refused() {
             self.open(&mut state);
         }
     }

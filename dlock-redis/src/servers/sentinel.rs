@@ -21,11 +21,18 @@ pub(crate) struct Sentinels {
     opener: Opener,
     /// The sentinel that answered last, asked first the next time.
     preferred: Mutex<usize>,
+    /// What was named last.
+    named: Mutex<Option<Endpoint>>,
 }
 
 impl Sentinels {
     pub(crate) fn new(addresses: Vec<Endpoint>, service: String, opener: Opener) -> Self {
-        Self { addresses, service, opener, preferred: Mutex::new(0) }
+        Self { addresses, service, opener, preferred: Mutex::new(0), named: Mutex::new(None) }
+    }
+
+    /// The address of the master by the last answer.
+    pub(crate) fn named(&self) -> Option<Endpoint> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The address of the master, from the first sentinel that knows it.
@@ -37,6 +44,7 @@ impl Sentinels {
             match self.ask(&self.addresses[position]).await {
                 Ok(master) => {
                     *self.preferred.lock().unwrap_or_else(PoisonError::into_inner) = position;
+                    *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Some(master.clone());
                     return Ok(master);
                 }
                 Err(failure) => last = Some(failure),

@@ -1,6 +1,6 @@
 //! Locks that are held for long.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_core::{ErrorKind, Guard, Locks, Quorum, Wait};
 use dlock_redis::Redis;
@@ -105,6 +105,27 @@ async fn what_is_held_is_renewed_where_the_password_has_changed_since_its_connec
     let guards = of_each_kind(&ours, true).await;
     renewed_often(&ours, &guards).await;
     Redis::connect(&server.url_as("locks", "old")).await.unwrap_err();
+}
+
+/// Many log-ins that are refused look like an attack, and have users locked out.
+#[tokio::test]
+async fn a_password_that_has_changed_is_not_tried_by_each_request_that_goes_over_an_open_connection() {
+    const REST: Duration = Duration::from_secs(1);
+    const DROPPED: u32 = 100;
+    let server = RedisServer::options().user("locks", "old", &["~*", "&*", "+@all"]).start().unwrap();
+    let ours = locks(&server.url_as("locks", "old"), HOUR).await;
+    server.command::<()>(&["ACL", "SETUSER", "locks", ">new", "<old"]);
+    let begin = Instant::now();
+    for _ in 0..DROPPED {
+        // The keeper releases it, over the only connection that there is.
+        drop(ours.lock("room").acquire().await.unwrap());
+        until("the release", || ours.stats().background == 0).await;
+    }
+    let all: String = server.command(&["INFO", "commandstats"]);
+    let hello = all.lines().find(|line| line.starts_with("cmdstat_hello:")).unwrap();
+    let failed = hello.rsplit_once("failed_calls=").unwrap().1.trim().parse::<u64>().unwrap();
+    let rests = begin.elapsed().as_secs() / REST.as_secs();
+    assert!(failed > 0 && failed <= rests + 2, "{failed} were refused within {rests} rests");
 }
 
 /// The connection that it was taken over goes with its runtime.
