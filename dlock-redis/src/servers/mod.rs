@@ -84,8 +84,8 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime. What
-    /// is rarely needed is boxed here and below: each request allocates its whole future.
+    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime or,
+    /// where none is to be had, of another. What is rarely needed is boxed here and below: each request allocates its whole future.
     ///
     /// # Cancel safety
     ///
@@ -98,7 +98,7 @@ impl Servers {
     ) -> Result<Reply<E::Answer>, Failure> {
         let mut node = self.node(request.slot(), patience).await?;
         let mut asking = false;
-        let mut unsent = 0;
+        let (mut unsent, mut was_replica) = (0, false);
         for _ in 0..MOST_REDIRECTIONS {
             let route = match node.route(patience).await {
                 // The other end may be gone without a word.
@@ -111,6 +111,12 @@ impl Servers {
                     return Err(failure);
                 }
             };
+            if route.connection.is_replica() && !request.suits_replicas() && !was_replica {
+                // It was so when the connection was opened, and may have been promoted since. Nothing was sent.
+                was_replica = true;
+                route.connection.end();
+                continue;
+            }
             let fault = match self.exchange(&route, request, (asking, patience), track).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
@@ -201,7 +207,7 @@ impl Servers {
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
     ) -> Result<Reply<E::Answer>, Fault> {
-        if route.connection.is_replica() && !request.looks() {
+        if route.connection.is_replica() && !request.suits_replicas() {
             return Err(Fault::Refused("READONLY by its own word".into()));
         }
         track.before(route);
@@ -219,6 +225,8 @@ impl Servers {
     /// Draws the consequences of a fault for where requests go next.
     fn failed(&self, route: &Route, fault: Fault) -> Failure {
         match (&fault, fault.code()) {
+            // Its role was read a moment ago, and is read again by the next request.
+            (_, Some("READONLY")) if route.connection.is_replica() => {}
             // Not the master any more: it has to be looked up again.
             (_, Some("READONLY" | "MASTERDOWN")) => {
                 route.connection.end();
@@ -267,8 +275,8 @@ pub(crate) trait Command: Sync {
     /// The slot of its locks.
     fn slot(&self) -> u16;
 
-    /// Whether it changes nothing.
-    fn looks(&self) -> bool {
+    /// Whether a replica may answer it.
+    fn suits_replicas(&self) -> bool {
         false
     }
 
@@ -367,6 +375,8 @@ impl Command for ShareRequest {
 impl Command for Look {
     type Answer = Vec<bool>;
 
+    // No replica may answer it, although it changes nothing: one that lags behind shows what is gone, and not what was
+    // granted a moment ago.
     fn slot(&self) -> u16 {
         self.slot
     }
@@ -392,7 +402,7 @@ impl<F: Fn(CallNumber) -> Cmd + Sync> Command for Question<F> {
         self.slot
     }
 
-    fn looks(&self) -> bool {
+    fn suits_replicas(&self) -> bool {
         self.looks
     }
 

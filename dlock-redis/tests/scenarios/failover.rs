@@ -72,6 +72,27 @@ async fn until_an_answer(mut ask: impl AsyncFnMut() -> dlock_core::Result<()>) {
     .await;
 }
 
+/// Its role is read when a connection is opened, and connections outlive a promotion.
+#[tokio::test]
+async fn a_replica_grants_locks_as_soon_as_it_is_promoted() {
+    let pair = RedisPair::start().unwrap();
+    let connect = async || over(Redis::connect(&pair.replica().url()).await.unwrap(), LONG);
+    let (ours, theirs) = (connect().await, connect().await);
+    let refused = || async { error_of(ours.lock("room").try_acquire().await, ErrorKind::Unavailable) };
+    refused().await;
+    let connections = || pair.replica().info("total_connections_received").parse::<u64>().unwrap();
+    let before = connections();
+    for _ in 0..10 {
+        refused().await;
+    }
+    // The tests' own are among them.
+    assert!(connections() - before <= 10 + 1, "each request opens one at the most");
+    pair.promote();
+    for locks in [theirs, ours] {
+        locks.lock("room").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_replica_grants_nothing() {
     let pair = RedisPair::start().unwrap();
