@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use dlock_core::backend::{Mode, Occupancy, within};
-use dlock_core::{ErrorKind, Failure, Holder, Key};
+use dlock_core::{Failure, Holder, Key};
 use redis::Value;
 
 use crate::client::{Client, unchanged};
-use crate::error::{Fault, refusal};
+use crate::error::{Fault, is_no_lock, refusal};
 use crate::format::{Again, Found, NO_LOCK, ScannedFor, shares};
 use crate::keys::Names;
 use crate::request::text;
@@ -68,11 +68,6 @@ pub(crate) async fn resize(client: &Client, key: &Key, permits: u32) -> Result<O
     let asked = Mode::Permits { of: permits, take: 1 };
     let resized = shares::resized(&resized).ok_or_else(senseless)?;
     resized.map_err(|used| asked.conflict(&used).unwrap_or_else(senseless))
-}
-
-/// Whether the key holds what is no lock of one holder.
-fn is_no_lock(failure: &Failure) -> bool {
-    failure.kind() == ErrorKind::InvalidConfig
 }
 
 fn senseless() -> Failure {
@@ -208,7 +203,7 @@ async fn held_elsewhere(
     match occupancy(client, &key).await {
         Ok(found) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
         // Data of others.
-        Err(failure) if is_no_lock(&failure) && failure.message().contains("WRONGTYPE") => {}
+        Err(failure) if is_no_lock(&failure) => {}
         Err(failure) => return Err(failure),
     }
     Ok(())

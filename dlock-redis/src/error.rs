@@ -49,6 +49,9 @@ const CODES: &[&str] = &[
     "FENCES",
 ];
 
+/// What servers say of a command, a key or a channel that is denied to a script. No name of a user has such words.
+const WITHIN_A_SCRIPT: [&str; 2] = ["ACL failure in script", "The user executing the script can't"];
+
 /// What the scripts say where the fault is not the lock's.
 const COUNTER: &str = "the counter of fences";
 
@@ -121,10 +124,7 @@ fn server_text(error: &RedisError) -> Option<String> {
 fn code_in(text: &str) -> Option<&'static str> {
     text.split(|c: char| !c.is_ascii_uppercase())
         .find_map(|word| CODES.iter().find(|code| **code == word).copied())
-        .or_else(|| {
-            let denied = text.contains("ACL failure") || text.contains("executing the script can't run");
-            denied.then_some("NOPERM")
-        })
+        .or_else(|| WITHIN_A_SCRIPT.iter().any(|words| text.contains(words)).then_some("NOPERM"))
 }
 
 /// What a refusal by the server means. It changed nothing.
@@ -193,7 +193,13 @@ pub(crate) fn refusal(text: &str) -> Failure {
 
 /// Whether the server refused a command within a step, of which it may have carried out a part.
 pub(crate) fn is_cut_short(failure: &Failure) -> bool {
-    failure.kind() == ErrorKind::Denied && failure.message().contains("script")
+    let is_within = |words: &&str| failure.message().contains(*words);
+    failure.kind() == ErrorKind::Denied && WITHIN_A_SCRIPT.iter().any(is_within)
+}
+
+/// Whether the key holds what is not what the request was about, as [`Fault::is_no_lock`].
+pub(crate) fn is_no_lock(failure: &Failure) -> bool {
+    code_in(failure.message()) == Some("WRONGTYPE") && !failure.message().contains(COUNTER)
 }
 
 /// What it means that a connection could not be opened. Nothing was sent.
@@ -240,6 +246,7 @@ fn is_tls_error(error: &RedisError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::NO_LOCK;
 
     fn kind(text: &str) -> ErrorKind {
         refusal(text).kind()
@@ -255,6 +262,36 @@ mod tests {
             "ERR The user executing the script can't run this command or subcommand script: f00, on @user_script:12.",
         ] {
             assert_eq!(kind(text), ErrorKind::Denied, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_step_is_cut_short_by_what_is_denied_to_its_script_and_not_by_the_name_of_a_user() {
+        for (text, expected) in [
+            ("ERR ACL failure in script: User shop has no permissions to run the 'incr' command", true),
+            ("NOPERM ACL failure in script: User shop has no permissions to run the 'incr' command", true),
+            ("ERR The user executing the script can't run this command or subcommand script: f00", true),
+            ("ERR The user executing the script can't access at least one of the keys script: f00", true),
+            ("NOPERM User scripts has no permissions to run the 'evalsha' command", false),
+            ("NOPERM this user has no permissions to run the 'script|flush' command", false),
+        ] {
+            let failure = refusal(text);
+            assert_eq!((failure.kind(), is_cut_short(&failure)), (ErrorKind::Denied, expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_lock_is_told_by_the_code_and_not_by_a_name() {
+        for (text, expected) in [
+            (NO_LOCK, true),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", true),
+            ("ERR Error running script (call to f_1): @user_script:12: WRONGTYPE Operation", true),
+            ("WRONGTYPE Operation against a key in the counter of fences", false),
+            ("FENCES dlock:fence:WRONGTYPE", false),
+            ("NOPERM User WRONGTYPE has no permissions to run the 'get' command", false),
+            ("ERR DB index is out of range", false),
+        ] {
+            assert_eq!(is_no_lock(&refusal(text)), expected, "{text}");
         }
     }
 

@@ -41,7 +41,7 @@ local function denied(...)
   for _, tried in ipairs({ ... }) do
     local reply = try(unpack(tried))
     local why = type(reply) == 'table' and reply.err or ''
-    if string.find(why, 'ermission') or string.find(why, 'to run the') or string.find(why, "can't run this") then
+    if string.find(why, 'ermission') or string.find(why, 'to run the') or string.find(why, "the script can't") then
       return reply
     end
   end
