@@ -103,7 +103,8 @@ impl RedisClaim {
             let asking = async move { client.servers.carry_out(&look, patience, &mut Untracked).await };
             asking.map(|reply| reply.ok().map(|reply| reply.answer)).boxed()
         };
-        Some(Probes { lease: self.request.lease, list, ask: Box::new(ask) })
+        let runtime = self.request.renewal_runtime();
+        Some(Probes { runtime, lease: self.request.lease, list, ask: Box::new(ask) })
     }
 
     fn step(&self, step: Step) -> Request {

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::ErrorKind;
 use dlock_core::backend::{Signal, sleep_until, tell};
+use dlock_core::{ErrorKind, keeper};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use smallvec::SmallVec;
@@ -213,9 +213,11 @@ impl Drop for UnderWay {
 }
 
 impl Tracking {
-    /// Has the holds under a name looked at soon.
+    /// Has the holds under a name looked at soon, where they are renewed: whoever hears of a change may have no runtime,
+    /// or one that is blocked from now on.
     fn look(self: &Arc<Self>, name: &Arc<str>) {
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Some(renews) = self.locks().get(name).map(Named::runtime) else { return };
+        let Some(runtime) = renews.or_else(|| keeper::current().ok()) else { return };
         let begins = self.locks().get_mut(name).is_some_and(|named| named.pace.ask());
         if begins {
             let (tracking, name) = (Arc::clone(self), Arc::clone(name));
@@ -265,12 +267,17 @@ impl Named {
         let looked_at = renewed.len() < self.holds.len();
         (renewed, looked_at)
     }
+
+    /// Where the first of those that are looked at is renewed.
+    fn runtime(&self) -> Option<Handle> {
+        self.holds.iter().find_map(|(_, hold)| hold.probes.as_ref())?.runtime.clone()
+    }
 }
 
 impl TrackedLock {
-    /// Looks at what a renewal has changed, which was not told of any more.
+    /// Looks at what a renewal has changed, which was not told of any more. A look at one of its names reads all of them.
     pub(crate) fn look(&self) {
-        self.names.iter().for_each(|name| self.tracking.look(name));
+        self.names.first().into_iter().for_each(|name| self.tracking.look(name));
     }
 }
 
@@ -340,8 +347,8 @@ impl ConnectionTracking {
         }
     }
 
-    /// Has the server tell of changes of what is read over this connection from now on. Asks once; a cut connection is
-    /// reported by what follows on it.
+    /// Has the server tell of changes of what is read over this connection from now on. Asks until the server has
+    /// agreed, after a denial once a minute; a cut connection is reported by what follows on it.
     ///
     /// # Cancel safety
     ///
@@ -385,21 +392,4 @@ impl ConnectionTracking {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_right_that_is_missing_is_asked_for_again_and_what_the_server_lacks_is_not() {
-        let tracking = Tracking::new(1);
-        tracking.refuse("the user has no permissions", Some(REFUSED_FOR));
-        assert!(!tracking.has_room());
-        tokio::time::sleep(REFUSED_FOR).await;
-        assert!(tracking.has_room());
-        tracking.refuse("the user has no permissions", Some(REFUSED_FOR));
-        assert!(!tracking.has_room(), "it has not been given");
-        tokio::time::sleep(REFUSED_FOR).await;
-        tracking.refuse("it is spoken to in RESP2", None);
-        tokio::time::sleep(REFUSED_FOR * 10).await;
-        assert!(!tracking.has_room());
-    }
-}
+mod tests;

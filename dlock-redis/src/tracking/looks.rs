@@ -11,12 +11,13 @@ use std::time::Duration;
 use dlock_core::backend::{Signal, within};
 use futures_util::future::BoxFuture;
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::request::Probe;
 
 /// The pause after the first look. It doubles from each to the next, up to a twelfth of the lease, and is as short
-/// again after one that was over before the next change.
+/// again after two pauses without a look.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long an answer to a look is waited for at the most.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,6 +30,8 @@ pub(crate) type Ask =
 
 /// What shows that a claim has what it holds.
 pub(crate) struct Probes {
+    /// Where the claim is renewed.
+    pub(crate) runtime: Option<Handle>,
     pub(crate) lease: Duration,
     pub(crate) list: Vec<Probe>,
     pub(crate) ask: Ask,
