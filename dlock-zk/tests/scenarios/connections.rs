@@ -283,3 +283,15 @@ mod in_time {
         }
     }
 }
+
+#[test]
+fn a_diagnosis_needs_no_io_of_its_callers_runtime() {
+    let server = ZooKeeperServer::start().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let locks = locks(&server, LONG).await;
+        let findings = locks.diagnose().await.unwrap();
+        let answered = findings.iter().any(|finding| finding.found.contains("version"));
+        assert!(answered, "{findings:?}");
+    });
+}
