@@ -216,7 +216,7 @@ impl ZooKeeperBuilder {
         self.check().map(ZooKeeper::new).map_err(configure)
     }
 
-    fn check(self) -> Result<Config, Failure> {
+    pub(crate) fn check(self) -> Result<Config, Failure> {
         let target = url::parse(&self.url)?;
         let Target { servers, tls, credentials, chroot, base, session_timeout, tick, .. } = target;
         let (creates_chroot, sasl) = (self.creates_chroot || target.creates_chroot, self.sasl || target.sasl);

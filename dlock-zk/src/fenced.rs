@@ -77,7 +77,7 @@ impl FencedWrite {
 
     async fn carry_out(&self) -> Result<bool, Failure> {
         let until = in_time();
-        let Some(session) = self.sessions.current() else { return Ok(false) };
+        let Some(session) = self.sessions.current()? else { return Ok(false) };
         let Some(node) = session.node_of(self.fence.get().cast_signed()) else { return Ok(false) };
         session.connected(until).await?;
         let mut writer =

@@ -1,7 +1,7 @@
 //! ZooKeeper in a child made by `fork`. One program without a test runner, since only the thread that forks lives on in
 //! the child.
 
-use dlock_core::{ErrorKind, Locks, Result};
+use dlock_core::{Error, ErrorKind, Locks, Result};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_zk::ZooKeeper;
 use fork::{Fork, WEXITSTATUS, WIFEXITED};
@@ -37,13 +37,21 @@ fn main() {
     // Of a parent that has opened no session yet.
     assert!(in_a_child(|| runtime().block_on(whole_life(&url)).is_ok()));
     let parents = runtime();
-    let locks = Locks::new(parents.block_on(ZooKeeper::connect(&url)).expect("a session"));
+    let zookeeper = parents.block_on(ZooKeeper::connect(&url)).expect("a session");
+    let locks = Locks::new(zookeeper.clone());
     let guard = parents.block_on(locks.lock("k").acquire()).expect("it is free");
-    let is_refused = || {
-        let error = runtime().block_on(whole_life(&url)).expect_err("the reactor is the parent's");
-        error.kind() == ErrorKind::Unsupported && error.to_string().contains("fork before")
-    };
-    assert!(in_a_child(is_refused));
+    let is_refused =
+        |error: Error| error.kind() == ErrorKind::Unsupported && error.to_string().contains("fork before");
+    assert!(in_a_child(|| {
+        is_refused(runtime().block_on(whole_life(&url)).expect_err("the reactor is the parent's"))
+    }));
+    // What the parent has open.
+    let fence = guard.fence().expect("each grant has one");
+    assert!(in_a_child(|| is_refused(runtime().block_on(zookeeper.prune()).expect_err("the same"))));
+    assert!(in_a_child(|| {
+        let write = zookeeper.fenced_write(fence).create("/written", "by the child");
+        is_refused(runtime().block_on(write.commit()).expect_err("the same"))
+    }));
     guard.check().expect("it is held");
     parents.block_on(guard.release()).expect("it was held all the time");
 }

@@ -76,11 +76,12 @@ impl Sessions {
     }
 
     /// The session, if one is open.
-    pub(crate) fn current(&self) -> Option<Arc<Session>> {
-        match &*self.slot() {
+    pub(crate) fn current(&self) -> Result<Option<Arc<Session>>, Failure> {
+        driver::refuse_in_child()?;
+        Ok(match &*self.slot() {
             Slot::Open(session) if session.ended().is_none() => Some(Arc::clone(session)),
             _ => None,
-        }
+        })
     }
 
     /// The session, opened by `until` if need be. Opening one goes on when nobody waits for it any more.
@@ -111,18 +112,21 @@ impl Sessions {
 
     /// The session, or the one that is being opened.
     fn start(self: &Arc<Self>) -> Result<Result<Arc<Session>, watch::Receiver<Opened>>, Failure> {
+        // What the parent has open is answered in the parent.
+        driver::refuse_in_child()?;
         let mut slot = self.slot();
         match &*slot {
             Slot::Open(session) if session.ended().is_none() => return Ok(Ok(Arc::clone(session))),
-            Slot::Opening(opening) => return Ok(Err(opening.clone())),
+            Slot::Opening(opening) if opening.has_changed().is_ok() => return Ok(Err(opening.clone())),
             Slot::Closed => return Err(Failure::new(ErrorKind::Closed, "the connection was closed")),
             // Many may ask, each again and again.
             Slot::Failed(refusal, when) if when.elapsed() < FAILURE_STANDS => {
                 return Err(not_opened(refusal, &self.config.servers));
             }
-            Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
+            // Whoever was opening one is gone, as after a panic.
+            Slot::Opening(_) | Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
         }
-        driver::refuse_in_child()?;
+        driver::opens_in_this_process();
         let (tell, opening) = watch::channel(None);
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {
@@ -162,5 +166,24 @@ impl Sessions {
 impl fmt::Debug for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sessions").field("servers", &self.config.servers).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ZooKeeperBuilder;
+
+    #[tokio::test]
+    async fn a_session_whose_opener_is_gone_is_opened_anew() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let sessions = Sessions::new(ZooKeeperBuilder::new(&format!("zk://{nobody}")).check().unwrap());
+        // As after a panic of whoever was opening it.
+        let (opener, opening) = watch::channel(None);
+        *sessions.slot() = Slot::Opening(opening);
+        drop(opener);
+        let Ok(Err(mut opening)) = sessions.start() else { panic!("one is being opened") };
+        let opened = opening.wait_for(Option::is_some).await.expect("somebody opens it").clone();
+        assert!(matches!(opened, Some(Err(Refusal::Unreached(Greeting::None)))), "nobody listens there");
     }
 }

@@ -389,12 +389,18 @@ fn start_reactor() {
     let _ = Pin::new(&mut Timer::after(LOOK)).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-/// Refuses to open sessions in a child, made by `fork`, of a process that has opened one. The reactor is one for all of
-/// a process: its thread is not in the child, where nothing would be answered, and what it waits with is the parent's.
+/// The process that opens sessions.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
+/// Notes that this process opens sessions.
+pub(crate) fn opens_in_this_process() {
+    PROCESS.get_or_init(std::process::id);
+}
+
+/// Refuses sessions to a child, made by `fork`, of a process that has opened one. The reactor is one for all of a
+/// process: its thread is not in the child, where nothing would be answered, and what it waits with is the parent's.
 pub(crate) fn refuse_in_child() -> Result<(), Failure> {
-    static PROCESS: OnceLock<u32> = OnceLock::new();
-    let process = std::process::id();
-    if *PROCESS.get_or_init(|| process) == process {
+    if PROCESS.get().is_none_or(|process| *process == std::process::id()) {
         return Ok(());
     }
     let what = "the process that was forked had opened a session of ZooKeeper, and its client works in that process \
