@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
 };
 use dlock_core::{ErrorKind, Failure, Fence, Holder};
 use futures_util::FutureExt;
@@ -195,7 +195,7 @@ impl RedisClaim {
         }
         self.listener = None;
         let lease = Duration::from_millis(self.lease());
-        let grant = Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence));
+        let grant = Grant::new(Validity::Lease(lease)).with_fence(Fence::new(fence));
         Ok(Attempt::Granted(grant.with_reserved(reserved)))
     }
 }

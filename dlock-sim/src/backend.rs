@@ -5,8 +5,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Term,
-    Withdrawal,
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed,
+    Validity, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 
@@ -196,7 +196,7 @@ impl LeaseClaim {
     }
 
     fn grant(&self, (fence, fences): (u64, u32)) -> Grant {
-        let grant = Grant::new(Term::Lease(Duration::from_nanos(self.one.lease)));
+        let grant = Grant::new(Validity::Lease(Duration::from_nanos(self.one.lease)));
         grant.with_fence(Fence::new(fence)).with_reserved(fences)
     }
 

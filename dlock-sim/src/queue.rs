@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Term,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, Signal, Validity,
     Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key};
@@ -226,7 +226,7 @@ impl Claim for Place {
                 Err(Failure::unavailable("the session has ended"))
             }
             Answer::Granted(fences) => {
-                let term = Term::Session(Some(Duration::from_millis(session.timeout)));
+                let term = Validity::Session(Some(Duration::from_millis(session.timeout)));
                 Ok(Attempt::Granted(Grant::new(term).with_fence(Fence::new(fences[0].0))))
             }
             _ => {

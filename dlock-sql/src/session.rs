@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal,
-    Term, Withdrawal,
+    Validity, Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
@@ -294,7 +294,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         }
         if let Ok(Taken::Granted(fence)) = taken {
             self.waiting.leave();
-            let term = Term::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
+            let term = Validity::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
             return Ok(Attempt::Granted(fence.into_iter().fold(Grant::new(term), Grant::with_fence)));
         }
         // Nothing of ours is there, and no command of ours is on its way.

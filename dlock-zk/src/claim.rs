@@ -10,7 +10,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal, by_then,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
+    by_then,
 };
 use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
 use tokio::time::Instant;
@@ -305,7 +306,7 @@ impl ZooKeeperClaim {
         let Some(own) = node.node() else { return Err(place_deleted()) };
         let (session, fence) = (Arc::clone(&node.session), Fence::new(own.czxid.cast_unsigned()));
         let proof = session.fresh_proof(until).await?;
-        let term = Term::Session(Some(session.trusted_for()));
+        let term = Validity::Session(Some(session.trusted_for()));
         self.proof = Some(proof);
         // One that is not alone keeps its node, and leaves its place among those who wait to others.
         if let (false, Some(node)) = (self.request.mode == Mode::Exclusive, &mut self.node) {

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Term};
+use dlock_core::backend::{Attempt, ClaimRequest, Grant, Renewed, Validity};
 use dlock_core::{Backend, Claim, Failure, Key, ManualClock, Memory};
 use dlock_models::lease::{Action, Lease, Lock, Reply, Request, Rules, Server, What};
 use dlock_testkit::claim_request;
@@ -62,7 +62,7 @@ impl Mirror {
         Ok(match request.what {
             What::Attempt => match claim.attempt().await? {
                 Attempt::Granted(Grant { fence, term, .. }) => {
-                    assert_eq!(term, Term::Lease(lease));
+                    assert_eq!(term, Validity::Lease(lease));
                     Reply::Granted { fence: u8::try_from(fence.unwrap().get()).unwrap(), section: 0 }
                 }
                 Attempt::Busy(_) => Reply::Busy,

@@ -41,10 +41,10 @@ pub struct Grant {
     /// The fencing token, where the backend has them.
     pub fence: Option<Fence>,
     /// How long it is ours.
-    pub term: Term,
-    /// From when its term counts, where that is earlier than the call of the attempt that was granted.
+    pub validity: Validity,
+    /// From when its validity counts, where that is earlier than the call of the attempt that was granted.
     pub proven_at: Option<Timestamp>,
-    /// How long it is ours at first, until it is renewed, where that is less than the term.
+    /// How long it is ours at first, until it is renewed, where that is less than its validity.
     pub first_lease: Option<Duration>,
     /// How many fences are reserved for this claim, from [`fence`](Self::fence) on: the next grant has a higher one
     /// than all of these. See [`Claim::reserve`](crate::backend::Claim::reserve).
@@ -52,10 +52,10 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Creates a grant of this term without a fence.
+    /// Creates a grant of this validity without a fence.
     #[must_use]
-    pub const fn new(term: Term) -> Self {
-        Self { fence: None, term, proven_at: None, first_lease: None, reserved: 1 }
+    pub const fn new(validity: Validity) -> Self {
+        Self { fence: None, validity, proven_at: None, first_lease: None, reserved: 1 }
     }
 
     /// Adds the fence.
@@ -72,7 +72,7 @@ impl Grant {
         self
     }
 
-    /// Says that the first lease is of this length, and each from a renewal on as long as the term: the lock was given
+    /// Says that the first lease is of this length, and each from a renewal on as long as its validity: the lock was given
     /// to a waiter before it was known whether the waiter is still there. It is renewed soon, unless it is released
     /// before.
     /// Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
@@ -82,7 +82,7 @@ impl Grant {
         self
     }
 
-    /// Counts the term from the last proof of life, which may be older than the attempt: a session that is notified of
+    /// Counts the validity from the last proof of life, which may be older than the attempt: a session that is notified of
     /// its turn need not ask the servers once more.
     #[must_use]
     pub const fn proven_at(mut self, proof: Timestamp) -> Self {
@@ -93,7 +93,7 @@ impl Grant {
 
 /// How long a grant lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Term {
+pub enum Validity {
     /// For this long from the send of the attempt, and again from each renewal.
     Lease(Duration),
     /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after

@@ -72,7 +72,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Handle;
 
-pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Term, Withdrawal};
+pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Validity, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;
@@ -291,7 +291,7 @@ pub trait Claim: Send + 'static {
     }
 
     /// Extends the lease by its full length from now, if the lock still carries our token; never re-creates it. Only
-    /// called for [`Term::Lease`].
+    /// called for [`Validity::Lease`].
     ///
     /// # Errors
     ///

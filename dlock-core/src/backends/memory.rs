@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 
 use crate::backend::{
-    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Grant, LockId, Mode, Occupancy, Signal, Term,
+    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Grant, LockId, Mode, Occupancy, Signal, Validity,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -269,7 +269,7 @@ impl MemoryState {
 
     /// Gives the lock, which nobody else has, with so many fences.
     fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
-        let grant = Grant::new(Term::Lease(request.lease));
+        let grant = Grant::new(Validity::Lease(request.lease));
         let fences = if request.mode == Mode::Exclusive { fences } else { 1 };
         if let Some(entry) = self.entry_mut(&request.key, request.token)
             && entry.expires > now

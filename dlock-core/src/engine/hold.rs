@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Grant, Mode, Signal, SignalSink, Term};
+use crate::backend::{Grant, Mode, Signal, SignalSink, Validity};
 use crate::clock::Timestamp;
 use crate::engine::registry::RegistryEntry;
 use crate::engine::tenure::Tenure;
@@ -62,7 +62,7 @@ pub(crate) struct Hold {
     pub(crate) rechecks: u32,
     /// The lease to be kept up, or the requested one where a session keeps the lock.
     pub(crate) lease: Duration,
-    term: Term,
+    validity: Validity,
     /// Of the span that took it.
     pub(crate) trace: Trace,
     /// When `max_hold` ends it.
@@ -95,7 +95,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// A hold granted by an attempt whose first request was sent at `sent`, unless its term counts from an earlier
+    /// A hold granted by an attempt whose first request was sent at `sent`, unless its validity counts from an earlier
     /// proof. Not yet listed with the keeper.
     pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let now = spec.engine.clock.now();
@@ -111,14 +111,14 @@ impl Hold {
             }
             _ => 0,
         };
-        // A hold that follows has the term for its lease, which the server has not confirmed after a first lease.
+        // A hold that follows has the validity for its lease, which the server has not confirmed after a first lease.
         let last_fence = if grant.first_lease.is_none() { last_fence } else { 0 };
-        // A renewal may shorten a first lease that is longer than the term.
-        let first_lease = match grant.term {
-            Term::Lease(length) => grant.first_lease.map(|first| first.min(length)),
-            Term::Session(_) => grant.first_lease,
+        // A renewal may shorten a first lease that is longer than the validity.
+        let first_lease = match grant.validity {
+            Validity::Lease(length) => grant.first_lease.map(|first| first.min(length)),
+            Validity::Session(_) => grant.first_lease,
         };
-        let terms = (grant.term, first_lease);
+        let terms = (grant.validity, first_lease);
         Self::make(spec, claim, (grant.fence, last_fence), terms, (now, sent), tenure)
     }
 
@@ -126,25 +126,25 @@ impl Hold {
         spec: &Spec,
         mut claim: Box<dyn DynClaim>,
         (fence, last_fence): (Option<Fence>, u64),
-        (term, first_lease): (Term, Option<Duration>),
+        (validity, first_lease): (Validity, Option<Duration>),
         (now, sent): (Timestamp, Timestamp),
         tenure: Tenure,
     ) -> Arc<Self> {
         let Spec { engine, key, site, options } = spec.clone();
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
-        let length = match term {
-            Term::Lease(length) | Term::Session(Some(length)) => Some(length),
-            Term::Session(None) => None,
+        let length = match validity {
+            Validity::Lease(length) | Validity::Session(Some(length)) => Some(length),
+            Validity::Session(None) => None,
         };
         let first = first_lease.or(length);
         let deadline = first.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
-        let renew_at = match (term, first_lease) {
+        let renew_at = match (validity, first_lease) {
             // Soon, for the sake of what it is to be; a section that is short needs no renewal.
-            (Term::Lease(_), Some(first)) => now + part_of(&engine, first / 20, 0.5),
+            (Validity::Lease(_), Some(first)) => now + part_of(&engine, first / 20, 0.5),
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
             // keeper for locks that are released soon.
-            (Term::Lease(length), None) => sent + part_of(&engine, length / 3, 0.5),
-            (Term::Session(_), _) => Timestamp::NEVER,
+            (Validity::Lease(length), None) => sent + part_of(&engine, length / 3, 0.5),
+            (Validity::Session(_), _) => Timestamp::NEVER,
         };
         let hold = Arc::new(Self {
             engine,
@@ -159,7 +159,7 @@ impl Hold {
             request_timeout: options.request_timeout(),
             rechecks: options.rechecks.unwrap_or(1),
             lease: length.unwrap_or(options.lease),
-            term,
+            validity,
             trace: Trace::current(),
             ends_at,
             leave_until: AtomicU64::new(options.hold_at_least.map_or(0, |least| (now + least).as_nanos())),
@@ -308,12 +308,12 @@ impl Hold {
         if matches!(self.condition(), Condition::Lost | Condition::Released) {
             return;
         }
-        if let Term::Lease(length) | Term::Session(Some(length)) = self.term {
+        if let Validity::Lease(length) | Validity::Session(Some(length)) = self.validity {
             let deadline = valid_until(sent, length).min(self.ends_at);
             self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
             self.confirmed_at.fetch_max(sent.as_nanos(), Ordering::AcqRel);
         }
-        if let Term::Lease(length) = self.term {
+        if let Validity::Lease(length) = self.validity {
             self.plan_renewal(sent + part_of(&self.engine, length / 3, 0.75));
         }
         self.at_risk.store(false, Ordering::Release);
@@ -366,7 +366,8 @@ impl Hold {
     /// For how long a renewal should have been confirmed and was not.
     pub(super) fn renewal_overdue(&self, now: Timestamp) -> Option<Duration> {
         let due = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire)) + self.lease / 3;
-        (matches!(self.term, Term::Lease(_)) && self.is_at_risk() && due < now).then(|| now.since(due))
+        (matches!(self.validity, Validity::Lease(_)) && self.is_at_risk() && due < now)
+            .then(|| now.since(due))
     }
 
     /// When the keeper has to look at this hold: a renewal, or the end.
@@ -418,9 +419,11 @@ impl Hold {
 
     /// How long it is valid from one confirmation to the next; `None` without a known end.
     pub(crate) fn trusted_for(&self) -> Option<Duration> {
-        match self.term {
-            Term::Lease(length) | Term::Session(Some(length)) => Some(length.saturating_sub(margin(length))),
-            Term::Session(None) => None,
+        match self.validity {
+            Validity::Lease(length) | Validity::Session(Some(length)) => {
+                Some(length.saturating_sub(margin(length)))
+            }
+            Validity::Session(None) => None,
         }
     }
 
@@ -494,7 +497,7 @@ impl SignalSink for Hold {
     }
 
     fn renew_within(&self, limit: Duration) {
-        if !matches!(self.term, Term::Lease(_)) || self.is_lost() {
+        if !matches!(self.validity, Validity::Lease(_)) || self.is_lost() {
             return;
         }
         // One that is not listed yet was granted just now; one that is closed leaves it to the hold that follows.

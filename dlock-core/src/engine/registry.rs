@@ -373,7 +373,7 @@ impl HoldRegistry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{Grant, Term};
+    use crate::backend::{Grant, Validity};
     use crate::engine::{Engine, Spec};
     use crate::handles::options::Options;
     use crate::telemetry::Site;
@@ -385,7 +385,7 @@ mod tests {
         let (key, options) = (Key::new(key).unwrap(), Options { lease, ..Options::default() });
         let spec = Spec { engine: Arc::clone(engine), key, site: Site::default(), options };
         let (claim, now) = (spec.claim().unwrap(), engine.clock.now());
-        Hold::new(&spec, claim, Grant::new(Term::Lease(lease)), now)
+        Hold::new(&spec, claim, Grant::new(Validity::Lease(lease)), now)
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::script::{Answer, Call, Scripted};
-use dlock_core::backend::{Capabilities, Renewed, Term, Withdrawal};
+use dlock_core::backend::{Capabilities, Renewed, Validity, Withdrawal};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, OnLost, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
 fn granted() -> Answer {
-    Answer::Grant(Term::Lease(LEASE))
+    Answer::Grant(Validity::Lease(LEASE))
 }
 
 fn renewals(backend: &Scripted, answers: impl IntoIterator<Item = Result<Renewed, Failure>>) {
@@ -46,7 +46,7 @@ async fn a_lock_is_renewed_at_a_third_of_its_lease_and_its_validity_grows() {
 async fn a_first_lease_is_believed_for_no_longer_than_those_that_follow() {
     let lease = Duration::from_millis(600);
     let clock = ManualClock::stopped();
-    let grant = Answer::GrantAtFirst(Duration::from_secs(2), Term::Lease(lease));
+    let grant = Answer::GrantAtFirst(Duration::from_secs(2), Validity::Lease(lease));
     let backend = Scripted::with_clock(clock.clock(), [grant]);
     renewals(&backend, [Ok(Renewed::Extended)]);
     let locks = Locks::new(backend.clone());
@@ -62,7 +62,7 @@ async fn a_first_lease_is_believed_for_no_longer_than_those_that_follow() {
 async fn a_renewal_that_fails_in_a_first_lease_is_tried_again_before_its_end() {
     let first = Duration::from_secs(2);
     let clock = ManualClock::stopped();
-    let backend = Scripted::with_clock(clock.clock(), [Answer::GrantAtFirst(first, Term::Lease(LEASE))]);
+    let backend = Scripted::with_clock(clock.clock(), [Answer::GrantAtFirst(first, Validity::Lease(LEASE))]);
     renewals(&backend, [Err(Failure::unavailable("the connection was reset")), Ok(Renewed::Extended)]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
@@ -167,7 +167,7 @@ async fn a_failed_renewal_is_a_warning_first_and_a_later_one_lifts_it() {
 
 #[tokio::test]
 async fn a_renewal_that_hangs_does_not_extend_the_belief_in_the_lock() {
-    let backend = Scripted::new([Answer::Grant(Term::Lease(Duration::from_millis(300)))]);
+    let backend = Scripted::new([Answer::Grant(Validity::Lease(Duration::from_millis(300)))]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").with_lease(Duration::from_millis(300)).acquire().await.unwrap();
     guard.lost().await;
@@ -245,7 +245,7 @@ async fn a_release_that_finds_nothing_of_ours_says_so() {
 #[tokio::test]
 async fn a_suspect_lock_fails_its_check_until_it_is_proven_again() {
     let clock = ManualClock::stopped();
-    let session = Answer::Grant(Term::Session(Some(LEASE)));
+    let session = Answer::Grant(Validity::Session(Some(LEASE)));
     let backend = Scripted::with_clock(clock.clock(), [session]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
@@ -287,7 +287,7 @@ async fn a_holder_is_notified_that_its_release_is_wanted_and_holds_the_lock_unti
 #[tokio::test]
 async fn a_lock_kept_by_a_session_without_an_end_is_lost_only_by_signal() {
     let clock = ManualClock::stopped();
-    let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Term::Session(None))]);
+    let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Validity::Session(None))]);
     let locks = Locks::new(backend.clone());
     let guard = locks.lock("k").acquire().await.unwrap();
     clock.advance(Duration::from_secs(1_000_000));
@@ -426,7 +426,7 @@ async fn shutdown_waits_for_a_request_under_way_and_gives_its_grant_back() {
 async fn a_session_keeps_a_lost_lock_from_others_no_longer_than_a_lease_would() {
     let clock = ManualClock::stopped();
     let queue = Capabilities::basic().with_session();
-    let granted = || Answer::Grant(Term::Session(None));
+    let granted = || Answer::Grant(Validity::Session(None));
     let backend = Scripted::with(clock.clock(), queue, [granted(), granted()]);
     let locks = Locks::builder(backend.clone()).with_lease(LEASE).build().unwrap();
     let guard = locks.lock("k").with_max_hold(LEASE).acquire().await.unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Term, Withdrawal};
+use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Validity, Withdrawal};
 use dlock_core::keeper::Spawn;
 use dlock_core::{
     Backend, Capabilities, Clock, ErrorKind, Failure, Holder, Key, Locks, ManualClock, Memory, Wait,
@@ -170,7 +170,7 @@ async fn shutdown_ends_in_time_though_the_backend_never_closes() {
 
 #[tokio::test]
 async fn shutdown_waits_for_a_withdrawal_that_is_not_settled_and_the_stats_tell_of_it() {
-    let backend = Scripted::new([Answer::Grant(Term::Lease(LEASE))]);
+    let backend = Scripted::new([Answer::Grant(Validity::Lease(LEASE))]);
     let unsettled = || Ok(Withdrawal::REMOVED.unsettled());
     backend.0.withdrawals.lock().unwrap().extend([unsettled(), unsettled(), unsettled()]);
     let locks = Locks::new(backend.clone());
@@ -185,7 +185,7 @@ async fn shutdown_waits_for_a_withdrawal_that_is_not_settled_and_the_stats_tell_
 #[tokio::test]
 async fn a_withdrawal_that_never_settles_ends_with_the_lease_and_a_request() {
     let clock = ManualClock::stopped();
-    let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Term::Lease(LEASE))]);
+    let backend = Scripted::with_clock(clock.clock(), [Answer::Grant(Validity::Lease(LEASE))]);
     let unsettled = (0..10_000).map(|_| Ok(Withdrawal::ABSENT.unsettled()));
     backend.0.withdrawals.lock().unwrap().extend(unsettled);
     let locks = Locks::new(backend.clone());
@@ -202,7 +202,7 @@ async fn a_withdrawal_that_never_settles_ends_with_the_lease_and_a_request() {
 #[tokio::test]
 async fn who_waits_is_not_told_each_time_that_a_repeated_withdrawal_found_nothing() {
     let clock = ManualClock::stopped();
-    let grant = Answer::Grant(Term::Lease(LEASE));
+    let grant = Answer::Grant(Validity::Lease(LEASE));
     let attempts = std::iter::once(grant).chain((0..1_000).map(|_| Answer::Busy));
     let rarely = Duration::from_secs(600);
     let capabilities = Capabilities::basic().with_polling(rarely, rarely);

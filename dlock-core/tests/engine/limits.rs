@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock, Term,
-    Withdrawal,
+    Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, RequestClock,
+    Validity, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key, Locks, Memory, Wait};
 use tokio::sync::Notify;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::script::{Answer, Call, Scripted};
 
 fn granted() -> Answer {
-    Answer::Grant(Term::Lease(Duration::from_secs(30)))
+    Answer::Grant(Validity::Lease(Duration::from_secs(30)))
 }
 
 fn lost_reply() -> Answer {
@@ -146,7 +146,7 @@ async fn waiters_that_give_up_cost_no_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_always_too_late_is_asked_for_at_a_pace() {
-    let late = || Answer::Grant(Term::Lease(Duration::from_millis(1)));
+    let late = || Answer::Grant(Validity::Lease(Duration::from_millis(1)));
     let backend = Scripted::new((0..100_000).map(|_| late()));
     let locks = Locks::new(backend.clone());
     let error = locks.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap_err();
@@ -156,7 +156,7 @@ async fn a_grant_that_is_always_too_late_is_asked_for_at_a_pace() {
 
 #[tokio::test]
 async fn the_longest_lease_is_valid() {
-    let locks = Locks::new(Scripted::new([Answer::Grant(Term::Lease(Duration::MAX))]));
+    let locks = Locks::new(Scripted::new([Answer::Grant(Validity::Lease(Duration::MAX))]));
     let guard = locks.lock("k").acquire().await.unwrap();
     guard.check().unwrap();
 }
@@ -241,7 +241,7 @@ impl Claim for QueueingClaim {
             return Ok(Attempt::Busy(Busy::default()));
         }
         self.have_written().await?;
-        Ok(Attempt::Granted(Grant::new(Term::Lease(self.lease))))
+        Ok(Attempt::Granted(Grant::new(Validity::Lease(self.lease))))
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
@@ -318,7 +318,7 @@ async fn pauses_without_an_end_or_without_a_length_are_those_of_a_poll() {
     for pauses in [(Duration::ZERO, Duration::ZERO), (Duration::MAX, Duration::MAX)] {
         let often = Capabilities::basic().with_polling(pauses.0, pauses.1);
         let answers = [Answer::BusyFor(Duration::MAX), Answer::Busy];
-        let grant = Answer::Grant(Term::Lease(Duration::from_secs(30)));
+        let grant = Answer::Grant(Validity::Lease(Duration::from_secs(30)));
         let backend = Scripted::with(Clock::system(), often, answers.into_iter().chain([grant]));
         let lock = Locks::new(backend.clone()).lock("k").with_wait(Wait::Forever);
         drop(lock.acquire().await.unwrap());

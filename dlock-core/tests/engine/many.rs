@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::Term;
+use dlock_core::backend::Validity;
 use dlock_core::{Locks, ManualClock, Memory};
 
 use crate::keeping::eventually;
@@ -53,7 +53,7 @@ async fn renewals_of_locks_that_were_taken_at_once_are_spread() {
 
 #[tokio::test]
 async fn a_lease_without_an_end_is_held() {
-    let locks = Locks::new(Scripted::new([Answer::Grant(Term::Lease(Duration::MAX))]));
+    let locks = Locks::new(Scripted::new([Answer::Grant(Validity::Lease(Duration::MAX))]));
     let guard = locks.lock("k").acquire().await.unwrap();
     guard.check().unwrap();
     assert_eq!(guard.remaining(), None);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Capabilities, Renewed, Term, Withdrawal};
+use dlock_core::backend::{Capabilities, Renewed, Validity, Withdrawal};
 use dlock_core::{Clock, Error, ErrorKind, Failure, Locks, Outcome};
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ fn denied() -> Answer {
 }
 
 fn granted() -> Answer {
-    Answer::Grant(Term::Lease(LEASE))
+    Answer::Grant(Validity::Lease(LEASE))
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Backend, Busy, Capabilities, Claim, ClaimRequest, Grant, LockId, Renewed, ServerAddress, Signal,
-    Term, Withdrawal,
+    Validity, Withdrawal,
 };
 use dlock_core::{Clock, Failure, Fence, Holder, Key};
 use tokio::sync::Notify;
@@ -22,9 +22,9 @@ pub(crate) enum Call {
 /// What an attempt answers.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    Grant(Term),
+    Grant(Validity),
     /// With a first lease of this length.
-    GrantAtFirst(Duration, Term),
+    GrantAtFirst(Duration, Validity),
     Busy,
     /// Busy, for so long.
     BusyFor(Duration),

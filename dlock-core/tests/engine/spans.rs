@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::Term;
+use dlock_core::backend::Validity;
 use dlock_core::{Batch, Lock, Locks, ManualClock, Memory, Wait};
 use tracing::Instrument;
 use tracing::field::{Field, Visit};
@@ -114,7 +114,7 @@ async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_
 
 #[tokio::test]
 async fn the_one_server_of_a_backend_is_on_every_span() {
-    let locks = Locks::builder(Scripted::new([Answer::Grant(Term::Lease(Duration::from_secs(30)))]));
+    let locks = Locks::builder(Scripted::new([Answer::Grant(Validity::Lease(Duration::from_secs(30)))]));
     let locks = locks.with_prefix("shop:").build().unwrap();
     let lines = traced(async { locks.lock("k").run(async {}).await.unwrap() }).await;
     for span in ["dlock.acquire", "dlock.hold", "dlock.release"] {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
-use dlock_core::backend::{Capabilities, Term};
+use dlock_core::backend::{Capabilities, Validity};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
 fn granted() -> Answer {
-    Answer::Grant(Term::Lease(LEASE))
+    Answer::Grant(Validity::Lease(LEASE))
 }
 
 fn lost_reply() -> Answer {

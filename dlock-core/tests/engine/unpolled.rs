@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, Term};
+use dlock_core::backend::{Backend, Capabilities, Validity};
 use dlock_core::{Batch, Clock, ErrorKind, Key, Locks, Memory};
 
 use crate::owners::poll_once;
@@ -71,7 +71,7 @@ async fn a_waiter_whose_runtime_is_blocked_lets_those_behind_it_have_the_lock() 
 
 #[tokio::test]
 async fn a_waiter_whose_timers_nobody_drives_lets_those_behind_it_ask() {
-    let granted = Answer::Grant(Term::Lease(LEASE));
+    let granted = Answer::Grant(Validity::Lease(LEASE));
     // Nobody tells of a release: the first in line asks now and then.
     let backend = Scripted::with(Clock::system(), Capabilities::basic(), [Answer::Busy, granted]);
     let locks = Locks::builder(backend).with_lease(LEASE).with_wait(WAIT).build().unwrap();

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{Capabilities, Term};
+use dlock_core::backend::{Capabilities, Validity};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, Wait};
 
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
 
 fn granted() -> Answer {
-    Answer::Grant(Term::Lease(Duration::from_secs(30)))
+    Answer::Grant(Validity::Lease(Duration::from_secs(30)))
 }
 
 #[tokio::test]

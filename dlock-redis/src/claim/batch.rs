@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Validity};
 
 use super::RedisClaim;
 use super::answers::{senseless, without_fence};
@@ -85,7 +85,7 @@ impl RedisClaim {
             Answer::Granted(fence) | Answer::Adopted(Some(fence)) if *fence > 0 => {
                 self.listener = None;
                 let lease = std::time::Duration::from_millis(self.lease());
-                Ok(Grant::new(Term::Lease(lease)).with_fence(Fence::new(*fence)))
+                Ok(Grant::new(Validity::Lease(lease)).with_fence(Fence::new(*fence)))
             }
             Answer::Adopted(_) => Err(without_fence()),
             _ => Err(senseless()),

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Grant, Term};
+use dlock_core::backend::{Grant, Validity};
 use dlock_core::{Clock, Fence, Timestamp};
 
 /// How long a place in line is kept for one that is not heard of.
@@ -41,7 +41,7 @@ impl Line {
         let waited = Clock::system().now().since(asked);
         let first = PLACE.min(lease);
         (waited + LEAST < first).then(|| {
-            let grant = Grant::new(Term::Lease(lease)).with_fence(Fence::new(fence));
+            let grant = Grant::new(Validity::Lease(lease)).with_fence(Fence::new(fence));
             grant.proven_at(asked).with_first_lease(first)
         })
     }
@@ -62,7 +62,7 @@ mod tests {
         line.waits(first);
         let grant = line.given((first.as_nanos(), 7), LEASE).unwrap();
         assert_eq!((grant.fence, grant.proven_at), (Some(Fence::new(7)), Some(first)));
-        assert_eq!((grant.first_lease, grant.term), (Some(PLACE), Term::Lease(LEASE)));
+        assert_eq!((grant.first_lease, grant.validity), (Some(PLACE), Validity::Lease(LEASE)));
         let second = line.asks() + Duration::from_nanos(1);
         line.waits(second);
         assert!(line.given((first.as_nanos(), 7), LEASE).is_none(), "of a place that was lost since");

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal, within,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
+    within,
 };
 use dlock_core::{Clock, Failure, Fence};
 use tokio::time::Instant;
@@ -204,7 +205,7 @@ impl<S: Server> Claim for RowClaim<S> {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
                 // Were the next attempt to look first, it would take its own lock for another owner's.
                 self.contended = false;
-                let grant = Grant::new(Term::Lease(self.request.lease));
+                let grant = Grant::new(Validity::Lease(self.request.lease));
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
 };
 use dlock_core::{Claim, Clock, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
@@ -138,7 +138,7 @@ impl SqliteClaim {
         match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
                 self.unsettled = None;
-                let grant = Grant::new(Term::Lease(self.request.lease));
+                let grant = Grant::new(Validity::Lease(self.request.lease));
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(fence.map(|last| stored::fence(last).into_iter().fold(grant, with_fences)))
             }

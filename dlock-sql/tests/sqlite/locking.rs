@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Renewed, Term, Withdrawal};
+use dlock_core::backend::{Renewed, Validity, Withdrawal};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Wait};
 use dlock_sql::SqliteOptions;
 
@@ -18,7 +18,7 @@ async fn a_busy_lock_tells_who_has_it_and_for_how_long() {
     let backend = site.backend().await;
     let mut first = claim(&backend, "k", LEASE).await;
     let grant = granted(first.attempt().await.unwrap());
-    assert_eq!(grant.term, Term::Lease(LEASE));
+    assert_eq!(grant.validity, Validity::Lease(LEASE));
     let mut second = claim(&backend, "k", LEASE).await;
     // The first attempt writes, the next ones read: both tell the same.
     for _ in 0..3 {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Term, Withdrawal,
+    Attempt, BatchAttempt, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
 };
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
@@ -41,9 +41,9 @@ impl<B: Backend + Clone> MutantClaim<B> {
 
     fn break_grant(&self, grant: Grant, adopted: bool) -> Grant {
         let fence = grant.fence.map_or(0, Fence::get);
-        match (self.mutant.mutation, grant.term) {
-            (Mutation::OverstatesTheLease, Term::Lease(lease)) => {
-                Grant::new(Term::Lease(lease * 2)).with_fence(Fence::new(fence))
+        match (self.mutant.mutation, grant.validity) {
+            (Mutation::OverstatesTheLease, Validity::Lease(lease)) => {
+                Grant::new(Validity::Lease(lease * 2)).with_fence(Fence::new(fence))
             }
             (Mutation::FenceStandsStill, term) => Grant::new(term).with_fence(Fence::new(1)),
             (Mutation::FenceFalls, term) => {
@@ -97,7 +97,7 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
                 Attempt::Granted(self.break_grant(grant, again))
             }
             Attempt::Busy(_) if self.is(Mutation::GrantsToEverybody) => Attempt::Granted(
-                Grant::new(Term::Lease(self.request.lease))
+                Grant::new(Validity::Lease(self.request.lease))
                     .with_fence(Fence::new(1_000_000 + self.mutant.store.next())),
             ),
             busy => busy,

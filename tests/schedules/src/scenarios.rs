@@ -10,7 +10,7 @@ use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::thread::{self, JoinHandle};
 
-use crate::backend::{Backoff, Grant, Signal, Term};
+use crate::backend::{Backoff, Grant, Signal, Validity};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
 use crate::engine::scope::refused;
@@ -95,7 +95,7 @@ impl World {
         let (engine, options) = (self.engine(), Options { lease: LEASE, ..Options::default() });
         let spec = Spec { engine, key: key(), site: Site::default(), options };
         let claim = spec.claim().expect("a claim can be made");
-        Hold::new(&spec, claim, Grant::new(Term::Lease(LEASE)), spec.engine.clock.now())
+        Hold::new(&spec, claim, Grant::new(Validity::Lease(LEASE)), spec.engine.clock.now())
     }
 
     /// Resolves when nothing of these locks is left in this process.

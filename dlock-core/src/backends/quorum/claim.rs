@@ -14,7 +14,7 @@ use super::{QuorumShared, too_few};
 use crate::backend::Backoff;
 use crate::backend::request_clock::UNSENT;
 use crate::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Term, Withdrawal, sleep, within,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Renewed, Signal, Validity, Withdrawal, sleep, within,
 };
 use crate::clock::Timestamp;
 use crate::error::Failure;
@@ -226,7 +226,7 @@ impl Claim for QuorumClaim {
                 return Err(Failure::unknown("a node took its vote back at once"));
             };
             (self.sent, self.length, self.busy) = (sent, length, Default::default());
-            return Ok(Attempt::Granted(Grant::new(Term::Lease(length))));
+            return Ok(Attempt::Granted(Grant::new(Validity::Lease(length))));
         }
         let granted = ballot.granted();
         // In time for the engine to hear of it.

@@ -12,7 +12,9 @@ use super::node::Member;
 use super::tally::{CountedVote, VoteStanding, VoteTally, Wishes};
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::RequestStage;
-use crate::backend::{Attempt, Busy, ClaimRequest, Host, Renewed, RequestClock, Signal, SignalSink, Term};
+use crate::backend::{
+    Attempt, Busy, ClaimRequest, Host, Renewed, RequestClock, Signal, SignalSink, Validity,
+};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{ErrorKind, Failure};
 use crate::handles::options::margin;
@@ -40,7 +42,7 @@ struct VoteState {
     /// A request may have taken effect, or may still.
     unsettled: bool,
     /// The node has it for us: for how long, and since which request.
-    granted: Option<(Term, Timestamp)>,
+    granted: Option<(Validity, Timestamp)>,
     /// The node had it for us once.
     was_granted: bool,
     /// It has it no more.
@@ -138,11 +140,11 @@ impl Vote {
                     let mut state = self.state();
                     state.unsettled = false;
                     let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
-                    let term = match (grant.term, grant.first_lease) {
-                        (Term::Lease(length), Some(first)) => Term::Lease(length.min(first)),
-                        (term, _) => term,
+                    let validity = match (grant.validity, grant.first_lease) {
+                        (Validity::Lease(length), Some(first)) => Validity::Lease(length.min(first)),
+                        (validity, _) => validity,
                     };
-                    state.granted = Some((term, proof));
+                    state.granted = Some((validity, proof));
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
                 claim.granted(Signal::new(self));
@@ -208,10 +210,10 @@ impl Vote {
     /// For how long the node's grant can be relied upon without a word.
     pub(super) fn length(&self) -> Option<Duration> {
         match self.state().granted? {
-            (Term::Lease(length), _) => Some(length),
+            (Validity::Lease(length), _) => Some(length),
             // A session is confirmed now and then; half of its time is left at any moment.
-            (Term::Session(Some(length)), _) => Some(self.lease.min(length / 2)),
-            (Term::Session(None), _) => Some(self.lease),
+            (Validity::Session(Some(length)), _) => Some(self.lease.min(length / 2)),
+            (Validity::Session(None), _) => Some(self.lease),
         }
     }
 
@@ -231,7 +233,7 @@ impl Vote {
         let mut state = self.state();
         match renewed {
             Renewed::Extended => {
-                state.granted.get_or_insert((Term::Lease(self.lease), sent));
+                state.granted.get_or_insert((Validity::Lease(self.lease), sent));
                 state.was_granted = true;
             }
             Renewed::Gone => (state.granted, state.gone) = (None, true),
@@ -389,10 +391,10 @@ impl CountedVote for Vote {
         let state = self.state();
         match state.granted {
             _ if state.closed || state.gone => VoteStanding::Missing,
-            Some((Term::Lease(_), _)) => VoteStanding::Leased,
+            Some((Validity::Lease(_), _)) => VoteStanding::Leased,
             Some(_) if state.suspect => VoteStanding::Suspect,
-            Some((Term::Session(None), _)) => VoteStanding::Session(Timestamp::NEVER),
-            Some((Term::Session(Some(length)), proof)) => {
+            Some((Validity::Session(None), _)) => VoteStanding::Session(Timestamp::NEVER),
+            Some((Validity::Session(Some(length)), proof)) => {
                 VoteStanding::Session(proof + length.saturating_sub(margin(length)))
             }
             None if state.unsettled => VoteStanding::Unsettled,
@@ -431,7 +433,7 @@ impl SignalSink for Vote {
     fn trust(&self, proof: Timestamp) {
         let was_suspect = {
             let mut state = self.state();
-            if let Some((Term::Session(_), last)) = &mut state.granted {
+            if let Some((Validity::Session(_), last)) = &mut state.granted {
                 *last = (*last).max(proof);
             }
             std::mem::replace(&mut state.suspect, false)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Hold;
-use crate::backend::Term;
+use crate::backend::Validity;
 use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
 use crate::engine::Spec;
@@ -19,7 +19,8 @@ impl Hold {
         let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.last_fence);
         let sent = Timestamp::from_nanos(before.confirmed_at.load(Ordering::Acquire));
         let now = spec.engine.clock.now();
-        let hold = Self::make(spec, claim, fences, (before.term, None), (now, sent), before.tenure.next());
+        let hold =
+            Self::make(spec, claim, fences, (before.validity, None), (now, sent), before.tenure.next());
         if let Some(cause) = before.loss.get() {
             hold.lose(cause.clone());
         } else if before.is_at_risk() {
@@ -66,7 +67,7 @@ impl Hold {
         if self.leave_until() > Timestamp::from_nanos(0) {
             return false;
         }
-        let Term::Lease(length) = self.term else { return false };
+        let Validity::Lease(length) = self.validity else { return false };
         let confirmed_at = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
         let is_out_of_time = self.tenure.is_out_of_time(self.engine.tenures.limits(), now);
         // Perhaps the backend had reason to ask for the renewal, and its answer is lost with the hold.
@@ -94,7 +95,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(30);
 
     const fn granted() -> Grant {
-        Grant::new(Term::Lease(LEASE)).with_fence(Fence::new(1)).with_reserved(2)
+        Grant::new(Validity::Lease(LEASE)).with_fence(Fence::new(1)).with_reserved(2)
     }
 
     fn spec(clock: &ManualClock) -> Spec {

@@ -1,7 +1,7 @@
 //! How many guards share a hold, and whether they may only read.
 
 use super::Hold;
-use crate::backend::{Mode, Term};
+use crate::backend::{Mode, Validity};
 use crate::clock::Timestamp;
 use crate::sync::atomic::Ordering;
 
@@ -54,7 +54,7 @@ impl Hold {
 
     /// The backend confirmed, by a request sent at `sent`, that others may read.
     pub(in crate::engine) fn downgraded(&self, sent: Timestamp) {
-        if let Term::Lease(_) = self.term {
+        if let Validity::Lease(_) = self.validity {
             self.confirm(sent);
         }
         self.downgrades.store(false, Ordering::Release);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{Attempt, Busy, Grant, Mode, Term, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, Grant, Mode, Validity, Withdrawal};
 use tokio::time::Instant;
 
 use super::{ShareAsk, ShareTaken};
@@ -31,7 +31,7 @@ impl<S: Server> RowClaim<S> {
                 (self.held, self.listener, self.keeps_out) = (Some(connections.hold()), None, false);
                 self.place = Place::default();
                 self.shared = self.request.mode != Mode::Exclusive || !self.unanswered.is_empty();
-                let grant = Grant::new(Term::Lease(self.request.lease));
+                let grant = Grant::new(Validity::Lease(self.request.lease));
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }

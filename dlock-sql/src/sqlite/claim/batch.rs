@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Term};
+use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Validity};
 use dlock_core::{ErrorKind, Failure};
 use sqlx::{Row, SqlStr};
 
@@ -132,7 +132,7 @@ async fn take(
     }
     let grants = claims.iter_mut().map(|claim| {
         let fence = fences.get(claim.request.key.as_str().as_bytes())?;
-        let grant = Grant::new(Term::Lease(claim.request.lease));
+        let grant = Grant::new(Validity::Lease(claim.request.lease));
         Some(stored::fence(*fence).into_iter().fold(grant, Grant::with_fence))
     });
     let grants = grants.collect::<Option<Vec<_>>>();

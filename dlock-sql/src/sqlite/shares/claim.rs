@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Term, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Validity, Withdrawal};
 use dlock_core::{ErrorKind, Failure};
 use sqlx::sqlite::SqliteConnection;
 
@@ -136,7 +136,7 @@ async fn take_alone(
     }
     let (name, line) = (key.as_str().as_bytes().to_vec(), stored::line(request, fences));
     put(database, on, name, Some(request.token.as_bytes()), (last, expires), line).await?;
-    let grant = Grant::new(Term::Lease(request.lease));
+    let grant = Grant::new(Validity::Lease(request.lease));
     let with_fences = |grant, last| stored::with_fences(grant, last, fences);
     Ok(Taken::Granted(stored::fence(last).into_iter().fold(grant, with_fences)))
 }
@@ -180,7 +180,7 @@ async fn take_share(
     }
     let name = own(key, &request.token);
     put(database, on, name, Some(request.token.as_bytes()), (fence, expires), line).await?;
-    let grant = Grant::new(Term::Lease(request.lease));
+    let grant = Grant::new(Validity::Lease(request.lease));
     Ok(Taken::Granted(stored::fence(fence).into_iter().fold(grant, Grant::with_fence)))
 }
 
