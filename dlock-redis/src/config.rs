@@ -195,10 +195,10 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets for how many locks at the most the servers are asked to tell when somebody deletes or changes them, so that
-    /// their holder knows within about a round trip and not at the next renewal; up to a twelfth of the lease later with
-    /// readers, permits and fair locks, where what others change again and again is looked at. Default 10 000; up to
-    /// 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
+    /// Sets for how many locks at the most the servers are asked to tell when somebody deletes or changes them, so
+    /// that their holder knows within about a round trip and not at the next renewal; up to a twelfth of the lease
+    /// later with readers, permits and fair locks, where what others change again and again is looked at.
+    /// Default 10 000; up to 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
     ///
     /// It is for locks that are held for more than a second: until then a lock costs nothing by it. Each is an entry in
     /// the servers' tracking tables; readers, permits and fair locks in Redisson's form are up to four.

@@ -213,8 +213,8 @@ impl Drop for UnderWay {
 }
 
 impl Tracking {
-    /// Has the holds under a name looked at soon, where they are renewed: whoever hears of a change may have no runtime,
-    /// or one that is blocked from now on.
+    /// Has the holds under a name looked at soon, where they are renewed: whoever hears of a change may have no
+    /// runtime, or one that is blocked from now on.
     fn look(self: &Arc<Self>, name: &Arc<str>) {
         let Some(renews) = self.locks().get(name).map(Named::runtime) else { return };
         let Some(runtime) = renews.or_else(|| keeper::current().ok()) else { return };
@@ -275,7 +275,8 @@ impl Named {
 }
 
 impl TrackedLock {
-    /// Looks at what a renewal has changed, which was not told of any more. A look at one of its names reads all of them.
+    /// Looks at what a renewal has changed, which was not told of any more. A look at one of its names reads all of
+    /// them.
     pub(crate) fn look(&self) {
         self.names.first().into_iter().for_each(|name| self.tracking.look(name));
     }

@@ -108,7 +108,7 @@ impl<S: Server> Connector<S> {
         self.logged_in(keeper::open(opening).await?)
     }
 
-    /// Refuses to log in while the server has refused that a moment ago. What comes of it is told by
+    /// Refuses to log in while the server has refused that a moment ago. Its outcome goes to
     /// [`logged_in`](Self::logged_in).
     pub(crate) fn may_log_in(&self) -> Result<(), Failure> {
         self.refused.answer().map_or(Ok(()), Err)

@@ -61,8 +61,8 @@ impl Mirror {
         let claim = beside.as_mut().unwrap_or(&mut on_store.claim);
         Ok(match request.what {
             What::Attempt => match claim.attempt().await? {
-                Attempt::Granted(Grant { fence, term, .. }) => {
-                    assert_eq!(term, Validity::Lease(lease));
+                Attempt::Granted(Grant { fence, validity, .. }) => {
+                    assert_eq!(validity, Validity::Lease(lease));
                     Reply::Granted { fence: u8::try_from(fence.unwrap().get()).unwrap(), section: 0 }
                 }
                 Attempt::Busy(_) => Reply::Busy,

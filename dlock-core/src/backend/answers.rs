@@ -72,18 +72,17 @@ impl Grant {
         self
     }
 
-    /// Says that the first lease is of this length, and each from a renewal on as long as its validity: the lock was given
-    /// to a waiter before it was known whether the waiter is still there. It is renewed soon, unless it is released
-    /// before.
-    /// Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
+    /// Says that the first lease is of this length, and each from a renewal on as long as its validity: the lock was
+    /// given to a waiter before it was known whether the waiter is still there. It is renewed soon, unless it is
+    /// released before. Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
     #[must_use]
     pub const fn with_first_lease(mut self, length: Duration) -> Self {
         self.first_lease = Some(length);
         self
     }
 
-    /// Counts the validity from the last proof of life, which may be older than the attempt: a session that is notified of
-    /// its turn need not ask the servers once more.
+    /// Counts the validity from the last proof of life, which may be older than the attempt: a session that is
+    /// notified of its turn need not ask the servers once more.
     #[must_use]
     pub const fn proven_at(mut self, proof: Timestamp) -> Self {
         self.proven_at = Some(proof);

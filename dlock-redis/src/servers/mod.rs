@@ -85,7 +85,8 @@ impl Servers {
     }
 
     /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime or,
-    /// where none is to be had, of another. What is rarely needed is boxed here and below: each request allocates its whole future.
+    /// where none is to be had, of another. What is rarely needed is boxed here and below: each request allocates its
+    /// whole future.
     ///
     /// # Cancel safety
     ///

@@ -114,8 +114,8 @@ impl MysqlStatements {
         let is_awaited = format!("RIGHT(holder, {}) = '{mark}'", mark.len());
         Self {
             // Assignments are made from left to right. One that finds its own lock and reserves several fences was
-            // overtaken by a later one: the line about the holder is the later one's. The id has no sign, and a fence below
-            // zero that somebody has written stays one.
+            // overtaken by a later one: the line about the holder is the later one's. The id has no sign, and a fence
+            // below zero that somebody has written stays one.
             take: sql(format!(
                 "UPDATE {table} SET
                     fence = CAST(LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + ?, {NOW} + ? - 1)))

@@ -319,9 +319,9 @@ pub(super) fn named(table: &TableName) -> String {
     )
 }
 
-/// Whether a table that [`named`] finds was made by somebody whom this user trusts: its schema is in his search path, by
-/// which PostgreSQL draws the line, or it belongs to one whose rights he has, to a superuser, or to the owner of the
-/// database. A superuser has everybody's rights, which says nothing of whom he trusts.
+/// Whether a table that [`named`] finds was made by somebody whom this user trusts: its schema is in his search path,
+/// by which PostgreSQL draws the line, or it belongs to one whose rights he has, to a superuser, or to the owner of
+/// the database. A superuser has everybody's rights, which says nothing of whom he trusts.
 pub(super) const IS_TRUSTED: &str = "(nspname = ANY (current_schemas(false))
     OR relowner = (SELECT datdba FROM pg_database WHERE datname = current_database())
     OR EXISTS (SELECT FROM pg_roles AS owner, pg_roles AS ours WHERE owner.oid = relowner AND ours.rolname = current_user
