@@ -276,10 +276,10 @@ async fn what_others_change_is_looked_at_and_not_renewed() {
         }
         until("the first renewals", || all.clone().all(|locks| locks.stats().renewals >= 4)).await;
         let before: Vec<u64> = all.clone().map(|locks| locks.stats().renewals).collect();
-        until("many renewals", || untracked.stats().renewals >= before[3] + 8).await;
+        until("many renewals", || untracked.stats().renewals >= before[3] + 20).await;
         for (locks, before) in tracked.iter().zip(before) {
             let renewals = locks.stats().renewals - before;
-            assert!(renewals < 16, "{renewals} with {format:?}");
+            assert!(renewals < 30, "{renewals} with {format:?}");
         }
         for guard in guards {
             guard.check().unwrap();
