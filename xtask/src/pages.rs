@@ -11,6 +11,9 @@ pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
     for page in sources.iter().filter(|source| source.path.ends_with(".md")) {
         links(page, sources, &mut found);
         snippets(page, sources, &mut found);
+        if page.path == "CHANGELOG.md" {
+            changes(page, &mut found);
+        }
     }
     if !found.is_empty() {
         bail!("{}", found.join("\n"));
@@ -55,6 +58,27 @@ fn headings(text: &str) -> impl Iterator<Item = String> {
         let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
         Some(kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect())
     })
+}
+
+/// Finds what merges of the changelog leave behind: a second heading of one kind in a release, and half a sentence.
+fn changes(page: &SourceFile, found: &mut Vec<String>) {
+    let (mut kinds, mut ended) = (Vec::new(), false);
+    for (at, line) in prose(&page.text) {
+        // A sentence may begin with code, which is not in the line.
+        let goes_on = line.strip_prefix("  ").is_some_and(|text| text.starts_with(char::is_lowercase));
+        if goes_on && ended {
+            found.push(format!("{}:{at}: a sentence without its beginning", page.path));
+        }
+        ended = line.ends_with('.');
+        if line.starts_with("## ") {
+            kinds.clear();
+        } else if line.starts_with("### ") {
+            if kinds.contains(&line) {
+                found.push(format!("{}:{at}: the release has {line} already", page.path));
+            }
+            kinds.push(line);
+        }
+    }
 }
 
 /// Finds pages whose Rust or SQL is in no test: a Rust file that includes the page compiles it as documentation, or
@@ -120,6 +144,15 @@ mod tests {
         );
         assert_eq!(page("[a](other.md#else)"), ["docs/x.md:1: docs/other.md has no heading #else"]);
         assert_eq!(page("[a](#else)"), ["docs/x.md:1: docs/x.md has no heading #else"]);
+    }
+
+    #[test]
+    fn what_a_merge_of_the_changelog_leaves_behind_is_found() {
+        let text = "## 2\n### Fixed\n- a: it\n  goes on.\n## 1\n### Fixed\n";
+        assert_eq!(found(&[("CHANGELOG.md", text)]), [""; 0]);
+        let text = "## 2\n### Fixed\n- a: it.\n  goes on.\n### Fixed\n";
+        let places = ["4: a sentence without its beginning", "5: the release has ### Fixed already"];
+        assert_eq!(found(&[("CHANGELOG.md", text)]), places.map(|place| format!("CHANGELOG.md:{place}")));
     }
 
     #[test]

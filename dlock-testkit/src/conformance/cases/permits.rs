@@ -226,7 +226,9 @@ async fn who_waits_for_several_permits_does_not_starve(stage: Stage) {
 async fn one_who_gave_up_waiting_for_several_keeps_nobody_out(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let one = take(&ours, &key, (3, 1)).await;
-    let all = semaphore(&theirs, &key, 3).take(3).with_wait(Duration::from_millis(80));
+    // It is connected, and has the time for an answer.
+    cannot_take(&theirs, &key, (3, 3)).await;
+    let all = semaphore(&theirs, &key, 3).take(3).with_wait(Duration::from_secs(2));
     error_of(all.acquire().await, &[ErrorKind::TimedOut]);
     quiet(&theirs).await;
     give_back(take(&ours, &key, (3, 2)).await).await;

@@ -48,7 +48,7 @@ async fn whole_life(stage: Stage) {
 /// Waits in vain, waits until a release, asks, and closes all.
 async fn life_of(ours: Process, theirs: Process, key: String) {
     let held = ours.locks.lock(&key).acquire().await.expect("it is free");
-    let (begun, wait) = (Instant::now(), Duration::from_millis(700));
+    let (begun, wait) = (Instant::now(), Duration::from_millis(1_500));
     error_of(theirs.locks.lock(&key).with_wait(wait).acquire().await, &[ErrorKind::TimedOut]);
     // What is only here may be in the time of the caller.
     assert!(ours.locks.capabilities().in_process || begun.elapsed() >= wait - Duration::from_millis(10));
