@@ -63,7 +63,7 @@ async fn hundreds_who_stand_in_line_are_all_served_once_and_leave_nothing() {
     let guard = fair(&clients[0]).acquire().await.unwrap();
     let mut tasks = JoinSet::new();
     for number in 0..waiters {
-        let lock = fair(&clients[number % 2]);
+        let lock = fair(&clients[number % 2]).with_wait(HOUR);
         tasks.spawn(async move {
             let guard = lock.acquire().await.unwrap();
             let fence = fence(&guard);

@@ -8,10 +8,7 @@ use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use redis::Connection;
 
-use crate::support::{HOUR, Proxied, error_of, held, is_counter, locks, soon, until};
-
-/// Long enough for a busy machine to renew in time: nothing here waits for the end of a lease.
-const LEASE: Duration = Duration::from_secs(2);
+use crate::support::{HOUR, Proxied, SHORT, error_of, held, is_counter, locks, soon, until};
 
 #[tokio::test]
 async fn a_thousand_renewals_never_give_more_than_a_lease_and_lose_nothing() {
@@ -81,7 +78,7 @@ async fn renewed_often(locks: &Locks, guards: &[Guard]) {
 async fn what_is_held_is_renewed_and_released_where_no_more_connections_are_to_be_had() {
     for (parameters, has_readers) in [("", true), ("/?redisson=true", false)] {
         let server = RedisServer::start().unwrap();
-        let ours = locks(&format!("{}{parameters}", server.url()), LEASE).await;
+        let ours = locks(&format!("{}{parameters}", server.url()), SHORT).await;
         let mut admin = close_to_others(&server);
         let mut guards = of_each_kind(&ours, has_readers).await;
         renewed_often(&ours, &guards).await;
@@ -100,7 +97,7 @@ async fn what_is_held_is_renewed_and_released_where_no_more_connections_are_to_b
 #[tokio::test]
 async fn what_is_held_is_renewed_where_the_password_has_changed_since_its_connection_was_opened() {
     let server = RedisServer::options().user("locks", "old", &["~*", "&*", "+@all"]).start().unwrap();
-    let ours = locks(&server.url_as("locks", "old"), LEASE).await;
+    let ours = locks(&server.url_as("locks", "old"), SHORT).await;
     server.command::<()>(&["ACL", "SETUSER", "locks", ">new", "<old"]);
     let guards = of_each_kind(&ours, true).await;
     renewed_often(&ours, &guards).await;
@@ -157,7 +154,7 @@ async fn a_quorum_renews_over_open_connections_when_its_nodes_take_no_more_and_p
         nodes.push(Redis::connect(&server.url_as("locks", "old")).await.unwrap());
     }
     let quorum = Quorum::builder(nodes).with_durable_nodes().build().unwrap();
-    let ours = Locks::builder(quorum).with_lease(LEASE).build().unwrap();
+    let ours = Locks::builder(quorum).with_lease(SHORT).build().unwrap();
     for server in &servers {
         server.command::<()>(&["ACL", "SETUSER", "locks", ">new", "<old"]);
     }
@@ -173,7 +170,7 @@ async fn a_full_server_renews_downgrades_and_releases_in_all_modes() {
     for (recipe, parameters) in recipes.into_iter().enumerate() {
         let server = RedisServer::start().unwrap();
         let url = format!("{}{parameters}", server.url());
-        let (ours, theirs) = (locks(&url, LEASE).await, locks(&url, LEASE).await);
+        let (ours, theirs) = (locks(&url, SHORT).await, locks(&url, SHORT).await);
         let mut guards = vec![
             ours.lock("alone").acquire().await.unwrap(),
             ours.semaphore("permits", 4).acquire().await.unwrap(),
