@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_core::{ErrorKind, Guard, Held, Locks, Quorum, QuorumBuilder, Result};
-use dlock_redis::Redis;
+use dlock_redis::{Redis, RedisBuilder};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;
 
@@ -32,14 +32,22 @@ fn servers(count: usize) -> Vec<RedisServer> {
 
 /// As another process would reach these servers.
 async fn builder(urls: &[String]) -> QuorumBuilder {
+    builder_of(urls, Redis::builder).await.with_longest_lease(LONGEST)
+}
+
+async fn builder_of(urls: &[String], redis: impl Fn(&str) -> RedisBuilder) -> QuorumBuilder {
     let mut nodes = Vec::new();
     for url in urls {
-        let connect_timeout = Duration::from_millis(200);
-        nodes.push(
-            Redis::builder(url).with_connect_timeout(connect_timeout).connect().await.expect("it is there"),
-        );
+        let redis = redis(url).with_connect_timeout(Duration::from_millis(200));
+        nodes.push(redis.connect().await.expect("it is there"));
     }
-    Quorum::builder(nodes).with_longest_lease(LONGEST)
+    Quorum::builder(nodes)
+}
+
+/// As somebody would who trusts that no server forgets, and hears of nothing before the next renewal.
+async fn unchecked(urls: &[String]) -> Locks {
+    let untold = builder_of(urls, |url| Redis::builder(url).with_tracking(0)).await;
+    locks_of(untold.with_longest_lease(HOUR).with_durable_nodes(), HOUR)
 }
 
 fn locks(builder: QuorumBuilder) -> Locks {
@@ -61,14 +69,11 @@ async fn second_grant(check: bool) -> (Guard, Guard) {
     let mut servers = servers(3);
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
     bootstrap(&urls).await;
-    let (ours, theirs) = (builder(&urls).await, builder(&urls).await);
-    // Without the check the second grant comes at once, and two holders last until the next renewal of the first.
     let (ours, theirs) = if check {
-        (locks(ours), locks(theirs))
+        (locks(builder(&urls).await), locks(builder(&urls).await))
     } else {
-        let unchecked =
-            |builder: QuorumBuilder| locks_of(builder.with_longest_lease(HOUR).with_durable_nodes(), HOUR);
-        (unchecked(ours), unchecked(theirs))
+        // The second grant comes at once then, and two holders last until the next renewal of the first.
+        (unchecked(&urls).await, unchecked(&urls).await)
     };
     let away = take(&Locks::new(Redis::connect(&urls[1]).await.expect("it is there"))).await;
     let guard = take(&ours).await;
