@@ -6,7 +6,8 @@ use dlock_core::{ErrorKind, Guard, Locks, OnCrash, Wait};
 use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 
-const SOON: Duration = Duration::from_secs(10);
+/// Longer than anything that is to happen by itself takes on a busy machine.
+const SOON: Duration = Duration::from_secs(60);
 
 /// The name of a node of Curator's.
 const CURATOR: &str = "_c_01234567-89ab-cdef-0123-456789abcdef-lock-";

@@ -34,7 +34,7 @@ pub(crate) async fn impatient(url: &str, lease: Duration) -> Locks {
     patient_for(Duration::from_millis(250), Redis::connect(url).await.unwrap(), lease)
 }
 
-fn patient_for(request: Duration, redis: Redis, lease: Duration) -> Locks {
+pub(crate) fn patient_for(request: Duration, redis: Redis, lease: Duration) -> Locks {
     Locks::builder(redis)
         .with_lease(lease)
         .with_wait(Duration::from_secs(10))
