@@ -12,6 +12,9 @@ type Setter = fn(&mut LocksBuilder, &str) -> Result<(), &'static str>;
 
 const A_TIME: &str = "a number with a unit, such as 500ms, 5s, 2m or 1h";
 
+/// How the variables of all locks begin.
+const PREFIX: &str = "DLOCK_";
+
 /// In this order, since some bounds depend on the lease.
 const VARIABLES: [(&str, Setter); 7] = [
     ("DLOCK_LEASE", |builder, text| {
@@ -52,7 +55,8 @@ const VARIABLES: [(&str, Setter); 7] = [
 
 impl LocksBuilder {
     /// Takes options from environment variables, over what was set before. Nothing else in dlock's libraries reads the
-    /// environment; call it after the settings of the program, which are then the defaults.
+    /// environment but `dlock::init`, which calls this; call it after the settings of the program, which are then the
+    /// defaults.
     ///
     /// | variable | option | value |
     /// |---|---|---|
@@ -80,21 +84,38 @@ impl LocksBuilder {
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) with the name of the variable, when its value is
     /// none of these.
     pub fn from_env(self) -> Result<Self> {
-        self.with_variables(|name| match std::env::var(name) {
+        self.with_variables(PREFIX, |name| match std::env::var(name) {
             Ok(value) => Ok(Some(value)),
             Err(VarError::NotPresent) => Ok(None),
             Err(VarError::NotUnicode(_)) => Err("UTF-8"),
         })
     }
 
-    fn with_variables(mut self, get: impl Fn(&str) -> Result<Option<String>, &'static str>) -> Result<Self> {
+    /// Takes options from variables that `get` reads, for `dlock::init`. Where one that begins with `own` is set, such
+    /// as `DLOCK_ORDERS_LEASE` for `DLOCK_ORDERS_`, it counts in place of the one of all locks. What `get` reads is an
+    /// error with what the value should have been, `None` when it is not set, and counts as not set when it is empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_env`](Self::from_env).
+    #[doc(hidden)]
+    pub fn with_variables(
+        mut self,
+        own: &str,
+        get: impl Fn(&str) -> Result<Option<String>, &'static str>,
+    ) -> Result<Self> {
         let backend = self.backend.name();
         for (name, set) in VARIABLES {
+            let (own, of_all) = (name.replacen(PREFIX, own, 1), name.to_owned());
+            let of_own = get(&own);
+            let is_set =
+                !matches!(&of_own, Ok(None)) && !matches!(&of_own, Ok(Some(text)) if text.trim().is_empty());
+            let (name, value) = if is_set { (own, of_own) } else { (of_all, get(name)) };
             let refuse = |what: String| {
                 let failure = Failure::invalid_config(format!("the environment variable {name}: {what}"));
                 Err(Error::new(Operation::Configure, failure).on(backend))
             };
-            let set = match get(name) {
+            let set = match value {
                 Ok(Some(text)) if !text.trim().is_empty() => set(&mut self, text.trim()),
                 Ok(_) => continue,
                 Err(wanted) => Err(wanted),
@@ -122,7 +143,29 @@ mod tests {
             |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
         Locks::builder(Memory::new())
             .with_lease(Duration::from_secs(10))
-            .with_variables(|name| Ok(find(name)))
+            .with_variables("DLOCK_ORDERS_", |name| Ok(find(name)))
+    }
+
+    #[test]
+    fn a_variable_of_one_of_several_locks_counts_in_place_of_that_of_all() {
+        let builder = from(&[
+            ("DLOCK_LEASE", "1m"),
+            ("DLOCK_ORDERS_LEASE", "20s"),
+            ("DLOCK_STOCK_LEASE", "5s"),
+            ("DLOCK_ORDERS_LABEL", " "),
+            ("DLOCK_LABEL", "all"),
+            // More than half of the lease of all, were it not for the own one.
+            ("DLOCK_REQUEST_TIMEOUT", "30s"),
+            ("DLOCK_ORDERS_REQUEST_TIMEOUT", "10s"),
+        ])
+        .unwrap();
+        assert_eq!(builder.options.lease, Duration::from_secs(20));
+        assert_eq!(builder.options.request_timeout, Some(Duration::from_secs(10)));
+        assert_eq!(builder.label.as_deref(), Some("all"));
+        for (name, value) in [("DLOCK_ORDERS_LEASE", "1"), ("DLOCK_ORDERS_RECHECKS", "11")] {
+            let text = from(&[("DLOCK_LEASE", "1m"), (name, value)]).map(drop).unwrap_err().to_string();
+            assert!(text.contains(name), "{text}");
+        }
     }
 
     #[test]
@@ -174,7 +217,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
             assert!(error.to_string().contains(name), "{value}: {error}");
         }
-        let error = Locks::builder(Memory::new()).with_variables(|_| Err("UTF-8")).map(drop).unwrap_err();
+        let error =
+            Locks::builder(Memory::new()).with_variables(PREFIX, |_| Err("UTF-8")).map(drop).unwrap_err();
         assert!(error.to_string().contains("DLOCK_LEASE") && error.to_string().contains("UTF-8"), "{error}");
     }
 }
