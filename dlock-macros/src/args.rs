@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::backend::backend;
 use crate::duration;
 use crate::error::Mistakes;
 use crate::suggest::{list, nearest};
@@ -530,15 +531,6 @@ fn requires(input: ParseStream<'_>) -> syn::Result<Vec<RequirementName>> {
         Ok(found)
     };
     parser.parse2(names.stream())
-}
-
-fn backend(name: &LitStr) -> syn::Result<LitStr> {
-    if name.value().is_empty() {
-        let message = "an empty name; write the name that was given to `dlock::register`, or leave `backend` out \
-                       for the default";
-        return Err(syn::Error::new(name.span(), message));
-    }
-    Ok(name.clone())
 }
 
 fn wait(text: &LitStr) -> syn::Result<WaitArg> {

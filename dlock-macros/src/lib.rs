@@ -4,6 +4,7 @@
 //! module of the same version of `dlock`, so this crate is of no use alone.
 
 mod args;
+mod backend;
 mod dependency;
 mod duration;
 mod error;

@@ -1,6 +1,6 @@
 #![deny(warnings)]
 
-use dlock::{Error, Locks, Memory, distributed_lock};
+use dlock::{Error, Locks, Memory, distributed_lock, leader, once};
 
 #[distributed_lock(key = "plain")]
 async fn plain() -> Result<(), Error> {
@@ -80,10 +80,30 @@ async fn shown() -> Result<Box<dyn Iterator<Item = impl std::fmt::Display>>, Err
     Ok(Box::new([1, 2].into_iter()))
 }
 
+// What the compiler says to `backend = "zookeeper"`, where locks have that name on purpose.
+#[distributed_lock(key = "by_name", locks = dlock::registered("zookeeper")?)]
+async fn by_another_name(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[leader(key = "leads", locks = dlock::registered("zookeeper")?)]
+async fn leads_by_another_name() -> Result<u64, Error> {
+    Ok(7)
+}
+
+#[once(key = "once", every = "1h", locks = dlock::registered("zookeeper")?)]
+async fn once_by_another_name() -> Result<u64, Error> {
+    Ok(7)
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     let locks = Locks::new(Memory::new());
     dlock::register("memory", locks.clone())?;
+    dlock::register("zookeeper", Locks::new(Memory::new()))?;
+    dlock::set_default("memory")?;
+    assert_eq!(by_another_name(7).await?, leads_by_another_name().await?);
+    assert!(!once_by_another_name().await?.is_skipped());
     plain().await?;
     assert_eq!(all(1).await? + others(2, &locks).await?, 3);
     assert_eq!(several(1, 2).await? + any_number(&[1, 2]).await? as u64, 5);
