@@ -331,7 +331,7 @@ fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
 }
 
 /// Returns how a URL of each backend that is compiled in begins.
-fn known_schemes() -> String {
+pub(crate) fn known_schemes() -> String {
     let known = [
         (true, "memory:"),
         (cfg!(feature = "sqlite"), "sqlite:///path"),

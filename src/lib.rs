@@ -23,7 +23,7 @@
 //! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
 //! * [`Lock::read`], [`Semaphore`]: many readers and one writer, and a few at a time.
 //! * [`Requirement`]: guarantees without which a program does not start.
-//! * [`connect`], [`register`]: where the locks are.
+//! * [`init`]; [`connect`], [`register`]: where the locks are, from the environment or by hand.
 //! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
 //! * [`Quorum`]: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
@@ -53,7 +53,9 @@
 #[path = "private.rs"]
 pub mod __private;
 mod connect;
+mod init;
 mod registry;
+mod variables;
 
 pub use connect::{connect, from_url, quorum_from_url};
 #[cfg(feature = "otel")]
@@ -81,6 +83,7 @@ pub use dlock_redis as redis;
 pub use dlock_sql as sql;
 #[cfg(feature = "zk")]
 pub use dlock_zk as zk;
+pub use init::{Backends, Init, init};
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
 
 /// The examples of the README compile.

@@ -5,6 +5,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use dlock_core::{Error, ErrorKind, Failure, Locks, Operation, Result};
 
+use crate::variables::{DEFAULT, invalid, is_same, is_set, variable_of};
+
 /// The backends dlock knows by name, and whether this build has them.
 const KNOWN: &[(&str, bool)] = &[
     ("memory", true),
@@ -15,12 +17,63 @@ const KNOWN: &[(&str, bool)] = &[
     ("zk", cfg!(feature = "zk")),
 ];
 
-struct Registry {
-    locks: BTreeMap<String, Locks>,
-    default: Option<String>,
+#[derive(Debug)]
+struct Entry {
+    locks: Locks,
+    /// Whether a variable named it, so that every spelling with that variable means it.
+    is_of_variable: bool,
 }
 
-static REGISTRY: RwLock<Registry> = RwLock::new(Registry { locks: BTreeMap::new(), default: None });
+#[derive(Debug)]
+struct Registry {
+    entries: BTreeMap<String, Entry>,
+    default: Option<String>,
+    /// Whether variables were read.
+    is_initialized: bool,
+}
+
+impl Registry {
+    const fn new() -> Self {
+        Self { entries: BTreeMap::new(), default: None, is_initialized: false }
+    }
+
+    /// The entry that an attribute with this name means, and its own name.
+    fn find(&self, name: &str) -> Option<(&String, &Entry)> {
+        self.entries.get_key_value(name).or_else(|| {
+            self.entries.iter().find(|(known, entry)| entry.is_of_variable && is_same(known, name))
+        })
+    }
+
+    /// The name that `name` would be confused with: itself, or one with the same variable, where a variable named one
+    /// of them.
+    fn confused_with(&self, name: &str, is_of_variable: bool) -> Option<&String> {
+        let is_confused = |(known, entry): &(&String, &Entry)| {
+            *known == name || (is_of_variable || entry.is_of_variable) && is_same(known, name)
+        };
+        self.entries.iter().find(is_confused).map(|(known, _)| known)
+    }
+
+    /// Whether the names that variables have can all be added, and `DLOCK_URL` be the default.
+    fn check_initial<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
+        let again = if self.is_initialized { "; dlock::init() is called once" } else { "" };
+        for name in names {
+            let variable = variable_of(name).unwrap_or_default();
+            if let Some(known) = self.confused_with(name, true) {
+                return Err(invalid(format!(
+                    "{variable} is set, and a backend is registered as {known:?} already{again}"
+                )));
+            }
+            if let (true, Some(default)) = (is_same(name, DEFAULT), &self.default) {
+                return Err(invalid(format!(
+                    "{variable} is set, and dlock::set_default({default:?}) was called already; keep one of them"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry::new());
 
 tokio::task_local! {
     static OVERRIDES: Vec<(String, Locks)>;
@@ -35,7 +88,8 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
 }
 
 /// Makes `locks` known under `name` to every `#[distributed_lock(backend = "name")]` of this process. Done once,
-/// at start-up. The only registered backend is also the default one.
+/// at start-up, for locks that are built by hand; [`init`](crate::init) does it for those that environment variables
+/// name. The only registered backend is also the default one.
 ///
 /// ```
 /// # fn main() -> Result<(), dlock::Error> {
@@ -50,18 +104,40 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidConfig`] when the name is empty or taken: replacing a backend silently would let two halves
-/// of a program hold the "same" lock.
+/// of a program hold the "same" lock. What [`init`](crate::init) registered takes all names with the same variable.
 pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     let name = name.into();
-    let refuse = |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)));
     if name.is_empty() {
-        return refuse("a backend cannot be registered under an empty name".into());
+        return Err(invalid("a backend cannot be registered under an empty name".into()));
     }
     let mut registry = registry_mut();
-    if registry.locks.contains_key(&name) {
-        return refuse(format!("a backend is registered as {name:?} already; each name is given once"));
+    if let Some(known) = registry.confused_with(&name, false) {
+        let of_variable = variable_of(known).filter(|_| registry.entries[known].is_of_variable);
+        let from =
+            of_variable.map_or_else(String::new, |variable| format!(" by dlock::init(), from {variable}"));
+        let what = format!("a backend is registered as {known:?} already{from}; each name is given once");
+        return Err(invalid(what));
     }
-    registry.locks.insert(name, locks);
+    registry.entries.insert(name, Entry { locks, is_of_variable: false });
+    Ok(())
+}
+
+/// Checks that what variables name can be registered.
+pub(crate) fn check_initial<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<()> {
+    registry().check_initial(names)
+}
+
+/// Registers what variables name, all of it or nothing.
+pub(crate) fn register_initial(backends: &[(String, Locks)]) -> Result<()> {
+    let mut registry = registry_mut();
+    registry.check_initial(backends.iter().map(|(name, _)| &**name))?;
+    registry.is_initialized = true;
+    for (name, locks) in backends {
+        if is_same(name, DEFAULT) {
+            registry.default = Some(name.clone());
+        }
+        registry.entries.insert(name.clone(), Entry { locks: locks.clone(), is_of_variable: true });
+    }
     Ok(())
 }
 
@@ -73,10 +149,8 @@ pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
 /// [`ErrorKind::UnknownBackend`] when nothing is registered under the name.
 pub fn set_default(name: &str) -> Result<()> {
     let mut registry = registry_mut();
-    if !registry.locks.contains_key(name) {
-        return Err(unknown(name, &registry));
-    }
-    registry.default = Some(name.to_owned());
+    let Some((known, _)) = registry.find(name) else { return Err(unknown(name, &registry, is_set)) };
+    registry.default = Some(known.clone());
     Ok(())
 }
 
@@ -93,7 +167,8 @@ pub fn registered(name: &str) -> Result<Locks> {
         return Ok(locks);
     }
     let registry = registry();
-    registry.locks.get(name).cloned().ok_or_else(|| unknown(name, &registry))
+    let found = registry.find(name).map(|(_, entry)| entry.locks.clone());
+    found.ok_or_else(|| unknown(name, &registry, is_set))
 }
 
 /// The default backend: the innermost override, the one set, or the only one registered.
@@ -102,19 +177,12 @@ pub(crate) fn default_locks() -> Result<Locks> {
         return Ok(locks);
     }
     let registry = registry();
-    if let Some(locks) = registry.default.as_ref().and_then(|name| registry.locks.get(name)) {
-        return Ok(locks.clone());
+    if let Some(entry) = registry.default.as_ref().and_then(|name| registry.entries.get(name)) {
+        return Ok(entry.locks.clone());
     }
-    match registry.locks.values().next() {
-        Some(locks) if registry.locks.len() == 1 => Ok(locks.clone()),
-        Some(_) => Err(no_default(format!(
-            "several backends are registered ({}) and none is the default; name one in the attribute, or call \
-             dlock::set_default",
-            names(&registry)
-        ))),
-        None => Err(no_default(
-            "no backend is registered; call dlock::register(\"name\", locks) at start-up".into(),
-        )),
+    match registry.entries.values().next() {
+        Some(entry) if registry.entries.len() == 1 => Ok(entry.locks.clone()),
+        _ => Err(no_default(&registry, is_set)),
     }
 }
 
@@ -164,18 +232,33 @@ fn overridden<T>(look: impl FnOnce(&[(String, Locks)]) -> Option<T>) -> Option<T
 }
 
 fn names(registry: &Registry) -> String {
-    registry.locks.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+    registry.entries.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
-fn no_default(what: String) -> Error {
+/// What is wrong when there is no default backend.
+fn no_default(registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
+    let what = match (registry.entries.is_empty(), !registry.is_initialized && is_set("DLOCK_URL")) {
+        (true, _) => format!("no backend is registered; {}", advice(registry, DEFAULT, is_set)),
+        (false, true) => format!(
+            "several backends are registered ({}) and none is the default; {}",
+            names(registry),
+            advice(registry, DEFAULT, is_set)
+        ),
+        (false, false) => format!(
+            "several backends are registered ({}) and none is the default; name one in the attribute, call \
+             dlock::set_default at start-up, or set DLOCK_URL for dlock::init()",
+            names(registry)
+        ),
+    };
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
 }
 
-fn unknown(name: &str, registry: &Registry) -> Error {
+/// What is wrong when `name` is unknown.
+fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
     let overrides = overridden(|overrides| {
         Some(overrides.iter().map(|(name, _)| format!("{name:?}")).collect::<Vec<_>>().join(", "))
     });
-    let there = match (registry.locks.is_empty(), overrides) {
+    let there = match (registry.entries.is_empty(), overrides) {
         (true, None) => String::new(),
         (false, None) => format!("; registered are {}", names(registry)),
         // Most likely a test that replaces another name than the attribute has.
@@ -186,11 +269,27 @@ fn unknown(name: &str, registry: &Registry) -> Error {
         Some((_, false)) => format!(" (the `{name}` feature of dlock is not compiled in)"),
         None => String::new(),
     };
+    let advice = advice(registry, name, is_set);
     let what = format!(
-        "nothing is registered as {name:?}{compiled}{there}; call dlock::register({name:?}, locks) at start-up; in a test, \
-         wrap the call with dlock::with_backend, and a task that it spawns with dlock::in_current_scope"
+        "nothing is registered as {name:?}{compiled}{there}; {advice}; in a test, wrap the call with \
+         dlock::with_backend, and a task that it spawns with dlock::in_current_scope"
     );
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
+}
+
+/// What to do, so that there is a backend under this name.
+fn advice(registry: &Registry, name: &str, is_set: impl Fn(&str) -> bool) -> String {
+    let by_hand = format!("call dlock::register({name:?}, locks) at start-up");
+    let Some(variable) = variable_of(name) else { return by_hand };
+    match (registry.is_initialized, is_set(&variable)) {
+        (false, true) => format!("{variable} is set, but dlock::init() was not called; call it at start-up"),
+        (false, false) => format!("set {variable} and call dlock::init() at start-up, or {by_hand}"),
+        (true, true) => format!(
+            "{variable} is set, but dlock::init() did not read it: add {name:?} to its `only`, or {variable} to the \
+             variables that it is given"
+        ),
+        (true, false) => format!("dlock::init() found no {variable}: set it, or {by_hand}"),
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +308,80 @@ mod tests {
             assert!(text.contains("registry-a") && text.contains(&there), "{text}");
         }
         assert!(!registered("other").unwrap_err().to_string().contains("compiled"));
+    }
+
+    /// What is said of `name`, where this variable is set.
+    fn said(registry: &Registry, name: &str, variable: &str) -> String {
+        let error = unknown(name, registry, |asked| asked == variable);
+        assert_eq!(error.kind(), ErrorKind::UnknownBackend);
+        error.to_string()
+    }
+
+    fn entry(is_of_variable: bool) -> Entry {
+        Entry { locks: Locks::new(Memory::new()), is_of_variable }
+    }
+
+    #[test]
+    fn an_unknown_name_whose_variable_is_set_says_that_init_was_not_called() {
+        let mut registry = Registry::new();
+        let text = said(&registry, "zk", "DLOCK_ZK_URL");
+        assert!(text.contains("DLOCK_ZK_URL is set, but dlock::init() was not called"), "{text}");
+        let text = said(&registry, "zk", "DLOCK_URL");
+        let (by_init, by_hand) =
+            (text.find("set DLOCK_ZK_URL and call dlock::init()"), text.find("dlock::register("));
+        assert!(by_init.is_some() && by_init < by_hand, "{text}");
+        // No variable has such a name in it.
+        let text = said(&registry, "bücher", "DLOCK_URL");
+        assert!(text.contains("dlock::register(\"bücher\"") && !text.contains("dlock::init()"), "{text}");
+
+        registry.is_initialized = true;
+        let text = said(&registry, "zk", "DLOCK_URL");
+        assert!(text.contains("dlock::init() found no DLOCK_ZK_URL"), "{text}");
+        let text = said(&registry, "zk", "DLOCK_ZK_URL");
+        assert!(text.contains("DLOCK_ZK_URL is set, but dlock::init() did not read it"), "{text}");
+    }
+
+    #[test]
+    fn without_a_default_it_is_said_what_to_set_and_whether_init_was_not_called() {
+        let mut registry = Registry::new();
+        let none = |registry: &Registry, is_set| no_default(registry, |asked| is_set && asked == "DLOCK_URL");
+        let text = none(&registry, true).to_string();
+        assert!(text.contains("DLOCK_URL is set, but dlock::init() was not called"), "{text}");
+        let text = none(&registry, false).to_string();
+        assert!(text.contains("set DLOCK_URL and call dlock::init() at start-up"), "{text}");
+
+        registry.entries.extend(["a", "b"].map(|name| (name.to_owned(), entry(false))));
+        let text = none(&registry, false).to_string();
+        assert!(text.contains("(\"a\", \"b\")") && text.contains("dlock::set_default"), "{text}");
+        let text = none(&registry, true).to_string();
+        assert!(text.contains("DLOCK_URL is set, but dlock::init() was not called"), "{text}");
+    }
+
+    #[test]
+    fn a_name_of_a_variable_is_found_in_every_spelling_and_one_given_by_hand_in_its_own() {
+        let mut registry = Registry::new();
+        registry.entries.insert("shop_orders".into(), entry(true));
+        registry.entries.insert("by_hand".into(), entry(false));
+        let found = |name| registry.find(name).map(|(known, _)| known.as_str());
+        for name in ["shop_orders", "shop-orders", "Shop Orders"] {
+            assert_eq!(found(name), Some("shop_orders"), "{name}");
+        }
+        assert_eq!((found("by_hand"), found("by-hand"), found("shop")), (Some("by_hand"), None, None));
+        // A second backend of another spelling would be a second lock of what the attributes take for one.
+        assert!(registry.confused_with("shop-orders", false).is_some());
+        assert!(registry.confused_with("by-hand", true).is_some());
+        assert!(registry.confused_with("by-hand", false).is_none());
+        for (name, says) in
+            [("shop-orders", "\"shop_orders\" already"), ("by_hand", "DLOCK_BY_HAND_URL is set")]
+        {
+            let error = registry.check_initial([name]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        registry.default = Some("by_hand".into());
+        let error = registry.check_initial(["default"]).unwrap_err();
+        assert!(error.to_string().contains("dlock::set_default(\"by_hand\")"), "{error}");
+        registry.check_initial(["zk"]).unwrap();
     }
 
     #[tokio::test]
