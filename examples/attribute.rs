@@ -49,7 +49,8 @@ async fn clean(room: &Room) -> Result<&'static str, dlock::Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), dlock::Error> {
-    // Once, where the service starts. The only registered backend is the default one.
+    // Once, where the program starts. The only registered backend is the default one. In a service that is
+    // `dlock::init().await?`, with the URL of a store in DLOCK_URL.
     dlock::register("rooms", dlock::connect("memory:").await?)?;
 
     let room = Room { id: 7, guest: std::sync::Mutex::default() };
