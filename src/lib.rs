@@ -62,7 +62,7 @@ pub use connect::{connect, from_url, quorum_from_url};
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, BatchKey, Campaign, Capabilities, Claim, Clock, Election, Eligibility, Ended,
-    Error, ErrorKind, Failure, Faults, Fence, Guard, Health, Held, Holder, Key, KeyInMode, Leader,
+    Error, ErrorKind, Failure, Faults, Fence, Forced, Guard, Health, Held, Holder, Key, KeyInMode, Leader,
     LeaderChanges, Lock, LockOnNodes, Locks, LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock,
     Memory, Node, NodeMark, NodeSetup, OnCrash, OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum,
     QuorumBuilder, QuorumInUse, QuorumVotes, Requirement, Result, Segment, Segmented, Semaphore, Stats, Term,

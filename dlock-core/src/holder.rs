@@ -46,9 +46,58 @@ pub struct Holder {
     /// Which process it is among the candidates of an [election](crate::Election), where it leads: drawn at random, so
     /// that two processes of one host name and one process id, as in containers, are two candidates.
     pub candidate: Option<String>,
+    /// Of a quorum: what each of its nodes says of it.
+    pub(crate) of_nodes: OfNodes,
+}
+
+/// What the nodes of a quorum say of one holder, each with the place of its node. It tells one grant from the next,
+/// and is no part of who the holder is.
+#[derive(Clone, Default)]
+pub(crate) struct OfNodes(pub(crate) Arc<[(usize, Holder)]>);
+
+impl PartialEq for OfNodes {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for OfNodes {}
+
+impl fmt::Debug for OfNodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(place, _)| place)).finish()
+    }
 }
 
 impl Holder {
+    /// Returns whether `other` was read of the same grant of the same key, and not of a later one, perhaps of the same
+    /// process. A lock that was released and stays taken is another hold than the one before its release.
+    ///
+    /// The [fence](Self::fence) tells grants apart. On a quorum the fences of its nodes do, which are not shown: two
+    /// holders are the same where any node says so. What has no fence, such as a holder of another library, is the
+    /// same where all is that is stored: of two holds of one thread, Redisson stores nothing that tells them apart.
+    #[must_use]
+    pub fn is_same_hold(&self, other: &Self) -> bool {
+        let nodes = |of: &Self| Arc::clone(&of.of_nodes.0);
+        if self.left_behind != other.left_behind {
+            return false;
+        } else if self.fence.is_some() || other.fence.is_some() {
+            return self.fence == other.fence;
+        } else if !nodes(self).is_empty() || !nodes(other).is_empty() {
+            let of_other = nodes(other);
+            let is_there = |(place, one): &(usize, Self)| {
+                of_other.iter().any(|(at, another)| at == place && one.is_same_hold(another))
+            };
+            return nodes(self).iter().any(is_there);
+        }
+        let stored = |of: &Self| {
+            // What a backend reads itself may still be longer than what was shown.
+            let mut of = Self { expires_in: None, ..of.clone() };
+            of.bound();
+            of
+        };
+        stored(self) == stored(other)
+    }
     /// Reads what [`Identity::describe`] wrote. Unknown fields are passed over; text of another library gives a
     /// holder without any.
     #[must_use]

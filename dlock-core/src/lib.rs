@@ -26,7 +26,7 @@ mod telemetry;
 mod template;
 mod token;
 
-pub use backend::{Backend, Capabilities, Claim};
+pub use backend::{Backend, Capabilities, Claim, Forced};
 pub use backends::memory::{Faults, Memory};
 pub use backends::prefix::Prefixed;
 pub use backends::quorum::{

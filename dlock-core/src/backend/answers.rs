@@ -34,6 +34,33 @@ pub enum BatchAttempt {
     Separately,
 }
 
+/// What came of taking a lock away from those who were [seen](crate::Locks::occupancy) to hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
+pub enum Forced {
+    /// It was taken away from them.
+    Released,
+    /// Nobody holds it any more.
+    Free,
+    /// Somebody else holds it now, alone or beside them. Nothing was taken away from anybody.
+    HeldByOthers,
+}
+
+impl Forced {
+    /// Returns the answer that needs no release, where `now` hold the lock and `seen` were seen to: nobody holds it, or
+    /// somebody who was not seen. `None` where it is to be taken away.
+    #[must_use]
+    pub fn without_release(now: &[Holder], seen: &[Holder]) -> Option<Self> {
+        let was_seen = |holder: &Holder| seen.iter().any(|seen| seen.is_same_hold(holder));
+        match now {
+            [] => Some(Self::Free),
+            now if now.iter().all(was_seen) => None,
+            _ => Some(Self::HeldByOthers),
+        }
+    }
+}
+
 /// A lock that was given to us.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
-    Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced, LockId, NodeState,
+    Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -85,6 +85,11 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>>;
     fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>>;
     fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>>;
+    fn force_release_of<'a>(
+        &'a self,
+        key: &'a Key,
+        seen: &'a [Holder],
+    ) -> BackendStep<'a, Result<Forced, Failure>>;
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>>;
     fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>>;
     fn ping(&self) -> BackendStep<'_, Result<(), Failure>>;
@@ -165,6 +170,14 @@ impl<B: Backend> DynBackend for B {
 
     fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>> {
         BackendStep::new("force_release", async move { Backend::force_release(self, key).await })
+    }
+
+    fn force_release_of<'a>(
+        &'a self,
+        key: &'a Key,
+        seen: &'a [Holder],
+    ) -> BackendStep<'a, Result<Forced, Failure>> {
+        BackendStep::new("force_release_of", async move { Backend::force_release_of(self, key, seen).await })
     }
 
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>> {
@@ -340,6 +353,10 @@ impl Backend for Erased {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.force_release(key).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        self.0.force_release_of(key, seen).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {

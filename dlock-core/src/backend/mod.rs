@@ -72,7 +72,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Handle;
 
-pub use self::answers::{Attempt, BatchAttempt, Busy, Grant, Renewed, Validity, Withdrawal};
+pub use self::answers::{Attempt, BatchAttempt, Busy, Forced, Grant, Renewed, Validity, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;
@@ -185,6 +185,33 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn force_release(&self, key: &Key) -> impl Future<Output = Result<bool, Failure>> + Send {
         let _ = key;
         std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
+    }
+
+    /// Frees `key` as [`force_release`](Self::force_release) does, if everybody who holds it is among `seen`: those
+    /// whom somebody was shown, as this backend returned them before. Which holds are the same, says
+    /// [`Holder::is_same_hold`].
+    ///
+    /// The server has to compare in the step that frees the key, so that nobody who comes in between loses what he was
+    /// granted. The default cannot: it looks, compares ([`Forced::without_release`]), and then calls `force_release`,
+    /// which takes the key from whoever is granted it between the two. A backend that is no better says so in its
+    /// documentation.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn force_release_of(
+        &self,
+        key: &Key,
+        seen: &[Holder],
+    ) -> impl Future<Output = Result<Forced, Failure>> + Send {
+        async move {
+            let now = self.occupancy(key).await?.holders;
+            match Forced::without_release(&now, seen) {
+                Some(answer) => Ok(answer),
+                None if self.force_release(key).await? => Ok(Forced::Released),
+                None => Ok(Forced::Free),
+            }
+        }
     }
 
     /// Returns all who hold `key`, and how many permits it has if it is a semaphore. The default, for backends whose

@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 
 use crate::backend::{
-    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Grant, LockId, Mode, Occupancy, Signal, Validity,
+    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy, Signal,
+    Validity,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -170,7 +171,10 @@ impl SharedMemory {
     }
 
     fn remove(&self, key: &str) -> Vec<StoredLock> {
-        let mut state = self.state();
+        self.remove_from(self.state(), key)
+    }
+
+    fn remove_from(&self, mut state: MutexGuard<'_, MemoryState>, key: &str) -> Vec<StoredLock> {
         let mut entries = state.shared.remove_all(key);
         entries.extend(state.locks.remove(key));
         if !entries.is_empty() {
@@ -382,6 +386,21 @@ impl Backend for Memory {
         let force = || {
             let now = shared.clock.now();
             shared.remove(key.as_str()).iter().any(|entry| entry.expires > now)
+        };
+        shared.faults.around(force).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let shared = &self.0;
+        let force = || {
+            let now = shared.clock.now();
+            let state = shared.state();
+            let held = state.entries_of(key).filter(|entry| entry.expires > now);
+            let held: Vec<_> = held.map(|entry| entry.holder(now)).collect();
+            Forced::without_release(&held, seen).unwrap_or_else(|| {
+                shared.remove_from(state, key.as_str());
+                Forced::Released
+            })
         };
         shared.faults.around(force).await
     }

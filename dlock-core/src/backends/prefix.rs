@@ -5,7 +5,8 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 
 use crate::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy, ServerAddress,
+    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy,
+    ServerAddress,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -123,6 +124,10 @@ impl<B: Backend> Backend for Prefixed<B> {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.backend.force_release(&self.key(key)).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        self.backend.force_release_of(&self.key(key), seen).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {

@@ -15,7 +15,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy, within};
+use crate::backend::{
+    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, within,
+};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
@@ -478,6 +480,10 @@ impl Backend for Quorum {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.force(key).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        self.0.force_of(key, seen).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Quorum};
+use dlock_core::{ErrorKind, Forced, Locks, ManualClock, Memory, Quorum};
 
 use crate::support::{KEY, durable, left_with_nothing, nodes, process, short, take, try_take, votes};
 
@@ -108,4 +108,57 @@ async fn what_only_a_minority_has_is_cleared_away_and_was_held_by_nobody() {
     left_with_nothing(&nodes);
     assert!(try_take(&locks).await.unwrap().is_some());
     drop(lost);
+}
+
+#[tokio::test]
+async fn a_holder_that_was_seen_is_released_on_all_nodes_that_answer_and_nobody_after_it() {
+    let nodes = nodes(5);
+    let (ours, theirs) = (process(&nodes), process(&nodes));
+    let stuck = take(&ours).await;
+    let seen = theirs.occupancy(KEY).await.unwrap().holders;
+    set_unavailable(&nodes[4..], true);
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    set_unavailable(&nodes[4..], false);
+    let held: Vec<_> = nodes.iter().map(Memory::held).collect();
+    assert_eq!(held, [0, 0, 0, 0, 1]);
+    let next = take(&ours).await;
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::HeldByOthers);
+    next.check().unwrap();
+    assert!(theirs.inspect(KEY).await.unwrap().is_some(), "a vote that was left is no majority");
+    next.release().await.unwrap();
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Free);
+    drop(stuck);
+    left_with_nothing(&nodes);
+}
+
+/// Nobody knows then whether the lock is free.
+#[tokio::test]
+async fn a_release_of_who_was_seen_that_too_few_nodes_answer_may_be_repeated() {
+    let nodes = nodes(3);
+    let (ours, theirs) = (process(&nodes), process(&nodes));
+    let stuck = take(&ours).await;
+    let seen = theirs.occupancy(KEY).await.unwrap().holders;
+    set_unavailable(&nodes[1..], true);
+    let error = theirs.force_release_of(KEY, &seen).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "one node may have freed it: {error}");
+    set_unavailable(&nodes, true);
+    let error = theirs.force_release_of(KEY, &seen).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::QuorumNotReached);
+    set_unavailable(&nodes, false);
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    drop(stuck);
+    left_with_nothing(&nodes);
+}
+
+/// Its vote would keep the next one from a majority while another node is away.
+#[tokio::test]
+async fn a_node_that_is_slow_is_waited_for_by_who_looks_whom_to_release() {
+    let nodes = nodes(3);
+    let (ours, theirs) = (process(&nodes), process(&nodes));
+    let _stuck = take(&ours).await;
+    nodes[2].faults().set_stepping(true);
+    let seen = theirs.occupancy(KEY).await.unwrap().holders;
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    let held: Vec<_> = nodes.iter().map(Memory::held).collect();
+    assert_eq!(held, [0, 0, 0]);
 }

@@ -8,9 +8,9 @@ use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
 use super::{QuorumShared, too_few};
-use crate::backend::{Finding, Host, Occupancy};
+use crate::backend::{Finding, Forced, Host, Occupancy};
 use crate::error::{ErrorKind, Failure};
-use crate::holder::Holder;
+use crate::holder::{Holder, OfNodes};
 use crate::key::Key;
 
 /// How long the lists of all nodes may take.
@@ -24,7 +24,7 @@ impl QuorumShared {
     /// One of those who hold it on a majority.
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         if self.capabilities.shared {
-            return Ok(self.occupancy(key).await?.holders.into_iter().next());
+            return Ok(self.all_who_hold(key, false).await?.holders.into_iter().next());
         }
         let mut round = Round::new(self.node_timeout, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
@@ -42,8 +42,13 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
-    /// All who hold it on a majority.
+    /// All who hold it on a majority. Every node is waited for within its time, so that a release by force of those who
+    /// were seen leaves no vote behind.
     pub(super) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.all_who_hold(key, true).await
+    }
+
+    async fn all_who_hold(&self, key: &Key, on_every_node: bool) -> Result<Occupancy, Failure> {
         let mut round = Round::new(self.node_timeout, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
@@ -54,9 +59,12 @@ impl QuorumShared {
         while let Some((place, answer)) = round.next().await {
             let held = count.add(place, answer).into_iter().flat_map(|found| found.holders);
             holders.extend(held.map(|holder| (place, holder)));
-            if count.settles(&holders) {
-                return Ok(Occupancy::new(None, elected(&holders, count.needed)));
+            if !on_every_node && count.settles(&holders) {
+                break;
             }
+        }
+        if count.settles(&holders) {
+            return Ok(Occupancy::new(None, elected(&holders, count.needed)));
         }
         Err(count.too_few(&round))
     }
@@ -182,18 +190,57 @@ impl QuorumShared {
             freed += usize::from(count.add(place, answer).unwrap_or(false));
         }
         if count.answered < count.needed {
-            let unheard = |(_, failure): &(_, Failure)| failure.kind() == ErrorKind::Unknown;
-            let unchanged = freed == 0 && round.open() == 0 && !count.failures.iter().any(unheard);
-            let failure = count.too_few(&round);
-            return Err(if unchanged {
-                failure
-            } else {
-                let what = "some nodes may have freed it, and no majority said so; do it again";
-                Failure::unknown(what).with_source(failure)
-            });
+            return Err(too_few_forced(freed, count, &round));
         }
         Ok(freed > 0 && freed + count.unheard() >= count.needed)
     }
+
+    /// Frees it on all nodes that answer, which are a majority, and where each finds nobody but those whom it named.
+    pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let mut round = Round::new(self.node_timeout, &Host::default());
+        for (place, member) in self.members.iter().enumerate() {
+            let named = seen.iter().flat_map(|holder| holder.of_nodes.0.iter());
+            let named: Vec<Holder> =
+                named.filter(|(at, _)| *at == place).map(|(_, holder)| holder.clone()).collect();
+            let (member, key) = (Arc::clone(member), key.clone());
+            round.ask(place, async move { member.backend().force_release_of(&key, &named).await });
+        }
+        let (mut freed, mut kept) = (0, 0);
+        let mut count = AnswerCount::new(self);
+        while let Some((place, answer)) = round.next().await {
+            match count.add(place, answer) {
+                Some(Forced::Released) => freed += 1,
+                Some(Forced::HeldByOthers) => kept += 1,
+                Some(Forced::Free) | None => {}
+            }
+        }
+        if count.answered < count.needed {
+            return Err(too_few_forced(freed, count, &round));
+        }
+        let (needed, unheard) = (count.needed, count.unheard());
+        Ok(if self.members.len() - freed < needed {
+            // What is left is no majority, whoever has it.
+            Forced::Released
+        } else if kept >= needed || freed == 0 && kept > 0 && kept + unheard >= needed {
+            Forced::HeldByOthers
+        } else if kept + unheard < needed {
+            Forced::Free
+        } else {
+            return Err(too_few_forced(freed, count, &round));
+        })
+    }
+}
+
+/// Too few nodes confirmed a release by force, of which `freed` did.
+fn too_few_forced<T: Send + 'static>(freed: usize, count: AnswerCount<'_>, round: &Round<T>) -> Failure {
+    let unheard = |(_, failure): &(_, Failure)| failure.kind() == ErrorKind::Unknown;
+    let unchanged = freed == 0 && round.open() == 0 && !count.failures.iter().any(unheard);
+    let failure = count.too_few(round);
+    if unchanged {
+        return failure;
+    }
+    let what = "some nodes may have freed it, and no majority said so; do it again";
+    Failure::unknown(what).with_source(failure)
 }
 
 fn unreachable(member: &Member, failure: &Failure) -> Finding {
@@ -255,7 +302,9 @@ fn elected(holders: &[(usize, Holder)], needed: usize) -> Vec<Holder> {
         let mut ends: Vec<_> = same(holders, holder).filter_map(|(_, holder)| holder.expires_in).collect();
         ends.sort_unstable();
         let expires_in = ends.len().checked_sub(needed).map(|at| ends[at]);
-        elected.extend((0..number).map(|_| Holder { expires_in, fence: None, ..holder.clone() }));
+        let of_nodes = OfNodes(same(holders, holder).cloned().collect());
+        let named = Holder { expires_in, fence: None, of_nodes, ..holder.clone() };
+        elected.extend((0..number).map(|_| named.clone()));
     }
     elected
 }

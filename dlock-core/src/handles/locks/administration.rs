@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Mode, Occupancy};
+use crate::backend::{Forced, Mode, Occupancy};
 use crate::error::{Failure, Operation, Result};
 use crate::holder::Holder;
 use crate::key::Key;
@@ -130,7 +130,8 @@ impl Locks {
     /// this.** It learns of the loss at its next renewal, up to a third of its lease later, and until then it and the
     /// next holder may work side by side: only resources that check the [fence](crate::Fence) are protected, since the
     /// next grant has a higher one. Where the connection to a database is what keeps locks, it is ended, with whatever
-    /// other locks are on it.
+    /// other locks are on it. Whoever looks first who holds it, takes it away by
+    /// [`force_release_of`](Self::force_release_of), so that nobody else loses it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -168,6 +169,61 @@ impl Locks {
             let held = engine.ask(limit, unanswered, force).await?;
             Telemetry::forced(held);
             Ok(held)
+        };
+        forced
+            .in_span(span)
+            .await
+            .map_err(|failure: Failure| engine.error(Operation::Release, failure).of(&key))
+    }
+
+    /// Takes the lock of `key` away as [`force_release`](Self::force_release) does, if everybody who holds it is among
+    /// `seen`: those whom [`occupancy`](Self::occupancy) or [`inspect`](Self::inspect) returned before, perhaps to show
+    /// them to an operator. A later grant is another hold, also where it is the same process's; see
+    /// [`Holder::is_same_hold`].
+    ///
+    /// The server compares in the step that frees the key. Where a session keeps it, which has to be ended for that,
+    /// it is looked at directly before, and in the moment between the two the session may release the lock and take it
+    /// anew; nobody else's is taken away. A quorum compares on each node: one that had not answered when it was looked
+    /// at goes on with its vote until the holder learns of the loss.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Forced, Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let guard = locks.lock("room_7").acquire().await?;
+    /// let seen = locks.occupancy("room_7").await?.holders;
+    /// guard.release().await?;
+    /// let _next = locks.lock("room_7").acquire().await?;
+    /// assert_eq!(locks.force_release_of("room_7", &seen).await?, Forced::HeldByOthers);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As `force_release`. After [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) the same may be asked again: it
+    /// still takes the lock from nobody else.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the lock may be taken away or not.
+    pub async fn force_release_of<'a>(
+        &self,
+        key: impl AsRef<str> + Send,
+        seen: impl IntoIterator<Item = &'a Holder> + Send,
+    ) -> Result<Forced> {
+        let engine = &self.engine;
+        let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
+        let seen: Vec<Holder> = seen.into_iter().cloned().collect();
+        let limit = self.defaults.request_timeout();
+        let span = engine.telemetry.release_started(Subject { key: &key, site: Site::default() });
+        let forced = async {
+            let unanswered = Failure::unknown(format!("no answer within {limit:?}; do it again"));
+            let (asked, of) = (Arc::clone(engine), key.clone());
+            let force = async move { asked.backend.force_release_of(&of, &seen).await };
+            let forced = engine.ask(limit, unanswered, force).await?;
+            Telemetry::forced(forced == Forced::Released);
+            Ok(forced)
         };
         forced
             .in_span(span)
@@ -247,6 +303,36 @@ mod tests {
         memory.faults().drop_replies(1);
         assert_eq!(locks.force_release("k").await.unwrap_err().kind(), ErrorKind::Unknown);
         assert!(locks.inspect("k").await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_a_backend_cannot_compare_is_compared_before_it_is_asked() {
+        let memory = Memory::new();
+        let (locks, least) = (Locks::new(memory.clone()), Locks::new(Least(memory)));
+        let guard = locks.lock("k").acquire().await.unwrap();
+        let seen = least.inspect("k").await.unwrap();
+        guard.release().await.unwrap();
+        assert_eq!(least.force_release_of("k", &seen).await.unwrap(), Forced::Free);
+        let _next = locks.lock("k").acquire().await.unwrap();
+        assert_eq!(least.force_release_of("k", &seen).await.unwrap(), Forced::HeldByOthers);
+        let seen = least.inspect("k").await.unwrap();
+        let error = least.force_release_of("k", &seen).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    #[tokio::test]
+    async fn a_release_of_what_was_seen_whose_answer_is_lost_may_be_made_again() {
+        let memory = Memory::new();
+        let locks = Locks::new(memory.clone());
+        let _guard = locks.lock("k").acquire().await.unwrap();
+        let seen = locks.occupancy("k").await.unwrap().holders;
+        memory.faults().drop_replies(1);
+        let error = locks.force_release_of("k", &seen).await.unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Unknown, Some("k")));
+        assert!(error.to_string().contains("do it again") || error.to_string().contains("lost"), "{error}");
+        let _next = locks.lock("k").acquire().await.unwrap();
+        assert_eq!(locks.force_release_of("k", &seen).await.unwrap(), Forced::HeldByOthers);
+        assert_eq!(memory.held(), 1);
     }
 
     #[tokio::test]
