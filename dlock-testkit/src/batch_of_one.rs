@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId, NodeState, Occupancy,
-    Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
+    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced, LockId, NodeState,
+    Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -89,6 +89,10 @@ impl<B: Backend> Backend for BatchOfOne<B> {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         self.0.force_release(key).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        self.0.force_release_of(key, seen).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {

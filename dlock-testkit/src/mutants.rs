@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dlock_core::backend::{
-    BatchAttempt, ClaimRequest, Finding, LockId, MOST_PERMITS, Mode, NodeState, Occupancy, ServerAddress,
+    BatchAttempt, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode, NodeState, Occupancy,
+    ServerAddress,
 };
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
@@ -71,6 +72,8 @@ pub enum Mutation {
     ListsOneHolder,
     /// A release by force is confirmed and not made.
     ForcesNothing,
+    /// A release by force of those who were seen takes the lock from whoever has it.
+    ForcesWhoever,
     /// A batch that meets a busy lock keeps those that it took before.
     TearsBatches,
     /// A batch takes its first lock only, and says that it has all.
@@ -91,7 +94,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -116,6 +119,7 @@ impl Mutation {
         Self::HidesTheHolder,
         Self::ListsOneHolder,
         Self::ForcesNothing,
+        Self::ForcesWhoever,
         Self::TearsBatches,
         Self::TakesTheFirstOfABatch,
         Self::ReadersExclude,
@@ -248,6 +252,14 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
         match self.mutation {
             Mutation::ForcesNothing => Ok(self.backend.inspect(key).await?.is_some()),
             _ => self.backend.force_release(&self.key(key)).await,
+        }
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        match self.mutation {
+            Mutation::ForcesWhoever if self.backend.force_release(key).await? => Ok(Forced::Released),
+            Mutation::ForcesWhoever => Ok(Forced::Free),
+            _ => self.backend.force_release_of(&self.key(key), seen).await,
         }
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Finding, LockId, NodeState, Occupancy, ServerAddress,
+    Attempt, BatchAttempt, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, ServerAddress,
 };
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::runtime::Handle;
@@ -414,6 +414,13 @@ impl<B: Backend> Backend for Wired<B> {
         wire.count(WireRequest::Withdraw);
         wire.there().await?;
         wire.back(backend.force_release(key).await)
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let WiredShared { backend, wire, .. } = &*self.0;
+        wire.count(WireRequest::Withdraw);
+        wire.there().await?;
+        wire.back(backend.force_release_of(key, seen).await)
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Holder};
+use dlock_core::{ErrorKind, Forced, Holder};
 
 use super::cases;
+use super::sharing::read;
 use crate::conformance::expect::{error_of, give_back, soon};
 use crate::conformance::{Process, Stage};
 
@@ -21,6 +22,10 @@ cases! {
     a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded: AdministrationAndFences, Timed;
     a_release_by_force_leaves_the_locks_of_others_alone: Administration, Easy;
     a_release_by_force_leaves_other_locks_of_its_holder_alone: LeaseAndAdministration, Easy;
+    a_release_by_force_of_who_was_seen_frees_the_lock_once: Administration, Easy;
+    a_release_by_force_of_who_was_seen_leaves_the_next_holder_alone: Administration, Easy;
+    each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone: LeaseAndAdministration, Busy;
+    a_release_by_force_of_some_who_share_a_lock_is_refused: SharedAndAdministration, Easy;
     waiters_are_listed_in_their_order_without_the_holder: Waiters, Easy;
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }
@@ -193,6 +198,108 @@ async fn a_release_by_force_leaves_other_locks_of_its_holder_alone(stage: Stage)
     theirs.sees_held(&key).await;
     give_back(one).await;
     drop(two);
+}
+
+/// Who holds it now.
+async fn seen(process: &Process, key: &str) -> Vec<Holder> {
+    process.locks.occupancy(key).await.expect("it can be asked").holders
+}
+
+/// It is what was shown that is removed, however often that is asked for.
+async fn a_release_by_force_of_who_was_seen_frees_the_lock_once(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let stuck = ours.take(&key).await;
+    let seen = seen(&theirs, &key).await;
+    let forced = theirs.locks.force_release_of(&key, &seen).await.expect("it can be released");
+    assert_eq!(forced, Forced::Released);
+    let again = theirs.locks.force_release_of(&key, &seen).await.expect("it can be asked");
+    assert_eq!(again, Forced::Free);
+    let next = theirs.take_soon(&key).await;
+    let late = theirs.locks.force_release_of(&key, &seen).await.expect("it can be asked");
+    assert_eq!(late, Forced::HeldByOthers);
+    ours.sees_held(&key).await;
+    next.check().expect("nothing was taken from the next holder");
+    drop(stuck);
+    give_back(next).await;
+    error_of(theirs.locks.force_release_of("", &seen).await, &[ErrorKind::InvalidKey]);
+}
+
+/// Also where it is the process that had it before.
+async fn a_release_by_force_of_who_was_seen_leaves_the_next_holder_alone(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let first = ours.take(&key).await;
+    let of_first = seen(&theirs, &key).await;
+    give_back(first).await;
+    for next in [&ours, &theirs] {
+        let guard = next.take_soon(&key).await;
+        let forced = theirs.locks.force_release_of(&key, &of_first).await.expect("it can be asked");
+        assert_eq!(forced, Forced::HeldByOthers);
+        ours.sees_held(&key).await;
+        guard.check().expect("it is held");
+        give_back(guard).await;
+    }
+    let nobody = theirs.locks.force_release_of(&key, &of_first).await.expect("it can be asked");
+    assert_eq!(nobody, Forced::Free);
+}
+
+/// Also where it changes hands in the moment of the release: it is the server that compares.
+async fn each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone(stage: Stage) {
+    const FORCED: usize = 5;
+    const AT_MOST: usize = 2_000;
+    let (ours, operator, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key);
+    let holding = tokio::spawn(async move {
+        let mut lost = Vec::new();
+        while lost.len() < FORCED {
+            let guard = lock.acquire().await.expect("it is granted");
+            let fence = guard.fence();
+            match guard.release().await {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::NotHeld => lost.push(fence),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        lost
+    });
+    let mut forced = Vec::new();
+    for _ in 0..AT_MOST {
+        let seen = seen(&operator, &key).await;
+        let answer = operator.locks.force_release_of(&key, &seen).await.expect("it can be asked");
+        if answer == Forced::Released {
+            forced.push(seen[0].fence);
+        }
+        if holding.is_finished() {
+            break;
+        }
+    }
+    if !holding.is_finished() {
+        // Where requests hardly ever meet, nothing was to be seen.
+        holding.abort();
+        return;
+    }
+    let lost = holding.await.expect("it did not panic");
+    // A quorum has no fences, and does not tell which it was.
+    if lost.iter().all(Option::is_some) {
+        assert!(lost.iter().all(|lost| forced.contains(lost)), "{lost:?} were lost, and {forced:?} released");
+    }
+}
+
+/// All who hold it lose it, so that all have to have been seen.
+async fn a_release_by_force_of_some_who_share_a_lock_is_refused(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let one = read(&ours, &key).await;
+    let first = seen(&theirs, &key).await;
+    let other = read(&theirs, &key).await;
+    let forced = theirs.locks.force_release_of(&key, &first).await.expect("it can be asked");
+    assert_eq!(forced, Forced::HeldByOthers);
+    let both = seen(&theirs, &key).await;
+    assert_eq!(both.len(), 2, "{both:?}");
+    give_back(one).await;
+    let forced = theirs.locks.force_release_of(&key, &both).await.expect("it can be released");
+    assert_eq!(forced, Forced::Released, "one of those who were seen left, and nobody came");
+    assert!(seen(&ours, &key).await.is_empty());
+    drop(other);
+    give_back(ours.take_soon(&key).await).await;
 }
 
 /// The order in which they will be served.

@@ -74,6 +74,7 @@ pub const SHARING: &[&str] = &[
     "a_dropped_reader_is_given_back_soon",
     "all_readers_are_known_as_such",
     "a_release_by_force_takes_the_lock_from_all_its_readers",
+    "a_release_by_force_of_some_who_share_a_lock_is_refused",
     "locks_of_a_batch_are_read_or_written_as_each_was_asked_for",
     "keys_of_a_batch_are_read_or_written_and_the_stronger_counts_of_two",
     "a_batch_that_cannot_write_one_key_keeps_none_of_those_that_it_reads",
