@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Mode, Occupancy, within};
+use dlock_core::backend::{Forced, Mode, Occupancy, within};
 use dlock_core::{Failure, Holder, Key};
 use redis::Value;
 
@@ -25,40 +25,81 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 
 /// All who hold one lock.
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
-    let names = client.names(key);
-    let looked = client.look(names.slot, |number| client.format.look(&names.lock, number)).await;
-    let found = match looked.map_err(unchanged) {
-        Ok(looked) => client.format.seen(looked),
-        // Perhaps several hold it.
-        Err(failure) if is_no_lock(&failure) => return look_again(client, &names, Again::Other).await,
-        Err(failure) => return Err(failure),
-    };
-    match found {
-        Found::ReadWriteLock => look_again(client, &names, Again::ReadWriteLock).await,
-        Found::Several(holders) => Ok(Occupancy::new(None, holders)),
-        Found::Nothing => Ok(Occupancy::default()),
-        Found::Held(holder) => Ok(Occupancy::new(None, vec![holder])),
-        Found::Foreign if !client.among_data => Ok(Occupancy::new(None, vec![foreign()])),
-        Found::Foreign | Found::Data => Err(refusal(NO_LOCK)),
-    }
+    Ok(look(client, &client.names(key)).await?.occupancy)
 }
 
-async fn look_again(client: &Client, names: &Names, kind: Again) -> Result<Occupancy, Failure> {
+/// What a look at one lock found.
+struct Looked {
+    occupancy: Occupancy,
+    /// What tells those who hold it from all others.
+    identities: Vec<Vec<u8>>,
+    /// As what it was looked at.
+    kind: Option<Again>,
+}
+
+async fn look(client: &Client, names: &Names) -> Result<Looked, Failure> {
+    let looked = client.look(names.slot, |number| client.format.look(&names.lock, number)).await;
+    let (found, identities) = match looked.map_err(unchanged) {
+        Ok(looked) => {
+            let identities = client.format.identities(None, &looked);
+            (client.format.seen(looked), identities)
+        }
+        // Perhaps several hold it.
+        Err(failure) if is_no_lock(&failure) => return look_again(client, names, Again::Other).await,
+        Err(failure) => return Err(failure),
+    };
+    let holders = match found {
+        Found::ReadWriteLock => return look_again(client, names, Again::ReadWriteLock).await,
+        Found::Several(holders) => holders,
+        Found::Nothing => Vec::new(),
+        Found::Held(holder) => vec![holder],
+        Found::Foreign if !client.among_data => vec![foreign()],
+        Found::Foreign | Found::Data => return Err(refusal(NO_LOCK)),
+    };
+    Ok(Looked { occupancy: Occupancy::new(None, holders), identities, kind: None })
+}
+
+async fn look_again(client: &Client, names: &Names, kind: Again) -> Result<Looked, Failure> {
     let looked = client.look(names.slot, |number| client.format.look_again(kind, &names.lock, number)).await;
-    client.format.seen_again(kind, looked.map_err(unchanged)?).ok_or_else(senseless)
+    let looked = looked.map_err(unchanged)?;
+    let identities = client.format.identities(Some(kind), &looked);
+    let occupancy = client.format.seen_again(kind, looked).ok_or_else(senseless)?;
+    Ok(Looked { occupancy, identities, kind: Some(kind) })
 }
 
 /// Takes a lock away from whoever holds it; whether anybody did.
 pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     let names = client.names(key);
-    let call = |number| client.format.force(&names, client.among_data, number);
+    let call = |number| client.format.force(&names, client.among_data, &[], number);
     let kind = match client.ask(names.slot, call).await {
         Err(failure) if is_no_lock(&failure) => Again::Other,
         Ok(Value::Int(2)) => Again::ReadWriteLock,
         forced => return Ok(forced? == Value::Int(1)),
     };
-    let call = |number| client.format.force_again(kind, &names.lock, number);
+    let call = |number| client.format.force_again(kind, &names.lock, &[], number);
     Ok(client.ask(names.slot, call).await? == Value::Int(1))
+}
+
+/// Takes a lock away from those who were seen to hold it, if nobody else does.
+pub(crate) async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+    let names = client.names(key);
+    // What is read now is what the server compares with: no holder has it that comes later.
+    let Looked { occupancy, identities, kind } = look(client, &names).await?;
+    if let Some(answer) = Forced::without_release(&occupancy.holders, seen) {
+        return Ok(answer);
+    }
+    let call = |number| match kind {
+        None => client.format.force(&names, client.among_data, &identities, number),
+        Some(kind) => client.format.force_again(kind, &names.lock, &identities, number),
+    };
+    match client.ask(names.slot, call).await {
+        Ok(Value::Int(0)) => Ok(Forced::Free),
+        Ok(Value::Int(1)) => Ok(Forced::Released),
+        Ok(_) => Ok(Forced::HeldByOthers),
+        // It is of another kind by now.
+        Err(failure) if is_no_lock(&failure) => Ok(Forced::HeldByOthers),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Changes the number of permits of a semaphore; returns what it was.

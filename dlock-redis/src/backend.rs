@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy, RequestClock,
+    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy, RequestClock,
     ServerAddress, boxed,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
@@ -230,6 +230,10 @@ impl Backend for Redis {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         administration::force_release(&self.0, key).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        administration::force_release_of(&self.0, key, seen).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {

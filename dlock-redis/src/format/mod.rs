@@ -395,13 +395,24 @@ impl Format {
         matches!(self, Self::Redisson { .. }).then(semaphores)
     }
 
-    /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force).
-    pub(crate) fn force_again(&self, kind: Again, lock: &str, number: CallNumber) -> Cmd {
+    /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force), or only if
+    /// all of them are among these [identities](Self::identities).
+    pub(crate) fn force_again(&self, kind: Again, lock: &str, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
         match self {
-            Self::Plain { .. } => shares::force(lock, number),
+            Self::Plain { .. } => shares::force(lock, meant, number),
             Self::Redisson { cluster, .. } => {
-                redisson_shares::force(kind == Again::Other, lock, *cluster, number)
+                redisson_shares::force(kind == Again::Other, (lock, *cluster), meant, number)
             }
+        }
+    }
+
+    /// What tells those whom a look found from all who may hold the lock later.
+    pub(crate) fn identities(&self, kind: Option<Again>, looked: &Value) -> Vec<Vec<u8>> {
+        match (self, kind) {
+            (Self::Plain { .. }, None) => vec![plain::identity(looked)],
+            (Self::Plain { .. }, Some(_)) => shares::identities(looked),
+            (Self::Redisson { recipe: Recipe::Lock, .. }, None) => redisson::identity(looked),
+            (Self::Redisson { .. }, kind) => redisson_shares::identities(kind == Some(Again::Other), looked),
         }
     }
 
@@ -440,9 +451,9 @@ impl Format {
         }
     }
 
-    /// Makes the call that takes a lock away from whoever holds it. Rarely used, so that servers need not keep the
-    /// script.
-    pub(crate) fn force(&self, names: &Names, keep_data: bool, number: CallNumber) -> Cmd {
+    /// Makes the call that takes a lock away from whoever holds it, or only from those who have these
+    /// [identities](Self::identities). Rarely used, so that servers need not keep the script.
+    pub(crate) fn force(&self, names: &Names, keep_data: bool, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
         let mut command = redis::cmd("EVAL");
         match self {
             Self::Plain { .. } => command.arg(plain::FORCE).arg(1).arg(&*names.lock),
@@ -450,13 +461,14 @@ impl Format {
                 command.arg(redisson::FORCE).arg(1).arg(&*names.lock).arg(redisson::channel(&names.lock))
             }
             Self::Redisson { cluster, .. } => {
-                return redisson_shares::force(false, &names.lock, *cluster, number);
+                return redisson_shares::force(false, (&names.lock, *cluster), meant, number);
             }
         };
         command.arg(i32::from(keep_data)).arg(i32::from(self.cluster())).arg(number.0);
         if let Self::Redisson { .. } = self {
             command.arg(redisson_shares::queue(&names.lock));
         }
+        command.arg(meant);
         command
     }
 

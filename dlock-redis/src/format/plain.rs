@@ -273,6 +273,18 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
     }
 }
 
+/// What tells a lock that a look found from the next one: its token and its fence; all that is there of what is none.
+pub(super) fn identity(looked: &Value) -> Vec<u8> {
+    let Value::Array(parts) = looked else { return Vec::new() };
+    let Some(Value::BulkString(value)) = parts.get(1) else { return Vec::new() };
+    let is_lock = std::str::from_utf8(value).is_ok_and(|value| Stored::parse(value).is_some());
+    let mut words = value.iter().enumerate().filter(|(_, byte)| **byte == b' ').map(|(at, _)| at);
+    match words.nth(1).filter(|_| is_lock) {
+        Some(end) => value[..end].to_vec(),
+        None => value.clone(),
+    }
+}
+
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     match parts.next() {
         Some(Value::BulkString(bytes)) if bytes.len() >= LONGEST_VALUE => Found::Foreign,

@@ -200,6 +200,17 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
     }
 }
 
+/// What tells a lock that a look found from the next one: its owner.
+pub(super) fn identity(looked: &Value) -> Vec<Vec<u8>> {
+    match looked {
+        Value::Array(parts) => match parts.get(2) {
+            Some(Value::BulkString(owner)) => vec![owner.clone()],
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}
+
 /// Reads the reply of the script that looks.
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     let (count, owner, value) = (parts.next(), parts.next().and_then(text), parts.next().and_then(text));

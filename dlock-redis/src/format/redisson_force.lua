@@ -1,8 +1,9 @@
--- Takes a lock away from whoever holds it, and wakes who waits.
+-- Takes a lock away from whoever holds it, or from one holder, and wakes who waits.
 -- KEYS: the lock. ARGV: its channel; 1 where the key may be data of others; 1 on a cluster; the number of the call; the
 -- list of those who wait in line, in the slot of the lock, which is no key of the call: a user without a right to it
--- takes locks away all the same.
--- Reply: {1, 0 when nobody holds it, or 2 of a read-write lock, which stays, that number}; or an error.
+-- takes locks away all the same; where only one holder is meant, its field.
+-- Reply: {1, 0 when nobody holds it, 2 of a read-write lock, which stays, or 3 when it is not that holder, that number};
+-- or an error.
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
   return { 0, ARGV[4] }
@@ -15,6 +16,9 @@ if mode == 'read' or mode == 'write' then
   return { 2, ARGV[4] }
 elseif not is_lock and (count ~= 1 or ARGV[2] == '1') then
   return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+end
+if ARGV[6] and held[1] ~= ARGV[6] then
+  return { 3, ARGV[4] }
 end
 redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.

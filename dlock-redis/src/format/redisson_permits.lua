@@ -6,7 +6,7 @@
 -- KEYS: the semaphore; the hash beside; the sorted set; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the claim; the lease in ms; how many permits
 -- there are, or write for one who takes the key for a lock; how many are taken; 1 if it keeps newcomers out while it
--- waits; -; who it is; then the permits of the claim.
+-- waits; -; who it is; then the permits of the claim, or, where a release by force means some only, these in hexadecimal.
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
 --   acquire   the fence; {fence} of what the claim has already; {ms to wait, permit, value} when too many are taken;
 --             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
@@ -14,7 +14,7 @@
 --   withdraw  the same
 --   look      {number of permits or 0, remaining ms or -1 of the first, its permit, its value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
---   force     1, or 0 when nobody has any
+--   force     1, 0 when nobody has any, or 3 when somebody has one that is not meant
 local AT_ONCE, STALE, MOST_PERMITS = 1000, 64, 1000000
 local timeouts, lease = KEYS[3], tonumber(ARGV[6])
 local ids = {}
@@ -138,6 +138,16 @@ end
 if operation == 'force' then
   if taken == 0 then
     return done(0)
+  elseif #ids > 0 then
+    local meant = {}
+    for n = 1, #ids do
+      meant[ids[n]] = true
+    end
+    for _, id in ipairs(taken <= #ids and call('ZRANGE', timeouts, 0, -1) or { '' }) do
+      if not meant[hex(id)] then
+        return done(3)
+      end
+    end
   end
   call('DEL', timeouts, side)
   if total then

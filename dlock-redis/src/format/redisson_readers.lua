@@ -7,13 +7,13 @@
 -- KEYS: the lock; the hash beside; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the owner; the lease in ms; read or write;
 -- what stands before an owner in the name of its key; 1 if it keeps newcomers out while it waits; 1 if it listens; who it
--- is.
+-- is; then, where a release by force means some holders only, their fields.
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
 --   acquire   the fence; {fence} of what the owner has already; {ms to wait, field, value} when it is taken
 --   renew, downgrade  1, or 0 when there was nothing
 --   withdraw  the same
 --   look      {remaining ms of the first, its field, its value, ...}
---   force     1, or 0 when nobody holds it
+--   force     1, 0 when nobody holds it, or 3 when somebody does who is not meant
 local CHANCE, JOIN, ENTRIES = 100, 5, 1000
 local prefix = ARGV[8]
 
@@ -58,7 +58,19 @@ local function reading(any)
 end
 
 if operation == 'look' or operation == 'force' then
-  local held, over = {}, {}
+  local held, over, meant = {}, {}, {}
+  for n = 12, #ARGV do
+    meant[ARGV[n]] = true
+  end
+  for _, field in ipairs(mode and #ARGV > 11 and call('HKEYS', name) or {}) do
+    local is_held = writes(field)
+    for number = 1, field ~= 'mode' and math.min(tonumber(call('HGET', name, field)) or 0, ENTRIES) or 0 do
+      is_held = is_held or call('PTTL', hold(field, number)) > 0
+    end
+    if is_held and not meant[field] then
+      return done(3)
+    end
+  end
   for _, field in ipairs(mode and call('HKEYS', name) or {}) do
     if writes(field) then
       held[#held + 1] = call('PTTL', name)

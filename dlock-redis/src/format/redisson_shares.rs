@@ -272,30 +272,48 @@ fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>)
 /// Makes the call that looks who holds a lock with readers and writers, or has permits. This one, and those below, are
 /// rarely used, so that servers need not keep the script.
 pub(super) fn look(permits: bool, lock: &str, cluster: bool, number: CallNumber) -> Cmd {
-    rare(permits, (lock, cluster), number, ("look", 0))
+    rare(permits, (lock, cluster), number, ("look", 0, &[]))
 }
 
 /// Makes the call that changes the number of permits.
 pub(super) fn resize(lock: &str, cluster: bool, permits: u32, number: CallNumber) -> Cmd {
-    rare(true, (lock, cluster), number, ("resize", permits))
+    rare(true, (lock, cluster), number, ("resize", permits, &[]))
 }
 
-/// Makes the call that takes it away from all who hold it; 1 when anybody did.
-pub(super) fn force(permits: bool, lock: &str, cluster: bool, number: CallNumber) -> Cmd {
-    rare(permits, (lock, cluster), number, ("force", 0))
+/// Makes the call that takes it away from all who hold it, or from those that a look found; 1 when anybody did.
+pub(super) fn force(
+    permits: bool,
+    (lock, cluster): (&str, bool),
+    meant: &[Vec<u8>],
+    number: CallNumber,
+) -> Cmd {
+    rare(permits, (lock, cluster), number, ("force", 0, meant))
+}
+
+/// What tells those from others that a look found: the fields of readers and writers, or the names of permits.
+pub(super) fn identities(permits: bool, looked: &Value) -> Vec<Vec<u8>> {
+    let Value::Array(parts) = looked else { return Vec::new() };
+    let owner = |of: &[Value]| match of.get(1) {
+        Some(Value::BulkString(owner)) => Some(owner.clone()),
+        _ => None,
+    };
+    parts.get(usize::from(permits)..).unwrap_or_default().chunks(3).filter_map(owner).collect()
 }
 
 fn rare(
     permits: bool,
     (lock, cluster): (&str, bool),
     number: CallNumber,
-    (operation, argument): (&str, u32),
+    (operation, argument, meant): (&str, u32, &[Vec<u8>]),
 ) -> Cmd {
     let kind = if permits { Kind::Permits } else { Kind::Readers };
     let keys = kind.keys(lock);
-    let mut cmd = kind.script().call(By::Text, 1 + keys.len(), 16);
+    let mut cmd = kind.script().call(By::Text, 1 + keys.len(), 16 + meant.len());
     cmd.arg(lock).arg(keys).arg(number.0).arg(operation).arg(kind.channel(lock)).arg(i32::from(cluster));
     cmd.arg("").arg(0).arg(argument).arg(suffixed_with(lock, ""));
+    if !meant.is_empty() {
+        cmd.arg(0).arg(0).arg("").arg(meant);
+    }
     cmd
 }
 

@@ -17,7 +17,7 @@
 --   withdraw  token
 --   look
 --   resize    the number of permits
---   force
+--   force     the fences of those that are meant, or '' for whoever holds it
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
 --   acquire   the fence; {fence} or {value} of what the token has already; {ms to wait, value} when it is taken;
 --             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
@@ -25,7 +25,7 @@
 --   withdraw  the same; 2 when somebody listens
 --   look      {number of permits or 0, ms now, value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
---   force     1, or 0 when nobody holds it
+--   force     1, 0 when nobody holds it, or 3 when somebody does who is not meant
 local PREFERENCE, REMEMBERED, JOIN = 10000, 86400000, 5
 -- So many hold it at a time at most, and its hash has so many fields: a larger one is none of ours, and never read.
 local HOLDERS, FIELDS = 10000, 20016
@@ -69,6 +69,15 @@ if operation == 'look' or operation == 'force' then
   end
   if operation == 'look' then
     return done(held)
+  end
+  local meant = {}
+  for known in string.gmatch(token, '%d+') do
+    meant[known] = true
+  end
+  for at = 3, token ~= '' and #held or 0 do
+    if not meant[string.match(held[at], '^%d+ %d+ (%d+)') or ''] then
+      return done(3)
+    end
   end
   if fair or line then
     -- Those in line ask more often than it is kept.

@@ -174,9 +174,20 @@ pub(crate) fn resized(result: &Value) -> Option<Result<Option<u32>, Mode>> {
     })
 }
 
-/// Makes the call that takes a lock away from all who hold it; 1 when anybody did.
-pub(crate) fn force(lock: &str, number: CallNumber) -> Cmd {
-    rare(lock, number, "force", "")
+/// Makes the call that takes a lock away from all who hold it, or from those that have these fences; 1 when anybody
+/// did.
+pub(crate) fn force(lock: &str, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
+    rare(lock, number, "force", &String::from_utf8_lossy(&meant.join(&b' ')))
+}
+
+/// What tells those from others that a look found: their fences.
+pub(super) fn identities(looked: &Value) -> Vec<Vec<u8>> {
+    let Value::Array(parts) = looked else { return Vec::new() };
+    let fence = |value: &Value| match value {
+        Value::BulkString(value) => value.split(|byte| *byte == b' ').nth(2).map(<[u8]>::to_vec),
+        _ => None,
+    };
+    parts.iter().skip(2).filter_map(fence).collect()
 }
 
 fn rare(lock: &str, number: CallNumber, operation: &str, argument: &str) -> Cmd {

@@ -1,8 +1,9 @@
 //! What an operator sees and does: the list of holders, and a release by force.
 
+use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_core::ErrorKind;
+use dlock_core::{ErrorKind, Forced};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
 
@@ -318,5 +319,64 @@ async fn a_user_without_the_rights_is_denied_and_told_so() {
             Ok(forced) => assert!(forces && forced, "{besides}"),
             Err(error) => assert_eq!(error.kind(), denied(!forces), "{besides}: {error}"),
         }
+    }
+}
+
+/// It is the script that compares, whatever form the lock has: of one that is taken and released again and again nobody
+/// loses it but those who were seen.
+#[tokio::test]
+async fn a_release_by_force_of_who_was_seen_takes_the_lock_from_nobody_else_in_any_form() {
+    const FORCED: usize = 5;
+    let server = RedisServer::start().unwrap();
+    for (parameters, key) in [
+        ("", "read"),
+        ("", "fair"),
+        ("", "gpu"),
+        ("?prefix=java:&redisson=true", "alone"),
+        ("?prefix=java:&redisson=true", "fair"),
+        ("?prefix=java:&redisson=true", "gpu"),
+        ("?prefix=reads:&redisson=true&recipe=read-write-lock", "written"),
+        ("?prefix=reads:&redisson=true&recipe=read-write-lock", "read"),
+    ] {
+        let url = format!("{}{parameters}", server.url());
+        let (ours, theirs) = (locks(&url, LONG).await, locks(&url, LONG).await);
+        let done = Cell::new(false);
+        let holding = async {
+            let (mut lost, mut rounds) = (Vec::new(), 0);
+            while lost.len() < FORCED {
+                let guard = match key {
+                    "read" => ours.lock(key).read().acquire().await,
+                    "fair" => ours.lock(key).with_fairness(true).acquire().await,
+                    "gpu" => ours.semaphore(key, 1).acquire().await,
+                    _ => ours.lock(key).acquire().await,
+                };
+                let guard = guard.unwrap();
+                let fence = guard.fence();
+                // Now for a shorter, now for a longer time, so that its end meets each moment of a release by force.
+                rounds += 1;
+                for _ in 0..rounds % 7 {
+                    let _ = ours.inspect("another").await;
+                }
+                match guard.release().await {
+                    Err(error) if error.kind() == ErrorKind::NotHeld => lost.push(fence),
+                    released => released.unwrap(),
+                }
+            }
+            done.set(true);
+            lost
+        };
+        let forcing = async {
+            let mut forced = Vec::new();
+            while !done.get() {
+                let seen = theirs.occupancy(key).await.unwrap().holders;
+                if theirs.force_release_of(key, &seen).await.unwrap() == Forced::Released {
+                    forced.push(seen[0].fence);
+                }
+            }
+            forced
+        };
+        let (lost, forced) = soon(key, async { tokio::join!(holding, forcing) }).await;
+        let all = lost.iter().all(|lost| forced.contains(lost));
+        assert!(all, "{key}{parameters}: {lost:?} were lost, and {forced:?} released");
     }
 }
