@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dlock_core::backend::by_then;
+use dlock_core::backend::{Forced, by_then};
 use dlock_core::{ErrorKind, Failure, Holder, Key};
 use tokio::time::Instant;
 use zookeeper::{Acl, Acls, CreateMode, Error};
@@ -263,34 +263,60 @@ async fn remove_ended(session: &Session, left: &[(u64, Arc<str>)], until: Instan
     Ok(removed)
 }
 
-/// Deletes the nodes of all who hold the lock; whether there was one.
-pub(crate) async fn force(sessions: &Arc<Sessions>, key: &Key) -> Result<bool, Failure> {
+/// Deletes the nodes of all who hold the lock, or only if all of them were seen. A node is one holder's alone, so that
+/// whoever comes meanwhile keeps the lock.
+pub(crate) async fn force(
+    sessions: &Arc<Sessions>,
+    key: &Key,
+    seen: Option<&[Holder]>,
+) -> Result<Forced, Failure> {
     let until = in_time();
     let session = connected(sessions, until).await?;
     let Config { base, recipe, .. } = sessions.config();
     let directory = base.directory(key);
-    let children = session.list(&directory, until).await?.unwrap_or_default();
-    let permits = permits(&session, *recipe, &directory).await?;
-    let line = recipe.in_order(&children);
-    if let Some((millis, first)) = line.first().and_then(|first| Some((recipe.left_for(first)?, first)))
-        && remove_ended(&session, &[(millis, format!("{directory}/{first}").into())], until).await? > 0
-    {
-        // It was free already.
-        return Ok(false);
-    }
-    let paths = line[..holding(*recipe, permits, &line)].iter().map(|name| format!("{directory}/{name}"));
-    let asked = paths.map(|path| (session.client.delete(&path, None), path)).collect::<Vec<_>>();
-    let mut released = false;
+    let mut looks = 0;
+    let paths = loop {
+        looks += 1;
+        let children = session.list(&directory, until).await?.unwrap_or_default();
+        let permits = permits(&session, *recipe, &directory).await?;
+        let line = recipe.in_order(&children);
+        if let Some((millis, first)) = line.first().and_then(|first| Some((recipe.left_for(first)?, first)))
+            && remove_ended(&session, &[(millis, format!("{directory}/{first}").into())], until).await? > 0
+        {
+            // It was free already.
+            return Ok(Forced::Free);
+        }
+        let holding = line[..holding(*recipe, permits, &line)].iter();
+        let nodes: Vec<((), String)> = holding.map(|name| ((), format!("{directory}/{name}"))).collect();
+        let Some(seen) = seen else { break nodes };
+        let (mut now, mut gone) = (Vec::new(), false);
+        for some in nodes.chunks(AT_ONCE) {
+            let vanished =
+                read_all(&session, (*recipe, permits), some, |(), holder| now.push(holder)).await?;
+            gone |= !vanished.is_empty();
+        }
+        // Who stood behind those who are gone may hold it now.
+        if gone && looks < LOOKS {
+            continue;
+        }
+        match Forced::without_release(&now, seen) {
+            Some(answer) => return Ok(answer),
+            None => break nodes,
+        }
+    };
+    let asked = paths.into_iter().map(|((), path)| (session.client.delete(&path, None), path));
+    let asked = asked.collect::<Vec<_>>();
+    let mut answer = Forced::Free;
     for (deletion, path) in asked {
         match by_then(until, deletion).await {
-            Some(Ok(())) => released = true,
+            Some(Ok(())) => answer = Forced::Released,
             // It left by itself.
             Some(Err(Error::NoNode)) => {}
             Some(Err(error)) => return Err(of_write(error, &path)),
             None => return Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
         }
     }
-    Ok(released)
+    Ok(answer)
 }
 
 async fn connected(sessions: &Arc<Sessions>, until: Instant) -> Result<Arc<Session>, Failure> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, Capabilities, ClaimRequest, Finding, LockId, Mode, Occupancy, RequestClock, ServerAddress,
+    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, Mode, Occupancy, RequestClock,
+    ServerAddress,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
 use tokio::time::Instant;
@@ -214,7 +215,11 @@ impl Backend for ZooKeeper {
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        administration::force(&self.0, key).await
+        Ok(administration::force(&self.0, key, None).await? == Forced::Released)
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        administration::force(&self.0, key, Some(seen)).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
