@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Finding, LockId, Occupancy, ServerAddress};
+use dlock_core::backend::{ClaimRequest, Finding, Forced, LockId, Occupancy, ServerAddress};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 use sqlx::Pool;
 
@@ -130,6 +130,11 @@ impl<S: Server> Backend for LeaseRows<S> {
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         let (rows, key) = (Arc::clone(&self.0), key.clone());
         asked(async move { rows.force(&key).await }).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let (rows, key, seen) = (Arc::clone(&self.0), key.clone(), seen.to_vec());
+        asked(async move { rows.force_of(&key, &seen).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

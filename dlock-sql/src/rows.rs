@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, LockId, Mode, by_then};
+use dlock_core::backend::{ClaimRequest, Forced, LockId, Mode, by_then};
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -43,7 +43,7 @@ use crate::failure::{closed, not_reached, unchanged};
 use crate::questions::Questions;
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
 use crate::server::{Lease, Server};
-use steps::{Force, List, Prune, Read};
+use steps::{Force, Identify, List, Prune, Read};
 
 /// What the mark row's `holder` says.
 pub(crate) const MARK: &str = "dlock table, version 1";
@@ -51,6 +51,8 @@ pub(crate) const MARK: &str = "dlock table, version 1";
 pub(crate) const QUESTION: Duration = Duration::from_secs(5);
 /// How long deleting some rows may take.
 const PRUNING: Duration = Duration::from_secs(60);
+/// How often a lock is looked at that changes hands meanwhile.
+const LOOKS: u32 = 4;
 /// How many rows are pruned, or listed, in one statement.
 pub(crate) const AT_ONCE: u32 = 1_000;
 
@@ -140,7 +142,25 @@ impl<S: Server> Rows<S> {
     /// Frees the lock whoever has it.
     pub(crate) async fn force(&self, key: &Key) -> Result<bool, Failure> {
         self.ready(QUESTION).await?;
-        self.connections.ask(Force(key.clone()), QUESTION).await
+        self.connections.ask(Force(key.clone(), None), QUESTION).await
+    }
+
+    /// Frees the lock if all who have it were seen. Every grant changes the row of the key, which is read first and
+    /// compared with in the statement that frees it.
+    pub(crate) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        self.ready(QUESTION).await?;
+        for _ in 0..LOOKS {
+            let identity = self.connections.ask(Identify(key.clone()), QUESTION).await.map_err(unchanged)?;
+            let now = self.occupancy(key).await?.holders;
+            if let Some(answer) = Forced::without_release(&now, seen) {
+                return Ok(answer);
+            }
+            // Where it is not freed, it has changed hands between the looks.
+            if identity.is_some() && self.connections.ask(Force(key.clone(), identity), QUESTION).await? {
+                return Ok(Forced::Released);
+            }
+        }
+        Ok(Forced::HeldByOthers)
     }
 
     /// Deletes free rows.

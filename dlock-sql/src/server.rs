@@ -82,6 +82,13 @@ pub struct Pruned {
     pub(crate) last: Option<Vec<u8>>,
 }
 
+/// What tells the grant that stands in the row of a key from all later ones.
+#[derive(Debug)]
+pub struct RowIdentity {
+    pub(crate) token: Vec<u8>,
+    pub(crate) fence: i64,
+}
+
 /// A lease that is to be extended.
 #[derive(Clone, Debug)]
 pub struct Lease {
@@ -259,8 +266,20 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         on: &mut Conn<Self>,
         after: &[u8],
     ) -> impl Future<Output = SqlResult<Vec<(Vec<u8>, Holder)>>> + Send;
-    /// Frees the lock whoever has it, with a higher fence, and wakes who waits: whether somebody had it.
-    fn force(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Which grant stands in the row of a key; `None` where there is no row, or nobody has it.
+    fn identify(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+    ) -> impl Future<Output = SqlResult<Option<RowIdentity>>> + Send;
+    /// Frees the lock whoever has it, or only of this grant, with a higher fence, and wakes who waits: whether somebody
+    /// had it.
+    fn force(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        only: Option<&RowIdentity>,
+    ) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Deletes some free rows that nobody used for this long, of those after a key.
     fn prune(
         &self,

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock, ServerAddress, Signal,
-    Validity, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Finding, Forced, Grant, LockId, Renewed, RequestClock, ServerAddress,
+    Signal, Validity, Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
@@ -103,7 +103,10 @@ pub enum OwningSession {
 ///
 /// [`Locks::force_release`](dlock_core::Locks::force_release) ends the connection that keeps the lock
 /// (`pg_terminate_backend`, `KILL`), and with it **all** locks of that process by sessions; a locked row has a
-/// connection of its own. It needs the right to end the session. On MariaDB and MySQL
+/// connection of its own. It needs the right to end the session.
+/// [`Locks::force_release_of`](dlock_core::Locks::force_release_of) looks which session keeps the lock and since which
+/// grant, and then ends that session: no server does both in one step. Another session that is granted the lock in
+/// between keeps it; what the session itself has let go by then and taken anew is lost with it. On MariaDB and MySQL
 /// [`Locks::holders`](dlock_core::Locks::holders) lists the locked rows of those sessions that the user may see: its
 /// own, or all with the right `PROCESS`.
 pub struct Sessions<M: Strategy> {
@@ -208,7 +211,12 @@ impl<M: Strategy> Backend for Sessions<M> {
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         let (sessions, key) = (self.clone(), key.clone());
-        asked(async move { sessions.force(&key).await }).await
+        asked(async move { Ok(sessions.force(&key, None).await? == Forced::Released) }).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let (sessions, key, seen) = (self.clone(), key.clone(), seen.to_vec());
+        asked(async move { sessions.force(&key, Some(&seen)).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

@@ -22,7 +22,7 @@ use crate::connector::Connector;
 use crate::diagnosis::{Facts, Judge};
 use crate::failure::misplaced;
 use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Fault, Lease, Pruned, Released, Schemas, Server, SqlResult, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Released, RowIdentity, Schemas, Server, SqlResult, Taken};
 use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
 use crate::stored;
@@ -421,8 +421,23 @@ impl Server for MysqlServer {
         rows.iter().map(|row| Ok((row.try_get(0)?, holder(row, 1)?))).collect()
     }
 
-    async fn force(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
-        let done = execute(on, &self.statements.force, &[Bytes(bytes(key))]).await?;
+    async fn identify(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<RowIdentity>> {
+        self.grant_in_row(on, key).await
+    }
+
+    async fn force(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        only: Option<&RowIdentity>,
+    ) -> SqlResult<bool> {
+        let key = Bytes(bytes(key));
+        let done = match only {
+            Some(RowIdentity { token, fence }) => {
+                execute(on, &self.statements.force_of, &[key, Bytes(token), Number(*fence)]).await?
+            }
+            None => execute(on, &self.statements.force, &[key]).await?,
+        };
         Ok(done.rows_affected() == 1)
     }
 

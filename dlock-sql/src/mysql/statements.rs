@@ -35,6 +35,8 @@ pub(super) struct MysqlStatements {
     pub(super) list: SqlStr,
     /// key: frees it.
     pub(super) force: SqlStr,
+    /// key, token, fence: frees it of this grant.
+    pub(super) force_of: SqlStr,
     /// after key, unused for us, three times: keys and fences of some free rows.
     pub(super) old: SqlStr,
     /// fence: keeps it in the mark.
@@ -112,6 +114,12 @@ impl MysqlStatements {
         let (is_barred, is_taken, wanted, turn) = (is_barred(""), is_taken(), is_wanted(""), turn());
         let kept = format!("IF({wanted}, LEAST(expires, {NOW} + {}), expires)", kept_for_line());
         let is_awaited = format!("RIGHT(holder, {}) = '{mark}'", mark.len());
+        let force = |only: &str| {
+            sql(format!(
+                "UPDATE {table} SET token = IF({wanted}, {turn}, NULL), expires = {kept}, fence = fence + 1
+                WHERE `key` = ? AND {is_taken} {only}"
+            ))
+        };
         Self {
             // Assignments are made from left to right. One that finds its own lock and reserves several fences was
             // overtaken by a later one: the line about the holder is the later one's. The id has no sign, and a fence
@@ -157,10 +165,8 @@ impl MysqlStatements {
                 "SELECT `key`, fence, CAST(expires - {NOW} AS SIGNED), holder FROM {table}
                 WHERE `key` > COALESCE(?, X'') AND {is_taken} ORDER BY `key` LIMIT {AT_ONCE}"
             )),
-            force: sql(format!(
-                "UPDATE {table} SET token = IF({wanted}, {turn}, NULL), expires = {kept}, fence = fence + 1
-                WHERE `key` = ? AND {is_taken}"
-            )),
+            force: force(""),
+            force_of: force("AND token = ? AND fence = ?"),
             // Read without locks. What keeps locks by sessions and transactions is deleted row by row.
             old: sql(format!(
                 "SELECT `key`, fence FROM {table} WHERE `key` > COALESCE(?, X'') AND (`key` < X'FE' AND {is_old}

@@ -23,7 +23,7 @@ use crate::diagnosis::{Facts, Judge};
 use crate::failure::READ_ONLY;
 use crate::rows::turn_channel;
 use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Fault, Lease, Pruned, Released, Schemas, Server, SqlResult, Taken};
+use crate::server::{Ask, Fault, Lease, Pruned, Released, RowIdentity, Schemas, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
 use crate::stored::{self, TURN};
@@ -65,7 +65,7 @@ impl PostgresServer {
     }
 
     /// The rows of a statement that was run to its end.
-    async fn all(
+    pub(super) async fn all(
         &self,
         on: &mut PgConnection,
         statement: &SqlStr,
@@ -439,10 +439,12 @@ impl Server for PostgresServer {
         rows.iter().map(|row| Ok((unhex(row.try_get(0)?), holder(row, 1)?))).collect()
     }
 
-    async fn force(&self, on: &mut PgConnection, key: &Key) -> SqlResult<bool> {
-        let channel = self.channel(key);
-        let values = [Value::Bytes(bytes(key)), Value::Text(&channel)];
-        Ok(!self.all(on, &self.statements.force, &values).await?.is_empty())
+    async fn identify(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Option<RowIdentity>> {
+        self.grant_in_row(on, key).await
+    }
+
+    async fn force(&self, on: &mut PgConnection, key: &Key, only: Option<&RowIdentity>) -> SqlResult<bool> {
+        self.free_by_force(on, key, only).await
     }
 
     async fn prune(&self, on: &mut PgConnection, unused: Duration, after: &[u8]) -> SqlResult<Pruned> {

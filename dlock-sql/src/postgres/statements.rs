@@ -35,6 +35,8 @@ pub(super) struct PostgresStatements {
     pub(super) list: SqlStr,
     /// key, channel: whether somebody had it.
     pub(super) force: SqlStr,
+    /// key, channel, token, fence: whether it was this grant's.
+    pub(super) force_of: SqlStr,
     /// unused for us, after key: how many rows were deleted, and the last key that was looked at.
     pub(super) prune: SqlStr,
     /// key: whether somebody has it.
@@ -127,6 +129,16 @@ impl PostgresStatements {
         };
         let is_held = format!("{IS_HELD} AND token <> {turn}");
         let (is_barred, held_is_barred) = (is_barred("", barred_now), is_barred("held.", barred_now));
+        let force = |only: &str| {
+            sql(format!(
+                r#"WITH freed AS (
+                    UPDATE {table} SET fence = fence + 1, {freed} WHERE key = $1::bytea AND {is_held} {only}
+                    RETURNING awaited, token, holder
+                )
+                SELECT true, {} FROM freed"#,
+                tell("token IS NULL", "$2::text")
+            ))
+        };
         Self {
             // Looks first, so that an attempt on a lock that somebody has writes nothing. One that finds its own lock
             // and reserves several fences was overtaken by a later one: the line about the holder is the later one's.
@@ -234,14 +246,8 @@ impl PostgresStatements {
                 r#"SELECT encode(key, 'hex'), fence, {LEFT}, holder FROM {table} WHERE key > $1::bytea AND {is_held}
                 ORDER BY key LIMIT {AT_ONCE}"#
             )),
-            force: sql(format!(
-                r#"WITH freed AS (
-                    UPDATE {table} SET fence = fence + 1, {freed} WHERE key = $1::bytea AND {is_held}
-                    RETURNING awaited, token, holder
-                )
-                SELECT true, {} FROM freed"#,
-                tell("token IS NULL", "$2::text")
-            )),
+            force: force(""),
+            force_of: force("AND token = $3::bytea AND fence = $4::bigint"),
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
             // with the fence of a session or a locked row says who has it: it stays for as long as somebody does.
             prune: sql(format!(

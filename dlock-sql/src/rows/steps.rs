@@ -8,7 +8,7 @@ use dlock_core::{Fence, Holder, Key, Token};
 
 use super::line::LineSeen;
 use super::shares::{Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Conn, Lease, Pruned, Released, Server, SqlResult, Taken};
+use crate::server::{Ask, Conn, Lease, Pruned, Released, RowIdentity, Server, SqlResult, Taken};
 use crate::session::{Name, Wanted};
 
 /// One thing to do on a connection. May be done again after an error that changed nothing.
@@ -60,7 +60,8 @@ steps! {
     Resize(key: Key, permits: u32) -> Resized = resize(key, *permits), false, false;
     Read(key: Key) -> Option<Holder> = read(key), false, true;
     List(after: Vec<u8>) -> Vec<(Vec<u8>, Holder)> = list(after), false, true;
-    Force(key: Key) -> bool = force(key), false, false;
+    Identify(key: Key) -> Option<RowIdentity> = identify(key), false, true;
+    Force(key: Key, only: Option<RowIdentity>) -> bool = force(key, only.as_ref()), false, false;
     Prune(unused: Duration, after: Vec<u8>) -> Pruned = prune(*unused, after), false, false;
     AwaitRelease(key: Key) -> bool = await_release(key), false, false;
     Ping() -> i64 = ping(), false, true;

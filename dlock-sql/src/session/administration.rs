@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use dlock_core::backend::sleep;
+use dlock_core::backend::{Forced, sleep};
 use dlock_core::{Failure, Holder, Key};
 
 use super::{Owner, OwningSession, Sessions, Strategy};
@@ -32,13 +32,18 @@ impl<M: Strategy> Sessions<M> {
         self.others.ask(Inspect::<M>(key.clone(), PhantomData), QUESTION).await
     }
 
-    /// Ends the session that keeps the lock, and waits until the server has done so.
-    pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
+    /// Ends the session that keeps the lock, or only if its holder was seen, and waits until the server has done so.
+    pub(super) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         self.handles.ready(QUESTION).await?;
-        let session = match self.owner(key).await.map_err(unchanged)? {
-            None => return Ok(false),
-            Some((OwningSession::Known(session), _)) => session,
-            Some((OwningSession::Hidden, _)) => {
+        let Some((session, holder)) = self.owner(key).await.map_err(unchanged)? else {
+            return Ok(Forced::Free);
+        };
+        if let Some(answer) = seen.and_then(|seen| Forced::without_release(&[holder], seen)) {
+            return Ok(answer);
+        }
+        let session = match session {
+            OwningSession::Known(session) => session,
+            OwningSession::Hidden => {
                 return Err(Failure::denied(
                     "this user may not see which session keeps the lock; do it as the user who holds it, or as one with \
                      the right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
@@ -52,7 +57,7 @@ impl<M: Strategy> Sessions<M> {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
-        Ok(true)
+        Ok(Forced::Released)
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, LockId, Occupancy};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, Forced, LockId, Occupancy};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -261,6 +261,13 @@ impl Backend for Sqlite {
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
         let key = key.clone();
         self.0.ask(move |database| async move { database.force(&key).await }).await
+    }
+
+    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let (key, seen) = (key.clone(), seen.to_vec());
+        let force =
+            move |database: Arc<Database>| detached(async move { database.force_of(&key, &seen).await });
+        self.0.ask(force).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

@@ -12,7 +12,7 @@ mod state;
 
 use std::time::Duration;
 
-use dlock_core::backend::{Mode, Occupancy, PERMITS_REMEMBERED};
+use dlock_core::backend::{Forced, Mode, Occupancy, PERMITS_REMEMBERED};
 use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, SqlStr};
@@ -186,6 +186,27 @@ impl Database {
         let all = all.bind(common(key)).bind(beyond(key)).bind(self.boot.clone()).bind(state.now);
         let rows = all.fetch_all(on).await?;
         rows.iter().map(|row| holder(row, [0, 1, 2], state.permits(), state.now)).collect()
+    }
+
+    /// Frees the lock if all who hold it were seen.
+    pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let failed = |error| classify(error, self.connections.path());
+        let until = Until::after(super::database::OPENING);
+        let (mut turn, _) = self.connections.writer(super::connections::Writer::Any, until).await?;
+        let mut writing = turn.begin_writing(&self.statements.shares.lock, until).await.map_err(failed)?;
+        let now = time::now();
+        let state = State::read(self, &mut writing, key, None, now).await.map_err(failed)?;
+        let holders = match state.is_shared() {
+            true => self.shares(&mut writing, key, &state).await.map_err(failed)?,
+            false => state.exclusive(now).into_iter().collect(),
+        };
+        if let Some(answer) = Forced::without_release(&holders, seen) {
+            return Ok(answer);
+        }
+        let force = sqlx::query(self.statements.force.clone()).bind(key.as_str().as_bytes().to_vec());
+        let forced = force.bind(self.boot.clone()).bind(now).execute(&mut *writing).await.map_err(failed)?;
+        writing.commit().await.map_err(failed)?;
+        Ok(if forced.rows_affected() == 1 { Forced::Released } else { Forced::Free })
     }
 
     /// Changes how many permits there are; how many there were.
