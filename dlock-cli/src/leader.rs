@@ -3,7 +3,7 @@
 use std::io::{Write, stderr, stdin, stdout};
 use std::time::{Duration, SystemTime};
 
-use dlock::Locks;
+use dlock::{Forced, Holder, Locks};
 use serde_json::json;
 
 use crate::Leader;
@@ -70,14 +70,13 @@ async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool
     Ok(0)
 }
 
-/// Shows who leads, asks, and takes the term away.
+/// Shows who leads, asks, and takes the term away that was shown.
 async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, Trouble> {
-    let election = locks.election(key);
     let shown = printable(key);
-    let report = |resigned: bool, leader: Option<&dlock::Leader>, text: &str| -> Result<u8, Trouble> {
+    let report = |resigned: bool, leader: Option<&Holder>, text: &str| -> Result<u8, Trouble> {
         let mut out = stdout().lock();
         if json {
-            let leader = leader.map(|leader| Person::of(leader.holder()));
+            let leader = leader.map(Person::of);
             let document = json!({ "key": key, "resigned": resigned, "leader": leader });
             writeln!(out, "{}", show::json(&document)?)?;
         } else {
@@ -85,10 +84,12 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
         }
         Ok(0)
     };
-    let Some(leader) = election.leader().await? else {
+    // A quorum looks at every node for this, so that no vote of the term is left.
+    let holders = locks.occupancy(key).await?.holders;
+    let Some(leader) = holders.first() else {
         return report(false, None, &format!("nobody leads {shown}"));
     };
-    if leader.holder().candidate.is_none() {
+    if leader.candidate.is_none() {
         let what =
             format!("{shown} is a lock, held by {leader}, and no term of a leader; see `dlock release`");
         return Err(Trouble::new(BUSY, what));
@@ -103,18 +104,49 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
             return Err(Trouble::new(DENIED, "nobody was made to resign (say y, or give --yes)"));
         }
     }
-    // Whoever came since was not shown to anybody, and is not meant.
-    let now = election.leader().await?;
-    // A quorum has no fences, and its nodes do not agree on when a term began.
-    let term = |of: &dlock::Leader| (of.fence(), of.holder().candidate.clone());
-    if now.as_ref().is_some_and(|now| term(now) != term(&leader)) {
-        let what = format!("{shown} has another leader by now; nothing was changed");
-        return Err(Trouble::new(BUSY, what));
+    match locks.force_release_of(key, &holders).await? {
+        Forced::Released => {
+            report(true, Some(leader), &format!("took the term of {shown} away from {leader}"))
+        }
+        Forced::Free => report(false, Some(leader), &format!("nobody leads {shown}")),
+        // Whoever came since was not shown to anybody, and is not meant.
+        _ => {
+            let what = format!("{shown} has another leader, or another term, by now; nothing was changed");
+            Err(Trouble::new(BUSY, what))
+        }
     }
-    let resigned = now.is_some() && locks.force_release(key).await?;
-    let text = match resigned {
-        true => format!("took the term of {shown} away from {leader}"),
-        false => format!("nobody leads {shown}"),
-    };
-    report(resigned, Some(&leader), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use dlock::{Memory, Quorum, Term};
+
+    use super::*;
+    use crate::release::tests::PassesOn;
+
+    async fn elected(locks: &Locks) -> Term {
+        locks.election("k").campaign().next().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_leader_of_a_quorum_that_leads_anew_is_not_made_to_resign_for_its_term_before() {
+        let nodes = [Memory::new(), Memory::new(), Memory::new()];
+        let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build().unwrap();
+        let leaders = Locks::new(quorum.clone());
+        let term = elected(&leaders).await;
+        let again = Box::new(move || -> dlock::backend::BoxedFuture<'static, ()> {
+            Box::pin(async move {
+                term.resign().await.unwrap();
+                std::mem::forget(elected(&leaders).await);
+            })
+        });
+        let locks = Locks::new(PassesOn(quorum, Mutex::new(vec![again])));
+        let refused = resign(&locks, "k", true, false).await.unwrap_err();
+        assert!(refused.to_string().contains("another term"), "{refused}");
+        assert_eq!(nodes.each_ref().map(Memory::held), [1, 1, 1]);
+        assert_eq!(resign(&locks, "k", true, false).await.unwrap(), 0);
+        assert_eq!(nodes.each_ref().map(Memory::held), [0, 0, 0]);
+    }
 }

@@ -252,9 +252,8 @@ struct Release {
     /// Do not ask
     #[arg(long)]
     yes: bool,
-    /// Refuse (75) unless this is the fence of all who hold it, looked at directly before the release: a holder that
-    /// comes in between loses it too. For scripts, which look first and release later. Not for a lock that several
-    /// share
+    /// Refuse (75) unless this is the fence of all who hold it. For scripts, which look first and release later. Not
+    /// for a lock that several share
     #[arg(long, value_name = "FENCE")]
     fence: Option<u64>,
     /// The lock's key

@@ -2,14 +2,14 @@
 
 use std::io::{Write, stderr, stdin, stdout};
 
-use dlock::{Fence, Holder, Locks};
+use dlock::{Fence, Forced, Holder, Locks};
 use serde_json::json;
 
 use crate::Release;
 use crate::show::{self, Person, printable};
 use crate::trouble::{BUSY, DENIED, Trouble};
 
-/// Shows who holds the lock, asks, looks again, and takes it away.
+/// Shows who holds the lock, asks, and takes it away from those who were shown.
 pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Result<u8, Trouble> {
     let key = &release.key;
     let shown = printable(key);
@@ -34,16 +34,18 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
             return Err(Trouble::new(DENIED, "nothing was released (say y, or give --yes)"));
         }
     }
-    // Whoever came since was not shown to anybody, and is not meant.
-    let now = locks.occupancy(key).await?.holders;
-    if let Some(other) = now.iter().find(|now| !holders.iter().any(|shown| is_same(now, shown))) {
-        let what =
-            format!("{shown} has changed hands meanwhile, and is {}; nothing was released", said([other]));
-        return Err(Trouble::new(BUSY, what));
+    match locks.force_release_of(key, &holders).await? {
+        Forced::Released => report(json, key, true, &holders, &format!("released {shown}, {held}")),
+        Forced::Free => report(json, key, false, &holders, &nobody),
+        // Whoever came since was not shown to anybody, and is not meant.
+        _ => {
+            let mut now = locks.occupancy(key).await?.holders;
+            now.retain(|now| !holders.iter().any(|shown| shown.is_same_hold(now)));
+            let by = if now.is_empty() { String::new() } else { format!(", and is {}", said(&now)) };
+            let what = format!("{shown} has changed hands meanwhile{by}; nothing was released");
+            Err(Trouble::new(BUSY, what))
+        }
     }
-    let forced = !now.is_empty() && locks.force_release(key).await?;
-    let text = if forced { format!("released {shown}, {held}") } else { nobody };
-    report(json, key, forced, &holders, &text)
 }
 
 /// By whom it is held, or was last.
@@ -53,13 +55,6 @@ fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
         false => format!("held by {holder}"),
     };
     holders.into_iter().map(by).collect::<Vec<_>>().join(", and ")
-}
-
-/// Whether it is the grant that was shown. Where there are no fences, on a quorum, the process tells it, and its next
-/// grant passes for the one that was shown: its nodes do not agree on when it was taken.
-fn is_same(now: &Holder, shown: &Holder) -> bool {
-    let who = |of: &Holder| (of.fence, of.host.clone(), of.pid, of.label.clone(), of.mode, of.left_behind);
-    who(now) == who(shown)
 }
 
 fn report(json: bool, key: &str, released: bool, holders: &[Holder], text: &str) -> Result<u8, Trouble> {
@@ -75,20 +70,23 @@ fn report(json: bool, key: &str, released: bool, holders: &[Holder], text: &str)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::fmt;
     use std::sync::Mutex;
 
-    use dlock::backend::{Backend, Capabilities, ClaimRequest, LockId, Occupancy};
-    use dlock::{Failure, Guard, Key, Memory};
+    use dlock::backend::{Backend, BoxedFuture, Capabilities, ClaimRequest, LockId, Occupancy};
+    use dlock::{Failure, Guard, Key, Memory, Quorum};
 
     use super::*;
 
-    /// Passes the lock on when it was looked at.
-    #[derive(Debug)]
-    struct PassesOn(Memory, Mutex<Vec<Guard>>);
+    /// Passes the lock on when it is about to be taken away.
+    pub(crate) struct PassesOn<B: Backend + Clone>(pub(crate) B, pub(crate) Mutex<Vec<Passed>>);
 
-    impl Backend for PassesOn {
-        type Claim = <Memory as Backend>::Claim;
+    /// What holds the lock, and what takes it next.
+    pub(crate) type Passed = Box<dyn FnOnce() -> BoxedFuture<'static, ()> + Send>;
+
+    impl<B: Backend + Clone> Backend for PassesOn<B> {
+        type Claim = B::Claim;
 
         fn name(&self) -> &'static str {
             "passes-on"
@@ -111,31 +109,71 @@ mod tests {
         }
 
         async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-            let occupancy = self.0.occupancy(key).await;
-            let before = self.1.lock().unwrap().pop();
-            if let Some(guard) = before {
-                guard.release().await.unwrap();
-                let next = Locks::new(self.0.clone()).lock(key).acquire().await.unwrap();
-                std::mem::forget(next);
-            }
-            occupancy
+            self.0.occupancy(key).await
         }
 
         async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
+            self.pass_on().await;
             self.0.force_release(key).await
         }
+
+        async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+            self.pass_on().await;
+            self.0.force_release_of(key, seen).await
+        }
+    }
+
+    impl<B: Backend + Clone> fmt::Debug for PassesOn<B> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("PassesOn")
+        }
+    }
+
+    impl<B: Backend + Clone> PassesOn<B> {
+        async fn pass_on(&self) {
+            let passed = self.1.lock().unwrap().pop();
+            if let Some(passed) = passed {
+                passed().await;
+            }
+        }
+    }
+
+    /// Releases it, and takes it again with the same process.
+    pub(crate) fn passed(locks: Locks, guard: Guard) -> Passed {
+        Box::new(move || {
+            Box::pin(async move {
+                guard.release().await.unwrap();
+                std::mem::forget(locks.lock("k").acquire().await.unwrap());
+            })
+        })
     }
 
     #[tokio::test]
     async fn a_lock_that_is_passed_on_after_it_was_looked_at_is_not_taken_from_its_next_holder() {
         let memory = Memory::new();
-        let guard = Locks::new(memory.clone()).lock("k").acquire().await.unwrap();
-        let locks = Locks::new(PassesOn(memory.clone(), Mutex::new(vec![guard])));
+        let holders = Locks::new(memory.clone());
+        let guard = holders.lock("k").acquire().await.unwrap();
+        let locks = Locks::new(PassesOn(memory.clone(), Mutex::new(vec![passed(holders, guard)])));
         let task = Release { force: true, yes: true, fence: None, key: "k".to_owned() };
         let refused = release(&locks, &task, false).await.unwrap_err();
-        assert!(refused.to_string().contains("changed hands"), "{refused}");
+        assert!(refused.to_string().contains("changed hands meanwhile, and is held by"), "{refused}");
         assert_eq!(memory.held(), 1);
         assert_eq!(release(&locks, &task, false).await.unwrap(), 0);
         assert_eq!(memory.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_quorum_tells_the_next_grant_of_the_same_process_from_the_one_that_was_shown() {
+        let nodes = [Memory::new(), Memory::new(), Memory::new()];
+        let quorum = Quorum::builder(nodes.clone()).with_durable_nodes().build().unwrap();
+        let holders = Locks::new(quorum.clone());
+        let guard = holders.lock("k").acquire().await.unwrap();
+        let locks = Locks::new(PassesOn(quorum, Mutex::new(vec![passed(holders, guard)])));
+        let task = Release { force: true, yes: true, fence: None, key: "k".to_owned() };
+        let refused = release(&locks, &task, false).await.unwrap_err();
+        assert!(refused.to_string().contains("changed hands"), "{refused}");
+        assert_eq!(nodes.each_ref().map(Memory::held), [1, 1, 1]);
+        assert_eq!(release(&locks, &task, false).await.unwrap(), 0);
+        assert_eq!(nodes.each_ref().map(Memory::held), [0, 0, 0]);
     }
 }
