@@ -1,6 +1,7 @@
 //! Who holds what.
 
 use std::io::{Write, stdout};
+use std::time::SystemTime;
 
 use dlock::{Holder, Locks};
 use serde_json::json;
@@ -85,9 +86,10 @@ pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, 
 }
 
 fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
-    let (who, left) = match holder.left_behind {
-        true => ("last holder", "free in"),
-        false => ("holder", "lease left"),
+    let (who, left) = match (holder.left_behind, holder.first_in_line) {
+        (true, _) => ("last holder", "free in"),
+        (_, true) => ("holder", "free in"),
+        _ => ("holder", "lease left"),
     };
     let mut facts = vec![(who, show::place(holder)), ("mode", show::mode(holder))];
     let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
@@ -95,6 +97,8 @@ fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
     add("since", holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()));
     add("held for", show::held_for(holder).map(show::short));
     add(left, holder.expires_in.map(show::short));
+    let until = holder.expires_in.filter(|_| holder.first_in_line).map(|left| SystemTime::now() + left);
+    add("until", until.map(|until| humantime::format_rfc3339_seconds(until).to_string()));
     add("fence", holder.fence.map(|fence| fence.to_string()));
     add("trace", holder.trace.as_deref().map(show::printable));
     facts

@@ -50,9 +50,10 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
 
 /// By whom it is held, or was last.
 fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
-    let by = |holder: &Holder| match holder.left_behind {
-        true => format!("last held by {holder}"),
-        false => format!("held by {holder}"),
+    let by = |holder: &Holder| match (holder.left_behind, holder.first_in_line) {
+        (true, _) => format!("last held by {holder}"),
+        (_, true) => format!("kept by {holder}"),
+        _ => format!("held by {holder}"),
     };
     holders.into_iter().map(by).collect::<Vec<_>>().join(", and ")
 }

@@ -26,6 +26,8 @@ pub(crate) struct Person<'a> {
     mode: &'static str,
     /// Nobody holds it: it was released by this one, and stays taken.
     left_behind: bool,
+    /// Nobody holds it: this one waits for it, and is first in line.
+    first_in_line: bool,
     /// How many permits it has, and how many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     permits: Option<u32>,
@@ -56,6 +58,7 @@ impl<'a> Person<'a> {
         Self {
             mode: holder.mode.as_str(),
             left_behind: holder.left_behind,
+            first_in_line: holder.first_in_line,
             permits: holder.mode.permits().map(|_| holder.mode.taken()),
             permits_of: holder.mode.permits(),
             host: holder.host.as_deref(),
@@ -128,7 +131,11 @@ pub(crate) fn place(holder: &Holder) -> String {
 
 /// How it is held, if it is.
 pub(crate) fn mode(holder: &Holder) -> String {
-    if holder.left_behind { "released, kept taken".to_owned() } else { holder.mode.to_string() }
+    match (holder.left_behind, holder.first_in_line) {
+        (true, _) => "released, kept taken".to_owned(),
+        (_, true) => "a waiter in Java is first in line".to_owned(),
+        _ => holder.mode.to_string(),
+    }
 }
 
 /// By this machine's clock, which may differ from the holder's.
@@ -244,7 +251,7 @@ mod tests {
         let document = json(&line(Some(3)).to_json()).unwrap();
         assert_eq!(
             document,
-            r#"{"key":"room_7","mode":"write","left_behind":false,"host":"web-1","pid":7,"label":"orders","since":"1970-01-01T00:00:00.000Z","fence":42,"waiting":3}"#
+            r#"{"key":"room_7","mode":"write","left_behind":false,"first_in_line":false,"host":"web-1","pid":7,"label":"orders","since":"1970-01-01T00:00:00.000Z","fence":42,"waiting":3}"#
         );
         let shown = |mode, left_behind| {
             let mut holder = holder.clone();

@@ -170,6 +170,28 @@ fn is_dead_before_its_lease_ends(grace: &str) {
 }
 
 #[test]
+fn a_waiter_in_java_that_is_first_in_line_is_shown_as_such_and_removed() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&format!("{}?prefix=", server.url()));
+    let _: i64 = server.command(&["RPUSH", "redisson_lock_queue:{till}", "java:5"]);
+    let _: i64 = server.command(&["ZADD", "redisson_lock_timeout:{till}", "4102444800000", "java:5"]);
+    let listed = store.dlock(["ls"]).done().out;
+    assert!(listed.contains("till") && listed.contains("a waiter in Java is first in line"), "{listed}");
+    let shown = store.dlock(["inspect", "till"]).done().out;
+    assert!(shown.contains("java:5") && shown.contains("until       2100-01-01T00:0"), "{shown}");
+    let document = store.dlock(["--json", "inspect", "till"]).done().json();
+    assert_eq!(document["holders"][0]["first_in_line"], true, "{document}");
+    let released = store.dlock(["release", "--force", "--yes", "till"]).done();
+    assert!(
+        released.code == 0 && released.out.contains("kept by a waiter"),
+        "{}{}",
+        released.out,
+        released.err
+    );
+    assert!(store.dlock(["ls"]).done().out.contains("no lock is held"));
+}
+
+#[test]
 fn locks_on_zookeeper_are_listed_with_those_who_wait_in_line() {
     let server = ZooKeeperServer::start().unwrap();
     let store = Store::at(&server.url());

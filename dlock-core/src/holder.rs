@@ -39,6 +39,10 @@ pub struct Holder {
     /// Nobody holds it any more: it was released, and stays taken for the time that is left. The other fields are those
     /// of its last holder.
     pub left_behind: bool,
+    /// Nobody holds it: this one waits for it in order, it is its turn, and it keeps others out for the time that is
+    /// left unless it asks again. So are only waiters of other libraries shown, of which nobody knows whether they
+    /// live.
+    pub first_in_line: bool,
     /// How it is held, and how many permits this holder has of a semaphore.
     pub mode: Mode,
     /// The W3C trace context of the holder.
@@ -142,6 +146,14 @@ impl Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first_in_line {
+            f.write_str("a waiter of another library")?;
+            if let Some(label) = &self.label {
+                write!(f, " ({})", label.escape_debug())?;
+            }
+            f.write_str(", first of those who wait,")?;
+            return self.expires_in.map_or(Ok(()), |left| write!(f, " for {left:.1?} unless it asks again"));
+        }
         match (&self.host, self.pid) {
             (Some(host), Some(pid)) => write!(f, "process {pid} on {}", host.escape_debug())?,
             (Some(host), None) => write!(f, "{}", host.escape_debug())?,

@@ -129,14 +129,17 @@ pub(crate) async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failu
 }
 
 async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>) -> Result<(), Failure> {
-    if let Some(ScannedFor { kind, pattern, lock_of }) = client.format.scanned_again() {
+    for ScannedFor { kind, is_line, pattern, lock_of } in client.format.scanned_again() {
         let mut cursor = "0".to_owned();
         loop {
             let names;
             (cursor, names) = scan(client, node, &cursor, (&pattern, Some(kind))).await?;
             let locks = names.iter().filter_map(|name| lock_of(name));
             let known = locks.filter_map(|lock| Some((client.namer.key_of(lock)?, lock.to_owned())));
-            held_by_several(client, node, (Again::Other, known.collect()), held).await?;
+            match is_line {
+                true => first_in_line(client, node, known.collect(), held).await?,
+                false => held_by_several(client, node, (Again::Other, known.collect()), held).await?,
+            }
             if cursor == "0" {
                 break;
             }
@@ -222,6 +225,30 @@ async fn held_by_several(
             Ok(None) if !client.among_data => held.push((key, foreign())),
             Ok(None) => {}
             // Data of others.
+            Err(fault) if fault.is_no_lock() => {}
+            Err(fault) => held_elsewhere(client, key, fault, held).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Adds those who stand first in line for these and keep others out, where nobody holds them.
+async fn first_in_line(
+    client: &Client,
+    node: &Node,
+    locks: Vec<(Key, String)>,
+    held: &mut Vec<(Key, Holder)>,
+) -> Result<(), Failure> {
+    if locks.is_empty() {
+        return Ok(());
+    }
+    let looks = locks.iter().map(|(_, name)| |number| client.format.look(name, number));
+    let looked = answered(client.servers.ask_at(node, PATIENCE, looks)).await?;
+    for ((key, _), looked) in locks.into_iter().zip(looked) {
+        match looked.map(|looked| client.format.seen(looked)) {
+            Ok(Found::Held(holder)) if holder.first_in_line => held.push((key, holder)),
+            // It is held, and listed with the locks, or ours wait for it.
+            Ok(_) => {}
             Err(fault) if fault.is_no_lock() => {}
             Err(fault) => held_elsewhere(client, key, fault, held).await?,
         }

@@ -131,6 +131,8 @@ impl Election {
         let key = self.lock.checked(options)?;
         let found = self.engine().inspect(key, options.request_timeout()).await;
         let holder = found.map_err(|failure| self.lock.error(Operation::Inspect, failure))?;
+        // A waiter leads nobody.
+        let holder = holder.filter(|holder| !holder.first_in_line);
         Ok(holder.map(|holder| Leader::of(holder, self.engine())))
     }
 

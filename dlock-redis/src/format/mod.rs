@@ -144,6 +144,8 @@ pub(crate) fn probed(found: Value, probes: &[Probe]) -> Option<Vec<bool>> {
 /// What `SCAN` looks for that belongs to a lock and has another name.
 pub(crate) struct ScannedFor {
     pub(crate) kind: &'static str,
+    /// Whether it is a line of waiters, and else what several hold.
+    pub(crate) is_line: bool,
     pub(crate) pattern: String,
     /// The name of the lock.
     pub(crate) lock_of: fn(&str) -> Option<&str>,
@@ -357,6 +359,9 @@ impl Format {
             Self::Redisson { cluster, .. } => return redisson_shares::look(false, lock, *cluster, number),
         };
         call.arg(text).arg(1).arg(lock).arg(number.0);
+        if let Self::Redisson { .. } = self {
+            call.arg(&redisson_shares::line_of(lock));
+        }
         call
     }
 
@@ -386,13 +391,24 @@ impl Format {
     }
 
     /// What `SCAN` has to look for besides locks.
-    pub(crate) fn scanned_again(&self) -> Option<ScannedFor> {
-        let semaphores = || ScannedFor {
+    pub(crate) fn scanned_again(&self) -> Vec<ScannedFor> {
+        let Self::Redisson { recipe, .. } = self else { return Vec::new() };
+        let semaphores = ScannedFor {
             kind: "zset",
+            is_line: false,
             pattern: redisson_shares::pattern(),
             lock_of: redisson_shares::semaphore_of,
         };
-        matches!(self, Self::Redisson { .. }).then(semaphores)
+        let lines = ScannedFor {
+            kind: "list",
+            is_line: true,
+            pattern: redisson_shares::pattern_of_lines(),
+            lock_of: redisson_shares::lock_of_line,
+        };
+        match recipe {
+            Recipe::Lock => vec![semaphores, lines],
+            Recipe::ReadWriteLock => vec![semaphores],
+        }
     }
 
     /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force), or only if
@@ -466,7 +482,7 @@ impl Format {
         };
         command.arg(i32::from(keep_data)).arg(i32::from(self.cluster())).arg(number.0);
         if let Self::Redisson { .. } = self {
-            command.arg(redisson_shares::queue(&names.lock));
+            command.arg(&redisson_shares::line_of(&names.lock));
         }
         command.arg(meant);
         command

@@ -14,8 +14,10 @@ const TEXT: &str = include_str!("redisson.lua");
 const ALL_TEXT: &str = include_str!("redisson_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("redisson_rights.lua");
 pub(super) const ALONE: &str = include_str!("redisson_alone.lua");
-pub(super) const FORCE: &str = include_str!("redisson_force.lua");
-pub(super) const LOOK: &str = include_str!("redisson_look.lua");
+pub(super) const FORCE: &str =
+    concat!(include_str!("redisson_waiters.lua"), include_str!("redisson_force.lua"));
+pub(super) const LOOK: &str =
+    concat!(include_str!("redisson_waiters.lua"), include_str!("redisson_look.lua"));
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
 
@@ -202,11 +204,11 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
 
 /// What tells a lock that a look found from the next one: its owner.
 pub(super) fn identity(looked: &Value) -> Vec<Vec<u8>> {
-    match looked {
-        Value::Array(parts) => match parts.get(2) {
-            Some(Value::BulkString(owner)) => vec![owner.clone()],
-            _ => Vec::new(),
-        },
+    let Value::Array(parts) = looked else { return Vec::new() };
+    match (parts.get(1), parts.get(2)) {
+        // Of one that is first in line, which may hold it by then.
+        (Some(Value::Int(0)), Some(Value::BulkString(owner))) => vec![[b"?", &**owner].concat()],
+        (_, Some(Value::BulkString(owner))) => vec![owner.clone()],
         _ => Vec::new(),
     }
 }
@@ -215,7 +217,14 @@ pub(super) fn identity(looked: &Value) -> Vec<Vec<u8>> {
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     let (count, owner, value) = (parts.next(), parts.next().and_then(text), parts.next().and_then(text));
     match (count, Shape::of(owner.as_deref(), value.as_deref())) {
-        (Some(Value::Int(0)), _) => Found::Nothing,
+        (Some(Value::Int(0)), _) => match owner.filter(|owner| !owner.is_empty()) {
+            Some(owner) => {
+                let mut holder = Holder::default();
+                (holder.label, holder.expires_in, holder.first_in_line) = (Some(owner), left, true);
+                Found::Held(holder)
+            }
+            None => Found::Nothing,
+        },
         (Some(Value::Int(1)), Shape::Lock) => Found::Held(owned(owner, value, left)),
         (Some(Value::Int(1..)), Shape::ReadWriteLock(_)) => Found::ReadWriteLock,
         (Some(Value::Int(1)), Shape::Data) => Found::Foreign,
@@ -291,6 +300,9 @@ mod tests {
             assert_eq!(foreign.label.as_deref(), Some(owner));
         }
         assert_eq!(look(0, "", ""), Found::Nothing);
+        let Found::Held(waiter) = look(0, OWNER, "") else { panic!("not found") };
+        assert!(waiter.first_in_line && waiter.expires_in.is_some());
+        assert_eq!(waiter.label.as_deref(), Some(OWNER));
         for (field, value) in [("name", "value"), (OWNER, ""), ("mode", ""), ("mode", "reads")] {
             assert_eq!(look(1, field, value), Found::Foreign, "{field} {value}");
         }

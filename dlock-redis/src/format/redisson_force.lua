@@ -1,29 +1,41 @@
--- Takes a lock away from whoever holds it, or from one holder, and wakes who waits.
+-- Takes a lock away from whoever holds it, or from one holder, and wakes who waits. Where nobody holds it, those lose
+-- their places who stand first in line and are Redisson's: one that lives comes again.
 -- KEYS: the lock. ARGV: its channel; 1 where the key may be data of others; 1 on a cluster; the number of the call; the
--- list of those who wait in line, in the slot of the lock, which is no key of the call: a user without a right to it
--- takes locks away all the same; where only one holder is meant, its field.
+-- list and the sorted set of those who wait in line, and the hash beside; where only one holder is meant, its field, and
+-- where only one is meant that is first in line, '?' and its owner.
 -- Reply: {1, 0 when nobody holds it, 2 of a read-write lock, which stays, or 3 when it is not that holder, that number};
 -- or an error.
+local queue, timeouts, side, meant = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
-  return { 0, ARGV[4] }
+  local places, first = waiters_of_others(queue, timeouts, side)
+  if not first then
+    return { 0, ARGV[4] }
+  elseif meant and meant ~= '?' .. first then
+    return { 3, ARGV[4] }
+  end
+  for _ = 1, places do
+    local waiter = redis.call('LPOP', queue)
+    redis.call('ZREM', timeouts, waiter)
+    redis.pcall('HDEL', side, '?' .. waiter)
+  end
+else
+  -- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
+  local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
+  local is_lock = held[2] and (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ '))
+  local mode = not is_lock and redis.pcall('HGET', KEYS[1], 'mode')
+  if mode == 'read' or mode == 'write' then
+    return { 2, ARGV[4] }
+  elseif not is_lock and (count ~= 1 or ARGV[2] == '1') then
+    return redis.error_reply('WRONGTYPE the key holds something that is no lock')
+  elseif meant and held[1] ~= meant then
+    return { 3, ARGV[4] }
+  end
+  redis.call('DEL', KEYS[1])
 end
--- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
-local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
-local is_lock = held[2] and (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ '))
-local mode = not is_lock and redis.pcall('HGET', KEYS[1], 'mode')
-if mode == 'read' or mode == 'write' then
-  return { 2, ARGV[4] }
-elseif not is_lock and (count ~= 1 or ARGV[2] == '1') then
-  return redis.error_reply('WRONGTYPE the key holds something that is no lock')
-end
-if ARGV[6] and held[1] ~= ARGV[6] then
-  return { 3, ARGV[4] }
-end
-redis.call('DEL', KEYS[1])
 -- Who is not told asks again by himself.
-local first = redis.pcall('LINDEX', ARGV[5], 0)
-local channel = type(first) == 'string' and ARGV[1] .. ':' .. first or ARGV[1]
+local next = redis.pcall('LINDEX', queue, 0)
+local channel = type(next) == 'string' and ARGV[1] .. ':' .. next or ARGV[1]
 if ARGV[3] == '1' then
   redis.pcall('SPUBLISH', channel, '0')
 end

@@ -31,6 +31,9 @@ static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 const MOST_AT_ONCE: u32 = 1_000;
 /// What stands behind the names of the permits that are taken.
 const TIMEOUTS: &str = "timeout";
+/// What stands before the name of the list of those who wait in line, and of the sorted set of until when they do.
+const QUEUE: &str = "redisson_lock_queue";
+const TURNS: &str = "redisson_lock_timeout";
 /// What stands behind the name of the hash beside a lock.
 const SIDE: &str = "dlock";
 
@@ -73,7 +76,7 @@ impl Kind {
             Self::Permits => keys.push(suffixed_with(lock, TIMEOUTS)),
             Self::Fair => {
                 keys.push(queue(lock));
-                keys.push(suffixed("redisson_lock_timeout", lock));
+                keys.push(suffixed(TURNS, lock));
             }
         }
         keys
@@ -89,8 +92,13 @@ impl Kind {
 }
 
 /// The list of those who wait in line for a lock.
-pub(super) fn queue(lock: &str) -> String {
-    suffixed("redisson_lock_queue", lock)
+fn queue(lock: &str) -> String {
+    suffixed(QUEUE, lock)
+}
+
+/// The list, the sorted set and the hash that a line of waiters is in.
+pub(super) fn line_of(lock: &str) -> [String; 3] {
+    [queue(lock), suffixed(TURNS, lock), suffixed_with(lock, SIDE)]
 }
 
 /// The channel on which releases are published to all who wait, of a lock that is used in this way.
@@ -357,9 +365,17 @@ fn bytes(id: &str) -> Option<[u8; 16]> {
 
 /// The semaphore whose permits have this name; `None` when it is none of such.
 pub(super) fn semaphore_of(name: &str) -> Option<&str> {
-    let name = name.strip_suffix(TIMEOUTS)?.strip_suffix(':')?;
+    Some(without_braces(name.strip_suffix(TIMEOUTS)?.strip_suffix(':')?))
+}
+
+/// The lock whose line of waiters has this name; `None` when it is none of such.
+pub(super) fn lock_of_line(name: &str) -> Option<&str> {
+    Some(without_braces(name.strip_prefix(QUEUE)?.strip_prefix(':')?))
+}
+
+fn without_braces(name: &str) -> &str {
     let inner = name.strip_prefix('{').and_then(|name| name.strip_suffix('}'));
-    Some(inner.filter(|inner| !inner.contains('{')).unwrap_or(name))
+    inner.filter(|inner| !inner.contains('{')).unwrap_or(name)
 }
 
 /// Whether what has this name is the hash beside a lock.
@@ -370,6 +386,11 @@ pub(super) fn is_side(name: &str) -> bool {
 /// The names that the sorted sets of permits have, for `SCAN`.
 pub(super) fn pattern() -> String {
     format!("*:{TIMEOUTS}")
+}
+
+/// The names that lines of waiters have, for `SCAN`.
+pub(super) fn pattern_of_lines() -> String {
+    format!("{QUEUE}:*")
 }
 
 #[cfg(test)]
@@ -434,6 +455,7 @@ mod tests {
         for lock in ["gpu", "shop:gpu", "gpu:{7}", "{a}b", "a b"] {
             assert!(is_side(&suffixed_with(lock, SIDE)) && !is_side(lock));
             assert_eq!(semaphore_of(&suffixed_with(lock, TIMEOUTS)), Some(lock));
+            assert_eq!(lock_of_line(&queue(lock)), Some(lock));
         }
         assert_eq!(semaphore_of("gpu"), None);
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::backend::Mode;
-use dlock_core::{ErrorKind, Locks};
+use dlock_core::{ErrorKind, Forced, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisOptions, RedisServer};
 use tokio::task::JoinSet;
@@ -306,4 +306,70 @@ async fn readers_are_notified_of_a_writer_that_becomes_one() {
     assert!(theirs.lock("room").try_acquire().await.unwrap().is_none(), "the other one reads");
     guard.release().await.unwrap();
     until("the end of what was kept", || left(&server).is_empty()).await;
+}
+
+/// What a thread in Java leaves that waits for a fair lock, until so many ms from now.
+fn wait_in_java(server: &RedisServer, name: &str, thread: &str, millis: i64) {
+    let (seconds, micros): (i64, i64) = server.command(&["TIME"]);
+    let until = (seconds * 1_000 + micros / 1_000 + millis).to_string();
+    let _: i64 = server.command(&["RPUSH", &format!("redisson_lock_queue:{{{name}}}"), thread]);
+    let _: i64 = server.command(&["ZADD", &format!("redisson_lock_timeout:{{{name}}}"), &until, thread]);
+}
+
+#[tokio::test]
+async fn of_a_line_that_is_left_of_waiters_in_java_the_first_is_listed_and_removed_by_force() {
+    let server = RedisServer::start().unwrap();
+    let locks = with_lines(&server, LONG).await;
+    let second = format!("{JAVA}0");
+    wait_in_java(&server, "till", "dead:1", -5_000);
+    wait_in_java(&server, "till", JAVA, 300_000);
+    wait_in_java(&server, "till", &second, 305_000);
+    // Of a lock that is held the line is not shown, and one whose time has passed keeps nobody out.
+    let _held = locks.lock("held").acquire().await.unwrap();
+    wait_in_java(&server, "held", JAVA, 300_000);
+    wait_in_java(&server, "over", JAVA, -1);
+    let fair = locks.lock("till").with_fairness(true);
+    assert!(fair.try_acquire().await.unwrap().is_none(), "it is the turn of the one in Java");
+    wait_in_java(&server, "till", "dead:1", -5_000);
+
+    let listed = locks.holders().await.unwrap();
+    let keys: Vec<_> = listed.iter().map(|(key, holder)| (key.as_str(), holder.first_in_line)).collect();
+    assert_eq!(keys, [("held", false), ("till", true)]);
+    let shown = locks.inspect("till").await.unwrap().expect("an acquire says that it is taken");
+    assert_eq!((shown.label.as_deref(), shown.fence), (Some(JAVA), None));
+    assert_eq!(listed[1].1.label, shown.label);
+    assert!(shown.expires_in.is_some_and(|left| (100..=300).contains(&left.as_secs())), "{shown:?}");
+    assert!(shown.to_string().contains("first of those who wait"), "{shown}");
+    assert!(locks.election("till").leader().await.unwrap().is_none());
+
+    assert!(locks.force_release("till").await.unwrap());
+    assert!(!locks.force_release("till").await.unwrap(), "the others were as dead");
+    assert!(locks.inspect("till").await.unwrap().is_none());
+    fair.try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    assert!(!left(&server).iter().any(|key| key.contains("{till}")), "{:?}", left(&server));
+}
+
+#[tokio::test]
+async fn a_waiter_in_java_that_got_the_lock_after_it_was_seen_keeps_it_and_ours_behind_a_dead_one_are_served()
+{
+    let server = RedisServer::start().unwrap();
+    let locks = with_lines(&server, LONG).await;
+    wait_in_java(&server, "till", JAVA, 300_000);
+    let seen = locks.occupancy("till").await.unwrap().holders;
+    let _: i64 = server.command(&["HSET", "till", JAVA, "1"]);
+    assert_eq!(locks.force_release_of("till", &seen).await.unwrap(), Forced::HeldByOthers);
+    let holds = locks.occupancy("till").await.unwrap().holders;
+    assert_eq!(locks.force_release_of("till", &holds).await.unwrap(), Forced::Released);
+    assert_eq!(locks.force_release_of("till", &holds).await.unwrap(), Forced::HeldByOthers, "it waits");
+
+    let lock = locks.lock("till").with_fairness(true).with_wait(LONG);
+    let ours = tokio::spawn(async move { lock.acquire().await });
+    until("our place behind it", || server.command::<usize>(&["LLEN", "redisson_lock_queue:{till}"]) == 2)
+        .await;
+    let next = format!("{JAVA}0");
+    wait_in_java(&server, "till", &next, 900_000);
+    assert_eq!(locks.force_release_of("till", &seen).await.unwrap(), Forced::Released);
+    soon("its turn", ours).await.unwrap().unwrap().release().await.unwrap();
+    let behind = locks.inspect("till").await.unwrap().expect("it is the turn of the one behind");
+    assert_eq!(behind.label, Some(next));
 }

@@ -1,0 +1,24 @@
+-- The line of a lock that nobody has, for the scripts that look and that take it away: of waiters that are Redisson's.
+-- The list, the sorted set and the hash beside are in the slot of the lock, and no keys of the call: a user without a
+-- right to them looks and takes locks away all the same.
+-- Returns how many stand before the first of ours that is alive, the first of them whose turn it is, if there is one, and
+-- for how many ms it keeps its place, -1 without an end. See redisson_fair.lua for who is passed over.
+local function waiters_of_others(queue, timeouts, side)
+  local time, most = redis.call('TIME'), 1000
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local line = redis.pcall('LRANGE', queue, 0, most - 1)
+  local count, first, left = 0, nil, nil
+  for _, waiter in ipairs(line.err and {} or line) do
+    local alive, score = redis.pcall('HGET', side, '?' .. waiter), redis.pcall('ZSCORE', timeouts, waiter)
+    alive = type(alive) == 'string' and tonumber(alive)
+    score = type(score) == 'string' and tonumber(score)
+    local ours = alive or string.find(waiter, ':' .. string.rep('%x', 32) .. '$')
+    if ours and (alive or 0) > now then
+      break
+    elseif not ours and not first and not (score and score <= now) then
+      first, left = waiter, score and score - now < 1e14 and math.max(math.floor(score - now), 1) or -1
+    end
+    count = count + 1
+  end
+  return count, first, left
+end
