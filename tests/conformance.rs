@@ -151,6 +151,7 @@ impl Harness for OverQuorum {
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::LEAVING,
+            conformance::CARRYING,
         ]
     }
 }

@@ -21,6 +21,8 @@ pub enum Operation {
     Hold,
     /// Turning a lock that is held alone into a reader's.
     Downgrade,
+    /// Handing a lock over by a baton.
+    HandOver,
     /// Giving a lock back.
     Release,
     /// Asking who holds a lock.
@@ -37,6 +39,7 @@ impl Operation {
             Self::Acquire => "acquire",
             Self::Hold => "hold",
             Self::Downgrade => "downgrade",
+            Self::HandOver => "hand over",
             Self::Release => "release",
             Self::Inspect => "inspect",
             Self::Configure => "configure",

@@ -48,6 +48,20 @@ impl Token {
         Self(self.0.map(|byte| !byte))
     }
 
+    /// The token of these 32 hexadecimal digits; `None` where there are others.
+    pub(crate) fn from_hex(digits: &str) -> Option<Self> {
+        let digits = digits.as_bytes();
+        if digits.len() != 32 {
+            return None;
+        }
+        let mut bits = [0; 16];
+        for (byte, pair) in bits.iter_mut().zip(digits.chunks(2)) {
+            let digit = |at: usize| char::from(pair[at]).to_digit(16);
+            *byte = u8::try_from(digit(0)? * 16 + digit(1)?).ok()?;
+        }
+        Some(Self(bits))
+    }
+
     /// Returns 32 lower-case hexadecimal digits, for backends that store text.
     #[must_use]
     pub fn to_hex(&self) -> String {

@@ -200,7 +200,7 @@ impl Backend for Redis {
         };
         let capabilities =
             if format.has_line() { capabilities.with_fairness_on_request() } else { capabilities };
-        if format.leaves() { capabilities.with_leaving() } else { capabilities }
+        if format.leaves() { capabilities.with_leaving().with_handing_over() } else { capabilities }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {

@@ -2,6 +2,7 @@
 
 mod answers;
 mod batch;
+mod carrying;
 mod in_flight;
 mod line;
 mod shares;
@@ -206,6 +207,9 @@ impl Claim for RedisClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        if let Some(left) = self.request.takes_over {
+            return Box::pin(self.take_over(left)).await;
+        }
         if !self.is_plain() {
             return Box::pin(self.attempt_share()).await;
         }

@@ -220,6 +220,13 @@ pub(crate) struct RequestAlone<'a> {
     pub(crate) fence: u64,
 }
 
+/// The acquire of one lock that was left for whoever brings this token.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTakeOver<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) left: Token,
+}
+
 /// A read that finds something while a claim has what it holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe {

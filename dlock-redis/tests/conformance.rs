@@ -86,9 +86,10 @@ impl Harness for WithRedisson {
                 conformance::SHARING,
                 conformance::DOWNGRADING,
                 conformance::LEAVING,
+                conformance::CARRYING,
                 IN_LINE_BESIDE_READERS,
             ],
-            _ => &[conformance::WAITERS, conformance::FAIRNESS, conformance::LEAVING],
+            _ => &[conformance::WAITERS, conformance::FAIRNESS, conformance::LEAVING, conformance::CARRYING],
         }
     }
 }
@@ -173,6 +174,7 @@ impl Harness for OnMajority {
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::LEAVING,
+            conformance::CARRYING,
         ]
     }
 }

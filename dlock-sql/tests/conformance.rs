@@ -123,6 +123,7 @@ impl Way for PostgresSession {
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
+        conformance::CARRYING,
     ];
 
     async fn connect(url: &str) -> Result<PostgresSessions> {
@@ -140,6 +141,7 @@ impl Way for MysqlSession {
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
+        conformance::CARRYING,
     ];
 
     async fn connect(url: &str) -> Result<MysqlSessions> {
@@ -157,6 +159,7 @@ impl Way for PostgresRow {
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
+        conformance::CARRYING,
     ];
     const AT_ONCE: usize = 110;
 
@@ -176,6 +179,7 @@ impl Way for MysqlRow {
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
+        conformance::CARRYING,
     ];
     const AT_ONCE: usize = 110;
 

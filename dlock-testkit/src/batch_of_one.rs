@@ -67,7 +67,8 @@ impl<B: Backend> Backend for BatchOfOne<B> {
     }
 
     fn claim(&self, request: ClaimRequest) -> ClaimOfOne<B> {
-        ClaimOfOne { claim: self.0.claim(request), backend: Arc::clone(&self.0) }
+        let takes_over = request.takes_over.is_some();
+        ClaimOfOne { claim: self.0.claim(request), backend: Arc::clone(&self.0), takes_over }
     }
 
     async fn attempt_all(&self, claims: &mut [&mut ClaimOfOne<B>]) -> Result<BatchAttempt, Failure> {
@@ -124,6 +125,8 @@ impl<B: Backend> Backend for BatchOfOne<B> {
 pub struct ClaimOfOne<B: Backend> {
     backend: Arc<B>,
     claim: B::Claim,
+    /// It is no part of a batch.
+    takes_over: bool,
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -133,6 +136,9 @@ impl<B: Backend> Claim for ClaimOfOne<B> {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        if self.takes_over {
+            return self.claim.attempt().await;
+        }
         match self.backend.attempt_all(&mut [&mut self.claim]).await? {
             BatchAttempt::Granted(grants) => match grants[..] {
                 [grant] => Ok(Attempt::Granted(grant)),

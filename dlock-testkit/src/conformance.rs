@@ -49,6 +49,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 pub use cases::administering::WAITERS;
+pub use cases::carrying::CARRYING;
 pub use cases::downgrading::DOWNGRADING;
 pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
@@ -265,6 +266,8 @@ pub enum Needs {
     Leaving,
     /// The same, and a lease.
     LeavingAndLease,
+    /// [`Capabilities::hands_over`], and [`Capabilities::administered`].
+    Carrying,
 }
 
 impl Needs {
@@ -322,6 +325,7 @@ impl Needs {
                 | Self::FairAndAdministration
                 | Self::Leaving
                 | Self::LeavingAndLease
+                | Self::Carrying
         );
         let fair = matches!(
             self,
@@ -341,6 +345,8 @@ impl Needs {
             Some("the backend keeps no waiters in their order")
         } else if matches!(self, Self::Leaving | Self::LeavingAndLease) && !capabilities.leaves {
             Some("the backend cannot leave a key taken after its release")
+        } else if self == Self::Carrying && !capabilities.hands_over {
+            Some("the backend cannot hand a lock over")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {

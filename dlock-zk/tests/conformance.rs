@@ -74,6 +74,7 @@ impl Harness for OnMajority {
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::LEAVING,
+            conformance::CARRYING,
         ]
     }
 }

@@ -8,6 +8,7 @@
 //! ticks, and whatever a process does between two events takes no time, or any time, since a step that can be taken
 //! need not be.
 
+pub mod baton;
 pub mod explore;
 pub mod handoff;
 pub mod lease;

@@ -34,6 +34,9 @@ pub struct Capabilities {
     pub permits: bool,
     /// A release can leave the key taken for a time: [`Claim::leave`](crate::Claim::leave).
     pub leaves: bool,
+    /// What was left can be taken over by whoever has its token:
+    /// [`ClaimRequest::takes_over`](crate::backend::ClaimRequest::takes_over). Only where a release can leave a key.
+    pub hands_over: bool,
     /// All of it is in this process, and no server is asked: waits are measured with tokio's clock where a test pauses
     /// that. What asks servers goes on in real time.
     pub in_process: bool,
@@ -61,6 +64,7 @@ impl Capabilities {
             downgrades: false,
             permits: false,
             leaves: false,
+            hands_over: false,
             in_process: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
@@ -157,6 +161,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_leaving(mut self) -> Self {
         self.leaves = true;
+        self
+    }
+
+    /// Says that what a release left can be taken over by its token.
+    #[must_use]
+    pub const fn with_handing_over(mut self) -> Self {
+        self.hands_over = true;
         self
     }
 

@@ -15,6 +15,7 @@ use crate::error::Failure;
 use crate::guarded::{drop_guarded, guard};
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::token::Token;
 
 /// A step of a backend. One that panics has failed, with an outcome that nobody knows, and ends no task of the engine.
 #[must_use]
@@ -120,7 +121,8 @@ impl<B: Backend> DynBackend for B {
     }
 
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim> {
-        Box::new(Guarded(Some(Backend::claim(self, request))))
+        let token = request.token;
+        Box::new(Guarded { claim: Some(Backend::claim(self, request)), token })
     }
 
     fn attempt_all<'a>(
@@ -220,28 +222,33 @@ pub(crate) trait DynClaim: Send {
     fn leave(&mut self, taken_for: Duration) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn request_clock(&self) -> Option<RequestClock>;
     fn is_clean(&self) -> bool;
+    /// The mark of the claim.
+    fn token(&self) -> Token;
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
 /// A claim of a backend, whose destructor may panic like its steps.
-struct Guarded<C>(Option<C>);
+struct Guarded<C> {
+    claim: Option<C>,
+    token: Token,
+}
 
 impl<C> Drop for Guarded<C> {
     fn drop(&mut self) {
-        drop_guarded(self.0.take());
+        drop_guarded(self.claim.take());
     }
 }
 
 impl<C: Claim> Guarded<C> {
     /// It is there until the drop.
     fn claim(&mut self) -> Result<&mut C, Failure> {
-        self.0.as_mut().ok_or_else(|| Failure::unavailable("the claim is gone"))
+        self.claim.as_mut().ok_or_else(|| Failure::unavailable("the claim is gone"))
     }
 }
 
 impl<C: Claim> DynClaim for Guarded<C> {
     fn reserve(&mut self, fences: u32) {
-        if let Some(claim) = &mut self.0 {
+        if let Some(claim) = &mut self.claim {
             // One that panics has the number of before, or none: the grant tells.
             let _ = guard(|| Claim::reserve(claim, fences));
         }
@@ -262,7 +269,7 @@ impl<C: Claim> DynClaim for Guarded<C> {
     }
 
     fn granted(&mut self, signal: Signal) {
-        let Some(claim) = &mut self.0 else { return };
+        let Some(claim) = &mut self.claim else { return };
         let ours = signal.clone();
         if guard(|| Claim::granted(claim, signal)).is_err() {
             // It may never tell of trouble, which is all that some locks have.
@@ -287,15 +294,19 @@ impl<C: Claim> DynClaim for Guarded<C> {
     }
 
     fn request_clock(&self) -> Option<RequestClock> {
-        guard(|| self.0.as_ref().and_then(Claim::request_clock)).unwrap_or_default()
+        guard(|| self.claim.as_ref().and_then(Claim::request_clock)).unwrap_or_default()
     }
 
     fn is_clean(&self) -> bool {
-        guard(|| self.0.as_ref().is_some_and(Claim::is_clean)).unwrap_or(false)
+        guard(|| self.claim.as_ref().is_some_and(Claim::is_clean)).unwrap_or(false)
+    }
+
+    fn token(&self) -> Token {
+        self.token
     }
 
     fn as_any(&mut self) -> &mut dyn Any {
-        &mut self.0
+        &mut self.claim
     }
 }
 

@@ -130,7 +130,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
     ///
     /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by
-    /// itself. One that finds its own token adopts its lock, as in an attempt of its own.
+    /// itself. None of them [takes over](ClaimRequest::takes_over). One that finds its own token adopts its lock, as in an attempt of its own.
     ///
     /// # Errors
     ///
@@ -438,6 +438,12 @@ pub struct ClaimRequest {
     pub entropy: Entropy,
     /// Whether it keeps newcomers out although it does not wait by itself: it is part of a claim that does.
     pub prefers: bool,
+    /// Whether the attempts take over what was [left](Claim::leave) under this token, and nothing else: `None` for an
+    /// ordinary claim. Only where the backend has the [capability](Capabilities::hands_over). In one step of the server
+    /// an attempt finds the key left under the token, whose time has not ended, and gives it to this claim, with a new
+    /// fence. Where it finds this claim's own token it adopts the lock, as always. Whatever else it finds, a free key
+    /// too, is [`Attempt::Busy`], and nothing is changed. Such a claim waits for nobody and stands in no line.
+    pub takes_over: Option<Token>,
     pub(crate) trace: Trace,
     pub(crate) host: Host,
 }
@@ -452,7 +458,8 @@ impl ClaimRequest {
         host: Host,
     ) -> Self {
         let (lease, request_timeout) = (options.lease, options.request_timeout());
-        let (recheck, waits) = (options.rechecks != Some(0), options.waits());
+        let waits = options.waits() && options.takes_over.is_none();
+        let recheck = options.rechecks != Some(0);
         let trace = Trace::current();
         Self {
             key,
@@ -466,6 +473,7 @@ impl ClaimRequest {
             identity,
             entropy,
             prefers: waits,
+            takes_over: options.takes_over,
             trace,
             host,
         }

@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 
 use crate::backend::{
-    Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy, Signal,
+    Attempt, Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy,
+    Signal,
     Validity,
 };
 use crate::clock::{Clock, Timestamp};
@@ -271,6 +272,23 @@ impl MemoryState {
         }
     }
 
+    /// Gives what was left under this token to whoever brings it.
+    fn take_over(&mut self, request: &ClaimRequest, left: Token, fences: u32, now: Timestamp) -> Attempt {
+        match self.locks.get(&request.key) {
+            Some(entry) if entry.expires > now => {
+                if entry.token == request.token || entry.left_behind && entry.token == left {
+                    Attempt::Granted(self.grant(request, fences, now))
+                } else {
+                    Attempt::Busy(entry.busy(now))
+                }
+            }
+            _ => {
+                let readers = self.shared.entries_of(&request.key).find(|entry| entry.expires > now);
+                Attempt::Busy(readers.map(|entry| entry.busy(now)).unwrap_or_default())
+            }
+        }
+    }
+
     /// Gives the lock, which nobody else has, with so many fences.
     fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
         let grant = Grant::new(Validity::Lease(request.lease));
@@ -325,6 +343,7 @@ impl Backend for Memory {
             .with_permits()
             .with_fairness_on_request()
             .with_leaving()
+            .with_handing_over()
             .without_servers()
     }
 

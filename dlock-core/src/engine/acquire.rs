@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::backend::request_clock::UNSENT;
 use crate::backend::{Backoff, Busy, Grant};
 use crate::clock::Timestamp;
-use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
+use crate::engine::acquire::attempt::{AttemptOutcome, gone, not_there, request};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
     NotificationPace, is_over, pause_after, pause_until, timed_out_unpolled, within,
@@ -190,7 +190,8 @@ impl<'a> Acquire<'a> {
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         let engine = self.engine;
         let in_order = engine.capabilities.fair || self.specs.iter().any(|spec| spec.options.fair);
-        let lines = self.waits && !in_order;
+        let takes_over = self.specs.iter().any(|spec| spec.options.takes_over.is_some());
+        let lines = self.waits && !in_order && !takes_over;
         let mut line: QueuePlace<'a> = None;
         self.until_withdrawn().await?;
         // With a line before us there is no point in asking: the first in line does. And others are to have their turn.
@@ -260,6 +261,9 @@ impl<'a> Acquire<'a> {
                     self.turn_to(place);
                     let retry_after = busy.retry_after;
                     self.note_busy(busy);
+                    if takes_over {
+                        return Err(not_there(self.holder.as_ref()));
+                    }
                     if !self.waits {
                         if !self.may_be_its_own() {
                             return Err(Failure::new(ErrorKind::Busy, ""));

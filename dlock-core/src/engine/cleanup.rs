@@ -18,6 +18,9 @@ use crate::error::Failure;
 use crate::key::Key;
 use crate::telemetry::{Site, Spanned, Subject, Trace};
 
+/// For how long a key stays taken that was to be handed over: a withdrawal would not touch what is left already.
+const RETRACTED_FOR: Duration = Duration::from_millis(1);
+
 /// A claim that nobody waits for any more.
 pub(crate) struct Cleanup {
     pub(crate) engine: Arc<Engine>,
@@ -33,6 +36,8 @@ pub(crate) struct Cleanup {
     pub(crate) trace: Trace,
     /// Until when the key stays taken.
     pub(crate) leave_until: Timestamp,
+    /// What was to be handed over is taken back: the key may be left already, of which nobody has the baton.
+    pub(crate) retracts: bool,
     /// Of an acquire that was dropped before its end.
     pub(super) left: Option<LeftClaim>,
 }
@@ -51,6 +56,7 @@ impl Cleanup {
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
             leave_until: hold.leave_until(),
+            retracts: hold.was_handed_over(),
             left: None,
         }
     }
@@ -86,7 +92,7 @@ impl Cleanup {
         // Whether the answer may be the first that tells of a lock that was there.
         let mut news = true;
         loop {
-            let left = self.leave_until.since(clock.now());
+            let left = if self.retracts { RETRACTED_FOR } else { self.leave_until.since(clock.now()) };
             let answer =
                 withdraw_once(&mut self.claim, &self.engine, (self.request_timeout, self.lease), left).await;
             let over = clock.now() >= until;

@@ -88,6 +88,8 @@ pub(crate) struct Hold {
     pub(super) downgrades: AtomicBool,
     /// The keeper asks for that.
     pub(super) downgrades_later: AtomicBool,
+    /// It was closed to be handed over.
+    handed_over: AtomicBool,
     pub(super) listing: RegistryEntry,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
@@ -175,6 +177,7 @@ impl Hold {
             shares: AtomicU64::new(ShareKind::Plain.one()),
             downgrades: AtomicBool::new(false),
             downgrades_later: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
@@ -240,6 +243,9 @@ impl Hold {
                 "the connection that keeps it is gone; wait until it is back or lost",
             ),
             Condition::Lost => Failure::new(ErrorKind::Lost, self.cause()),
+            Condition::Released if self.was_handed_over() => {
+                Failure::new(ErrorKind::NotHeld, "it was handed over")
+            }
             Condition::Released => Failure::new(ErrorKind::NotHeld, "it was released"),
         };
         Err(self.error(Operation::Hold, failure))

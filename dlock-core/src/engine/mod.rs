@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod attended;
+pub(crate) mod baton;
 pub(crate) mod bounds;
 pub(crate) mod cleanup;
 pub(crate) mod downgrade;

@@ -208,7 +208,11 @@ impl Guard {
     #[inline(always)]
     fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
         let Self { share, noted: _noted } = self;
-        share.end().map_err(|shared| if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) })
+        match share.end() {
+            Ok(last) if last.was_handed_over() => Err(Ok(())),
+            Ok(last) => Ok(last),
+            Err(shared) => Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
+        }
     }
 }
 

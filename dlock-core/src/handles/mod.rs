@@ -1,6 +1,7 @@
 //! What users hold: handles that carry options and forward to the [engine](crate::engine).
 
 pub(crate) mod batch;
+pub(crate) mod baton;
 pub(crate) mod election;
 pub(crate) mod guard;
 pub(crate) mod held;

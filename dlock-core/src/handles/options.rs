@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::backend::Mode;
 use crate::error::Failure;
 use crate::telemetry::LEADER;
+use crate::token::Token;
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +85,8 @@ pub(crate) struct Options {
     pub(crate) resizable: bool,
     /// What who has it does, where that is more than to hold a lock: said by the handle too.
     pub(crate) role: Option<Role>,
+    /// What was left under this token is taken over, and nothing else: said by the handle too.
+    pub(crate) takes_over: Option<Token>,
 }
 
 /// What somebody who holds a lock does.
@@ -133,6 +136,7 @@ impl Default for Options {
             mode: Mode::Exclusive,
             resizable: false,
             role: None,
+            takes_over: None,
         }
     }
 }

@@ -33,11 +33,14 @@ pub enum Requirement {
     /// A key can stay taken for a time after its release:
     /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). [`Capabilities::leaves`].
     HoldAtLeast,
+    /// A lock can be handed over to another task or process: [`Guard::hand_over`](crate::Guard::hand_over).
+    /// [`Capabilities::hands_over`].
+    HandOver,
 }
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fencing,
         Self::Fair,
         Self::SessionKept,
@@ -47,6 +50,7 @@ impl Requirement {
         Self::Downgrade,
         Self::Permits,
         Self::HoldAtLeast,
+        Self::HandOver,
     ];
 
     /// Returns the name, as in the attribute's `requires`.
@@ -62,6 +66,7 @@ impl Requirement {
             Self::Downgrade => "downgrade",
             Self::Permits => "permits",
             Self::HoldAtLeast => "hold_at_least",
+            Self::HandOver => "hand_over",
         }
     }
 
@@ -76,6 +81,7 @@ impl Requirement {
             Self::Downgrade => "a writer can become a reader in one step",
             Self::Permits => "a semaphore with permits",
             Self::HoldAtLeast => "a key stays taken for a time after its release",
+            Self::HandOver => "a lock can be handed over to another process",
         }
     }
 
@@ -92,6 +98,7 @@ impl Requirement {
             Self::Downgrade => capabilities.downgrades,
             Self::Permits => capabilities.permits,
             Self::HoldAtLeast => capabilities.leaves,
+            Self::HandOver => capabilities.leaves && capabilities.hands_over,
         }
     }
 }

@@ -26,6 +26,9 @@ const LONGEST_VALUE: usize = 512;
 
 const FENCE: &str = concat!(include_str!("head.lua"), include_str!("fence.lua"));
 
+/// Only our own form leaves a key, so that only of that something is taken over.
+const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
+
 /// Makes the call that draws a fence for a lock that is held.
 pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
     let mut call = redis::cmd("EVAL");
@@ -496,6 +499,26 @@ impl Format {
         command.arg(plain::LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
         command.arg(LEFT_BEHIND).arg(millis).arg(number.0);
         command
+    }
+
+    /// Makes the call that takes over what was left under the token `left`. Rarely used, so that servers need not keep the
+    /// script.
+    pub(crate) fn call_take_over(&self, request: &Request, left: &Token, number: CallNumber) -> Cmd {
+        let mut call = redis::cmd("EVAL");
+        let Step::Acquire { lease, who, .. } = &request.step else { return call };
+        let mut line = Vec::new();
+        who.write(&mut line);
+        call.arg(TAKE_OVER).arg(2).arg(&*request.names.lock).arg(&*request.names.counter).arg(number.0);
+        call.arg(&plain::hex(&request.token)).arg(&plain::hex(left)).arg(*lease).arg(line);
+        call
+    }
+
+    /// Reads what came of it; `None` when it makes no sense.
+    pub(crate) fn read_take_over(&self, result: Value) -> Option<Answer> {
+        match result {
+            Value::Int(fence @ 1..) => Some(Answer::Granted(fence.unsigned_abs())),
+            result => plain::answer(result),
+        }
     }
 
     /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some

@@ -24,7 +24,9 @@ use super::queue::{Call, Queue};
 use super::wire::{Reply, Wire, WireOptions, answered};
 use crate::config::Replicas;
 use crate::error::Fault;
-use crate::request::{By, CallNumber, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, TakenAll};
+use crate::request::{
+    By, CallNumber, Request, RequestAll, RequestAlone, RequestTakeOver, ShareRequest, ShareStep, TakenAll,
+};
 use crate::tracking::ConnectionTracking;
 
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
@@ -194,6 +196,27 @@ impl Connection {
         let call = |number| format.call_alone(request.request, request.fence, number);
         let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
         let reply = reply.read(|reply| format.read_alone(reply))?;
+        answered(reply.answer, reply.acknowledged)
+    }
+
+    /// Takes over a lock that was left.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`carry_out_all`](Self::carry_out_all).
+    pub(crate) async fn carry_out_take_over(
+        &self,
+        take_over: &RequestTakeOver<'_>,
+        asking: bool,
+    ) -> Result<Reply, Fault> {
+        let RequestTakeOver { request, left } = take_over;
+        if !request.clock.as_ref().is_none_or(RequestClock::written) {
+            return Err(Fault::Unsent("nobody waits for the answer any more"));
+        }
+        let format = &self.wire.options.format;
+        let call = |number| format.call_take_over(request, left, number);
+        let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
+        let reply = reply.read(|reply| format.read_take_over(reply))?;
         answered(reply.answer, reply.acknowledged)
     }
 

@@ -33,7 +33,8 @@ use crate::config::Config;
 use crate::error::Fault;
 use crate::format::{Format, probe, probed};
 use crate::request::{
-    Answer, CallNumber, Look, Request, RequestAll, RequestAlone, ShareRequest, ShareStep, Step, TakenAll,
+    Answer, CallNumber, Look, Request, RequestAll, RequestAlone, RequestTakeOver, ShareRequest, ShareStep,
+    Step, TakenAll,
 };
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
@@ -354,6 +355,18 @@ impl Command for RequestAlone<'_> {
 
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
         connection.carry_out_alone(self, asking).await
+    }
+}
+
+impl Command for RequestTakeOver<'_> {
+    type Answer = Answer;
+
+    fn slot(&self) -> u16 {
+        self.request.names.slot
+    }
+
+    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
+        connection.carry_out_take_over(self, asking).await
     }
 }
 

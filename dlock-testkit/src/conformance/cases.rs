@@ -4,6 +4,7 @@ pub(super) mod administering;
 mod basic;
 mod batches;
 mod cancelling;
+pub(super) mod carrying;
 pub(super) mod downgrading;
 mod dropping;
 mod electing;
@@ -61,6 +62,7 @@ pub(super) const ALL: &[&[Case]] = &[
     electing::CASES,
     fairness::CASES,
     leaving::CASES,
+    carrying::CASES,
     once::CASES,
     runtimes::CASES,
 ];

@@ -32,6 +32,9 @@ impl MemoryClaim {
     fn grant(&self) -> Result<Attempt, Failure> {
         let now = self.shared.clock.now();
         let mut state = self.shared.state();
+        if let Some(left) = self.request.takes_over {
+            return Ok(state.take_over(&self.request, left, self.reserves, now));
+        }
         Ok(match state.busy(&self.request, now)? {
             Some(busy) => Attempt::Busy(busy),
             None => Attempt::Granted(state.grant(&self.request, self.reserves, now)),

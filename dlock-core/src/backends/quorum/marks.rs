@@ -449,6 +449,7 @@ fn administrative(key: Key, lease: Duration, label: &str) -> Result<ClaimRequest
         mode: Mode::Exclusive,
         fair: false,
         prefers: false,
+        takes_over: None,
         key,
         token: Token::random()?,
         lease,

@@ -6,6 +6,7 @@ use crate::backend::{Attempt, BatchAttempt, Busy, Grant};
 use crate::engine::Engine;
 use crate::engine::pending::Pending;
 use crate::error::{ErrorKind, Failure};
+use crate::holder::Holder;
 
 /// How one attempt went.
 pub(super) enum AttemptOutcome {
@@ -34,6 +35,18 @@ impl AttemptOutcome {
 
 pub(super) fn gone() -> Failure {
     Failure::new(ErrorKind::Closed, "the claim is gone")
+}
+
+/// What was handed over is not there to be taken.
+pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
+    let why = match holder {
+        Some(_) => {
+            "the baton does not hold it: it was taken over by another copy, or its time is over and somebody else \
+                    has it"
+        }
+        None => "the baton does not hold it: it was taken over and released, or its time is over",
+    };
+    Failure::new(ErrorKind::NotHeld, why)
 }
 
 /// The one request that differs between one lock and many.

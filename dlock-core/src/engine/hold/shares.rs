@@ -78,6 +78,12 @@ impl Hold {
         self.shares.load(Ordering::Acquire) & !READS == ShareKind::Plain.one()
     }
 
+    /// Whether there is one share, of whatever kind.
+    pub(in crate::engine) fn has_only_share(&self) -> bool {
+        let shares = self.shares.load(Ordering::Acquire) & !READS;
+        [ShareKind::Plain, ShareKind::Nested].iter().any(|kind| kind.one() == shares)
+    }
+
     /// One guard less. Whether it was the last one, who has to release the lock.
     pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> bool {
         self.shares.fetch_sub(kind.one(), Ordering::AcqRel) & !READS == kind.one()

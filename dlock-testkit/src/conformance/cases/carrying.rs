@@ -1,0 +1,291 @@
+//! Locks that are handed over by a baton.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock_core::{Baton, ErrorKind, Guard};
+use futures_util::future::join_all;
+
+use super::cases;
+use crate::conformance::expect::{error_of, give_back};
+use crate::conformance::{Process, Stage};
+use crate::wire::Wire;
+
+cases! {
+    a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else: Carrying, Easy;
+    a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock: Carrying, Easy;
+    of_many_copies_of_a_baton_at_once_one_has_the_lock: Carrying, Easy;
+    a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it: Carrying, Timed;
+    a_lock_that_was_taken_over_is_renewed: Carrying, Timed;
+    a_lock_goes_through_many_hands_with_a_higher_fence_in_each: Carrying, Easy;
+    a_baton_whose_take_over_is_not_answered_is_taken_over_once: Carrying, Easy;
+    a_hand_over_that_is_not_answered_is_made_again: Carrying, Easy;
+    a_hand_over_that_is_dropped_midway_frees_the_lock: Carrying, Easy;
+    a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton: Carrying, Easy;
+    a_lock_that_is_gone_is_not_handed_over_and_not_made_anew: Carrying, Easy;
+    a_body_hands_its_lock_over_and_goes_on_without_it: Carrying, Easy;
+    a_guard_with_further_shares_keeps_its_lock: Carrying, Easy;
+    readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over: Carrying, Easy;
+}
+
+/// The cases about locks that are handed over, for [`Harness::left_out`](crate::conformance::Harness::left_out) of a
+/// backend whose locks stay where they were taken.
+pub const CARRYING: &[&str] = &[
+    "a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else",
+    "a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock",
+    "of_many_copies_of_a_baton_at_once_one_has_the_lock",
+    "a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it",
+    "a_lock_that_was_taken_over_is_renewed",
+    "a_lock_goes_through_many_hands_with_a_higher_fence_in_each",
+    "a_baton_whose_take_over_is_not_answered_is_taken_over_once",
+    "a_hand_over_that_is_not_answered_is_made_again",
+    "a_hand_over_that_is_dropped_midway_frees_the_lock",
+    "a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton",
+    "a_lock_that_is_gone_is_not_handed_over_and_not_made_anew",
+    "a_body_hands_its_lock_over_and_goes_on_without_it",
+    "a_guard_with_further_shares_keeps_its_lock",
+    "readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over",
+];
+
+const LONG: Duration = Duration::from_secs(60);
+
+async fn handed_over(guard: &Guard) -> Baton {
+    let baton = guard.hand_over().for_at_most(LONG).await.expect("it is held");
+    assert_eq!(guard.check().expect_err("it is held no more").kind(), ErrorKind::NotHeld);
+    // As a text, since that is how it travels.
+    baton.to_text().parse().expect("it is the text of a baton")
+}
+
+async fn taken_over(process: &Process, baton: &Baton) -> Guard {
+    process.locks.take_over(baton).await.expect("it is left for this baton")
+}
+
+fn assert_later(guard: &Guard, before: &Guard) {
+    assert!(guard.fence() > before.fence() || before.fence().is_none(), "{guard:?} after {before:?}");
+}
+
+/// Not to the giver either, and not to those who wait.
+async fn a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let baton = handed_over(&guard).await;
+    assert_eq!((baton.key(), baton.fence()), (key.as_str(), guard.fence()));
+    for process in [&ours, &theirs] {
+        process.sees_held(&key).await;
+    }
+    let next = taken_over(&theirs, &baton).await;
+    assert_later(&next, &guard);
+    guard.release().await.expect("nothing is left to release");
+    next.check().expect("it is held");
+    ours.sees_held(&key).await;
+    give_back(next).await;
+    give_back(ours.take(&key).await).await;
+}
+
+/// Whoever has it then keeps it.
+async fn a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock(stage: Stage) {
+    let theirs = stage.process_with(|builder| builder.with_label("second")).await;
+    let (ours, key) = (stage.process().await, stage.key());
+    let baton = handed_over(&ours.take(&key).await).await;
+    let guard = taken_over(&theirs, &baton).await;
+    let error = error_of(ours.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    assert_eq!(error.holder().and_then(|holder| holder.label.as_deref()), Some("second"), "{error}");
+    guard.check().expect("it is held");
+    give_back(guard).await;
+    error_of(theirs.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    let next = ours.take(&key).await;
+    error_of(theirs.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    next.check().expect("it is held");
+    give_back(next).await;
+}
+
+/// The others are refused.
+async fn of_many_copies_of_a_baton_at_once_one_has_the_lock(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let mut guard = ours.take(&key).await;
+    for _ in 0..5 {
+        let baton = handed_over(&guard).await;
+        let all = (0..8).map(|number| {
+            let process = if number % 2 == 0 { &ours } else { &theirs };
+            process.locks.take_over(&baton)
+        });
+        let (taken, refused): (Vec<_>, Vec<_>) = join_all(all).await.into_iter().partition(Result::is_ok);
+        assert_eq!(taken.len(), 1);
+        for error in refused.into_iter().filter_map(Result::err) {
+            assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
+        }
+        let next = taken.into_iter().find_map(Result::ok).expect("there is one");
+        assert_later(&next, &guard);
+        guard = next;
+    }
+    give_back(guard).await;
+}
+
+/// Nor does it make a lock anew that is free.
+async fn a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let baton = guard.hand_over().for_at_most(stage.lease()).await.expect("it is held");
+    let next = theirs.take_soon(&key).await;
+    assert_later(&next, &guard);
+    error_of(ours.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    next.check().expect("it is held");
+    give_back(next).await;
+    error_of(ours.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    assert!(theirs.locks.inspect(&key).await.expect("it can be asked").is_none(), "it is free");
+    give_back(theirs.take(&key).await).await;
+}
+
+/// Beyond the time of the baton, and its own lease.
+async fn a_lock_that_was_taken_over_is_renewed(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.short().await, stage.key());
+    let guard = ours.take(&key).await;
+    let baton = guard.hand_over().for_at_most(stage.lease()).await.expect("it is held");
+    let next = taken_over(&theirs, &baton).await;
+    tokio::time::sleep(stage.lease() * 3).await;
+    next.check().expect("it is held");
+    ours.sees_held(&key).await;
+    give_back(next).await;
+}
+
+/// From process to process, and on from there.
+async fn a_lock_goes_through_many_hands_with_a_higher_fence_in_each(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let mut guard = ours.take(&key).await;
+    for number in 0..20 {
+        let baton = handed_over(&guard).await;
+        let next = taken_over(if number % 2 == 0 { &theirs } else { &ours }, &baton).await;
+        assert_later(&next, &guard);
+        guard = next;
+    }
+    give_back(guard).await;
+}
+
+/// It is asked again under the same token, and finds what it took.
+async fn a_baton_whose_take_over_is_not_answered_is_taken_over_once(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let baton = handed_over(&guard).await;
+    let lock = theirs.locks.lock(&key).with_request_timeout(Duration::from_millis(300));
+    theirs.wire.lose_replies(1);
+    let next = lock.take_over(&baton).await.expect("it is left for this baton");
+    theirs.wire.mend();
+    assert_later(&next, &guard);
+    error_of(ours.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
+    next.check().expect("it is held");
+    give_back(next).await;
+}
+
+/// It finds what it left.
+async fn a_hand_over_that_is_not_answered_is_made_again(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_request_timeout(Duration::from_millis(300));
+    let guard = lock.acquire().await.expect("it is free");
+    ours.wire.lose_replies(1);
+    let baton = handed_over(&guard).await;
+    ours.wire.mend();
+    let next = taken_over(&theirs, &baton).await;
+    assert_later(&next, &guard);
+    give_back(next).await;
+}
+
+/// Polls `future` once and drops it.
+async fn begin_and_drop<T>(future: impl Future<Output = T>) {
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| {
+        let _ = future.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Whether the request has taken effect, will do so later, or never: nobody has the baton.
+async fn a_hand_over_that_is_dropped_midway_frees_the_lock(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    for fault in [Wire::hang, Wire::stall, Wire::keep_answers] {
+        let guard = ours.take(&key).await;
+        fault(&ours.wire);
+        begin_and_drop(guard.hand_over().for_at_most(LONG * 60).into_future()).await;
+        ours.wire.mend();
+        let next = theirs.take_soon(&key).await;
+        assert_later(&next, &guard);
+        give_back(next).await;
+    }
+}
+
+/// What it took is withdrawn; what it did not take is there.
+async fn a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let baton = guard.hand_over().for_at_most(stage.lease()).await.expect("it is held");
+    theirs.wire.keep_answers();
+    begin_and_drop(theirs.locks.take_over(&baton)).await;
+    theirs.wire.mend();
+    let next = ours.take_soon(&key).await;
+    assert_later(&next, &guard);
+    give_back(next).await;
+}
+
+/// A guard that does not know of it is told then.
+async fn a_lock_that_is_gone_is_not_handed_over_and_not_made_anew(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    ours.delete(&key).await;
+    error_of(guard.hand_over().await, &[ErrorKind::NotHeld, ErrorKind::Lost]);
+    drop(guard);
+    let next = theirs.take(&key).await;
+    next.check().expect("it is held");
+    give_back(next).await;
+}
+
+/// Its end releases nothing.
+async fn a_body_hands_its_lock_over_and_goes_on_without_it(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key);
+    let next = lock.run_with(async |held| {
+        let baton = held.hand_over().await.expect("it is held");
+        assert_eq!(held.check().expect_err("it is held no more").kind(), ErrorKind::NotHeld);
+        taken_over(&theirs, &baton).await
+    });
+    let next = next.await.expect("the body runs to its end");
+    next.check().expect("it is held");
+    ours.sees_held(&key).await;
+    give_back(next).await;
+    give_back(ours.take(&key).await).await;
+}
+
+/// It relies on the lock.
+async fn a_guard_with_further_shares_keeps_its_lock(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key);
+    let nested = lock.clone();
+    let body = lock.run_with(async |held| {
+        let guard = nested.acquire().await.expect("it is entered again");
+        error_of(held.hand_over().await, &[ErrorKind::Conflict]);
+        error_of(guard.hand_over().await, &[ErrorKind::Conflict]);
+        held.check().expect("it is held");
+        give_back(guard).await;
+        held.hand_over().await.expect("it is the last share")
+    });
+    let baton = body.await.expect("the body runs to its end");
+    give_back(taken_over(&theirs, &baton).await).await;
+}
+
+/// And the guard holds as before.
+async fn readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over(stage: Stage) {
+    let (process, key) = (stage.process().await, stage.key());
+    let guard = process.take(&key).await;
+    for time in [Duration::ZERO, Duration::MAX] {
+        let error = error_of(guard.hand_over().for_at_most(time).await, &[ErrorKind::InvalidConfig]);
+        assert!(error.to_string().contains("24 h"), "{error}");
+    }
+    guard.check().expect("it is held");
+    give_back(guard).await;
+    if process.locks.capabilities().shared {
+        let guard = process.locks.lock(&key).read().acquire().await.expect("it is free");
+        error_of(guard.hand_over().await, &[ErrorKind::Unsupported]);
+        guard.check().expect("it is held");
+        give_back(guard).await;
+    }
+}
