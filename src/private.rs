@@ -8,6 +8,7 @@ mod job;
 #[path = "private/segments.rs"]
 mod segments;
 
+use std::borrow::Borrow;
 use std::cell::Cell;
 use std::fmt;
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
-use dlock_core::{Error, Lock, Locks, OnLost, Requirement, Result, SegmentedSection, Wait};
+use dlock_core::{Baton, Error, Lock, Locks, OnLost, Requirement, Result, SegmentedSection, Wait};
 
 pub use self::candidate::{Candidate, held, resign};
 pub use self::job::{Job, JobOutput};
@@ -58,6 +59,11 @@ impl<T: AsRef<Locks> + ?Sized> GivesLocks for T {
     }
 }
 
+/// Returns the baton that `from = ...` gives.
+pub fn baton<B: Borrow<Baton>>(baton: &B) -> Baton {
+    baton.borrow().clone()
+}
+
 /// Collects the keys that `keys = { expression }` gives.
 pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
     keys.into_iter().map(|key| key.to_string()).collect()
@@ -97,6 +103,7 @@ struct Setup {
     on_lost: Option<OnLost>,
     recheck: Option<bool>,
     handoff: Option<bool>,
+    baton: Option<Baton>,
     reads: bool,
     /// How many permits the semaphore has, and how many are taken.
     permits: Option<(u32, u32)>,
@@ -170,6 +177,7 @@ impl Section {
             on_lost: None,
             recheck: None,
             handoff: None,
+            baton: None,
             reads: false,
             permits: None,
             run_when_unavailable: false,
@@ -224,6 +232,12 @@ impl Section {
     /// Applies `handoff = ...`.
     pub fn handoff(mut self, on: bool) -> Self {
         self.0.setup().handoff = Some(on);
+        self
+    }
+
+    /// Applies `from = ...`.
+    pub fn from_baton(mut self, baton: Baton) -> Self {
+        self.0.setup().baton = Some(baton);
         self
     }
 
@@ -357,7 +371,12 @@ impl Setup {
                         semaphore.with_options(|lock| self.with_options(lock)).into()
                     }
                     (SectionKeys::One(key), None) => {
-                        dlock_core::Section::new(self.with_options(locks.lock(key)))
+                        let lock = self.with_options(locks.lock(key));
+                        let lock = match &self.baton {
+                            Some(baton) => lock.from_baton(baton)?,
+                            None => lock,
+                        };
+                        dlock_core::Section::new(lock)
                     }
                     (SectionKeys::All(keys), _) => {
                         locks.lock_all(keys).with_each(|lock| self.with_options(lock)).into()

@@ -13,9 +13,10 @@ use syn::parse::{Parse, ParseStream, Parser};
 use syn::{Expr, LitBool, LitInt, LitStr, Path, Token, token};
 
 /// Every option, with an example of it.
-const OPTIONS: [(&str, &str); 20] = [
+const OPTIONS: [(&str, &str); 21] = [
     ("key", "key = \"room_<id>\""),
     ("keys", "keys = [\"room_<a>\", \"room_<b>\"]"),
+    ("from", "from = baton"),
     ("segments", "segments = 20"),
     ("mode", "mode = \"read\""),
     ("permits", "permits = 4"),
@@ -37,7 +38,7 @@ const OPTIONS: [(&str, &str); 20] = [
 ];
 
 /// What other libraries call them.
-const OTHER_NAMES: [(&str, &str); 8] = [
+const OTHER_NAMES: [(&str, &str); 9] = [
     ("lock_at_least_for", "hold_at_least"),
     ("lock_at_most_for", "max_hold"),
     ("ttl", "lease"),
@@ -46,12 +47,15 @@ const OTHER_NAMES: [(&str, &str); 8] = [
     ("wait_time", "wait"),
     ("name", "key"),
     ("held", "guard"),
+    ("baton", "from"),
 ];
 
 #[derive(Default)]
 pub(crate) struct Args {
     pub key: Option<KeyArg>,
     pub keys: Option<KeysArg>,
+    /// The baton that is taken over.
+    pub from: Option<Expr>,
     pub segments: Option<u32>,
     pub mode: Option<ModeArg>,
     pub permits: Option<u32>,
@@ -89,7 +93,7 @@ pub(crate) enum KeysArg {
 /// A guarantee: what it is called here and in `dlock::Requirement`.
 pub(crate) type RequirementName = (&'static str, &'static str);
 
-const REQUIREMENTS: [RequirementName; 9] = [
+const REQUIREMENTS: [RequirementName; 10] = [
     ("fencing", "Fencing"),
     ("fair", "Fair"),
     ("session_kept", "SessionKept"),
@@ -99,6 +103,7 @@ const REQUIREMENTS: [RequirementName; 9] = [
     ("downgrade", "Downgrade"),
     ("permits", "Permits"),
     ("hold_at_least", "HoldAtLeast"),
+    ("hand_over", "HandOver"),
 ];
 
 /// What the runtime accepts.
@@ -213,6 +218,7 @@ impl Args {
         match option {
             "key" => self.key = Some(key(input)?),
             "keys" => self.keys = Some(keys(input)?),
+            "from" => self.from = Some(input.parse()?),
             "segments" => self.segments = Some(segments(input)?),
             "mode" => {
                 let choices = [("read", ModeArg::Read), ("write", ModeArg::Write)];
@@ -265,6 +271,15 @@ impl Args {
         }
         if let Some(span) = later("keys", "segments") {
             mistakes.at(span, "`segments` splits one key, and `keys` are several; keep one of them");
+        }
+        for other in ["keys", "segments", "permits", "mode"] {
+            let reads = self.mode == Some(ModeArg::Read);
+            if let Some(span) = later("from", other).filter(|_| other != "mode" || reads) {
+                let message = format!(
+                    "`from` takes over one lock that is held alone, which has no `{other}`; remove one of them"
+                );
+                mistakes.at(span, message);
+            }
         }
         for other in ["keys", "segments", "mode"] {
             if let Some(span) = later("permits", other) {

@@ -67,6 +67,9 @@ fn locked(
     }
     let keys = match &args.keys {
         Some(keys) => several(keys, function, &private, mistakes),
+        None if args.from.is_some() && !args.gives("key") => {
+            Some(quote_spanned!(Span::mixed_site()=> ::std::string::ToString::to_string(baton.key())))
+        }
         None => key(args, function, mistakes),
     };
     let output = mistakes.take(function.output());
@@ -77,9 +80,15 @@ fn locked(
     let new = match (&args.keys, &args.key) {
         (Some(_), _) => quote_spanned!(here=> all),
         (None, Some(KeyArg::Expr(_))) => quote_spanned!(here=> of),
+        (None, None) if args.from.is_some() => quote_spanned!(here=> of),
         (None, _) => quote_spanned!(here=> new),
     };
-    let options = options(args, &dlock);
+    let mut options = options(args, &dlock);
+    let baton = args.from.as_ref().map(|baton| {
+        options.extend(quote_spanned!(here=> .from_baton(baton)));
+        let given = quote_spanned!(here.located_at(baton.span())=> &#baton);
+        quote_spanned!(here=> let baton = #private::baton(#given);)
+    });
     if let Some(segments) = args.segments {
         let run = in_segments(args, function, written, &private, &output);
         let segments = Literal::u32_suffixed(segments);
@@ -108,6 +117,7 @@ fn locked(
     // With `return`, for those who deny clippy's `implicit_return`; its opposite spares what a macro wrote.
     Some(function.with_body(&quote_spanned! {here=>
         #backend
+        #baton
         let section = #private::Section::#new(#site, #source, #keys) #options;
         return section.run::<#output, _>(async move {
             #captures

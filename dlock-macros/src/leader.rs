@@ -40,7 +40,7 @@ struct Own {
 }
 
 /// What a lock has, and a term of office has not.
-const NOT_HERE: [(&str, &str); 15] = [
+const NOT_HERE: [(&str, &str); 16] = [
     ("keys", "an election has one key"),
     ("segments", "an election has one leader"),
     ("mode", "a leader is alone"),
@@ -48,6 +48,7 @@ const NOT_HERE: [(&str, &str); 15] = [
     ("take", "an election has one leader"),
     ("wait", "a candidate waits until it leads"),
     ("max_hold", "give the `Election` a `with_max_term`"),
+    ("from", "a term is not handed over"),
     ("hold_at_least", "a term that ends makes room for the next one"),
     ("on_lost", "the body is dropped when its term is lost"),
     ("on_busy", "a candidate waits until it leads"),

@@ -36,12 +36,13 @@ enum Window {
 }
 
 /// What a lock has, and a job has not.
-const NOT_HERE: [(&str, &str); 12] = [
+const NOT_HERE: [(&str, &str); 13] = [
     ("keys", "a job has one key"),
     ("segments", "a job has one key"),
     ("mode", "a job runs alone"),
     ("permits", "a job runs once"),
     ("take", "a job runs once"),
+    ("from", "a job is not handed over"),
     ("hold_at_least", "`every` or `keep` says for how long it is not run again"),
     ("on_lost", "the body is dropped when its lock is lost"),
     ("on_busy", "a job that somebody else runs is `Outcome::Skipped`"),

@@ -90,11 +90,17 @@ pub enum Mutation {
     CountsOnePermit,
     /// Every semaphore has as many permits as can be.
     HasPermitsForAll,
+    /// Whoever brings a baton has the lock, whoever holds it.
+    TakesOverFromAnybody,
+    /// Whoever brings a baton has the lock if it is free.
+    TakesOverWhatIsFree,
+    /// What is taken over has the fence of whoever handed it over.
+    TakesOverUnderTheOldFence,
 }
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 36] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -128,6 +134,9 @@ impl Mutation {
         Self::PrefersNobody,
         Self::CountsOnePermit,
         Self::HasPermitsForAll,
+        Self::TakesOverFromAnybody,
+        Self::TakesOverWhatIsFree,
+        Self::TakesOverUnderTheOldFence,
     ];
 }
 

@@ -91,6 +91,16 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             "there_are_as_many_permits_as_were_said_for_all_processes_together",
             "a_process_that_says_another_number_is_told",
         ],
+        Mutation::TakesOverFromAnybody => &[
+            "a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock",
+            "of_many_copies_of_a_baton_at_once_one_has_the_lock",
+        ],
+        Mutation::TakesOverWhatIsFree => {
+            &["a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it"]
+        }
+        Mutation::TakesOverUnderTheOldFence => {
+            &["a_lock_goes_through_many_hands_with_a_higher_fence_in_each"]
+        }
         other => panic!("{other:?} has no case that catches it"),
     }
 }

@@ -15,8 +15,7 @@ use foldhash::fast::RandomState;
 
 use crate::backend::{
     Attempt, Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy,
-    Signal,
-    Validity,
+    Signal, Validity,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;

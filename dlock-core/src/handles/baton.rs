@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::acquire::{Start, begin, only_share};
 use crate::engine::baton::hand_over;
 use crate::engine::hold::Hold;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -16,7 +15,6 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::locks::Locks;
-use crate::handles::options::Options;
 use crate::handles::requirement::{Requirement, check};
 use crate::key::Key;
 use crate::token::Token;
@@ -321,36 +319,52 @@ impl Held {
 }
 
 impl Lock {
-    /// Takes over what was handed over by [`Guard::hand_over`], with the options of this lock: its lease, `max_hold` and
-    /// so on. The lock goes from the baton to the guard in one step of the server, with a new fence, and nobody else has
-    /// it in between. It never waits for others; the [wait](Self::with_wait) is there for requests that fail.
+    /// Returns the lock whose acquire takes over what was handed over by [`Guard::hand_over`], with the options of this
+    /// one: its lease, `max_hold` and so on. So do [`try_acquire`](Self::try_acquire) and [`run`](Self::run).
+    ///
+    /// The lock goes from the baton to the guard in one step of the server, with a new fence, and nobody else has it in
+    /// between. Such an acquire never waits for others; the [wait](Self::with_wait) is there for requests that fail.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use std::time::Duration;
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let baton = locks.lock("order_7").acquire().await?.hand_over().await?;
+    /// let lock = locks.lock("order_7").with_lease(Duration::from_secs(10)).from_baton(&baton)?;
+    /// lock.run(async { /* goes on with the work */ }).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
+    /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the baton is one of another key or kind of
+    ///   backend.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot, or the lock is not held alone.
+    ///
+    /// The acquire has these of its own, beside those of every [`acquire`](Self::acquire):
+    ///
     /// * [`ErrorKind::NotHeld`]: the baton was taken over before, or its time is over; [`Error::holder`] says who has
     ///   the lock, where somebody has. Nothing was changed.
-    /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the baton is one of another key or kind of
-    ///   backend, or an option cannot work.
-    /// * [`ErrorKind::Unsupported`]: the backend cannot, or the lock is not held alone.
     /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. What it took is
     ///   withdrawn in the background, and the lock is then free.
-    /// * Other kinds as of [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, the baton is as before or the lock is released in the background.
-    pub async fn take_over(&self, baton: &Baton) -> Result<Guard> {
-        let options = Options { takes_over: Some(baton.token), ..*self.options() };
-        let key = self.checked(&options)?;
+    /// When the acquire is dropped midway, the baton is as before, or the lock is released in the background.
+    pub fn from_baton(&self, baton: &Baton) -> Result<Self> {
         let refuse = |failure| Err(self.error(Operation::Acquire, failure));
         if let Err(failure) = check(&[Requirement::HandOver], &self.engine().capabilities) {
             return refuse(failure);
         }
+        let options = self.options();
         if !options.mode.is_exclusive() || options.fair && !self.engine().capabilities.fair {
             let what = "only a lock that is held alone, and is not `fair`, can be taken over";
             return refuse(Failure::new(ErrorKind::Unsupported, what));
         }
-        if key != &baton.key {
+        // One that is invalid is refused by the acquire.
+        if self.key().is_some_and(|key| *key != baton.key) {
             return refuse(Failure::invalid_config(format!("the baton is one of the key {:?}", baton.key())));
         }
         if self.engine().name != baton.backend() {
@@ -359,26 +373,23 @@ impl Lock {
                 "the baton is one of a lock on {theirs:?}, and this is one on {ours:?}"
             )));
         }
-        let taken = begin(self.spec(key, options), Start::Now)?.await?;
-        let mut guard = Guard::new(only_share(taken));
-        guard.note(options.max_depth)?;
-        Ok(guard)
+        Ok(self.clone().taking_over(baton.token))
     }
 }
 
 impl Locks {
     /// Takes over what was handed over by [`Guard::hand_over`], in this process or another, with the options of these
-    /// locks. See [`Lock::take_over`], which has options of its own.
+    /// locks. For other options, and to run a body, see [`Lock::from_baton`].
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::take_over`].
+    /// Those of [`Lock::from_baton`] and of its acquire.
     ///
     /// # Cancel safety
     ///
-    /// As [`Lock::take_over`].
+    /// As the acquire of [`Lock::from_baton`].
     pub async fn take_over(&self, baton: &Baton) -> Result<Guard> {
-        self.lock(baton.key()).take_over(baton).await
+        self.lock(baton.key()).from_baton(baton)?.acquire().await
     }
 }
 
@@ -435,9 +446,9 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("redis"), "{error}");
         let ours = Baton { backend: "memory".into(), ..baton("k") };
-        let error = locks.lock("other").take_over(&ours).await.unwrap_err();
+        let error = locks.lock("other").from_baton(&ours).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
-        let error = locks.lock("k").read().take_over(&ours).await.unwrap_err();
+        let error = locks.lock("k").read().from_baton(&ours).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         let error = locks.take_over(&ours).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotHeld);

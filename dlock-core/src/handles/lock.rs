@@ -14,6 +14,7 @@ use crate::handles::options::{OnLost, Options, Role, Wait, option_setters};
 use crate::handles::requirement;
 use crate::key::Key;
 use crate::telemetry::Site;
+use crate::token::Token;
 
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -203,6 +204,10 @@ impl Lock {
     #[inline]
     pub(super) fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
         let key = self.checked(&self.options)?;
+        if self.options.takes_over.is_some() {
+            // What the caller holds is not what was handed over.
+            return Ok(None);
+        }
         let share = scope::reenter(&self.engine, key, &self.options, by_hand)?;
         if share.is_some() {
             self.engine.telemetry.reentered(self.site);
@@ -222,6 +227,11 @@ impl Lock {
         taking: &mut Attended<Option<Shares>>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Guard>> {
+        if let (Attended::Begun(begun), true) = (&mut *taking, self.options.takes_over.is_some()) {
+            // It is not taken back when nobody polls it: what it took over cannot be taken over again.
+            let taken = ready!(begun.as_mut().poll(context))?;
+            return Poll::Ready(Ok(Guard::new(only_share(taken))));
+        }
         let mut again =
             |started| begin(self.spec(self.checked(&self.options)?, self.options), Start::Again(started));
         let taken = ready!(taking.poll(context, &self.engine.attendance, &mut again))?;
@@ -257,6 +267,12 @@ impl Lock {
     /// The same lock in another mode.
     pub(super) const fn with_mode(mut self, mode: Mode) -> Self {
         self.options.mode = mode;
+        self
+    }
+
+    /// The same lock, which is taken over by this token and not otherwise.
+    pub(super) const fn taking_over(mut self, token: Token) -> Self {
+        self.options.takes_over = Some(token);
         self
     }
 

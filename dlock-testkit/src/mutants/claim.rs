@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
+    Attempt, BatchAttempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity,
+    Withdrawal,
 };
 use dlock_core::{Backend, Claim, Failure, Fence, Token};
 use tokio::runtime::Handle;
@@ -49,12 +50,27 @@ impl<B: Backend + Clone> MutantClaim<B> {
             (Mutation::FenceFalls, term) => {
                 Grant::new(term).with_fence(Fence::new(u64::MAX / 2 - self.mutant.store.next()))
             }
+            (Mutation::TakesOverUnderTheOldFence, term) if self.request.takes_over.is_some() => {
+                Grant::new(term).with_fence(Fence::new(fence.saturating_sub(1)))
+            }
             (Mutation::ReservesNothing, _) => grant.with_reserved(1_000),
             (Mutation::AdoptionMovesTheFence, term) if adopted => {
                 Grant::new(term).with_fence(Fence::new(fence + 1))
             }
             _ => grant,
         }
+    }
+
+    /// Takes a lock by a baton that does not hold it.
+    async fn take_over(&mut self) -> Result<Attempt, Failure> {
+        let is_free = self.mutant.backend.inspect(&self.request.key).await?.is_none();
+        if self.is(Mutation::TakesOverWhatIsFree) && !is_free {
+            return Ok(Attempt::Busy(Busy::default()));
+        }
+        let _ = self.mutant.backend.force_release(&self.request.key).await?;
+        self.request.takes_over = None;
+        self.claim = Some(self.mutant.backend.claim(self.request.clone()));
+        self.claim()?.attempt().await
     }
 
     /// Removes whatever lock there is.
@@ -90,6 +106,10 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
         while self.is(Mutation::WaitsInAnAttempt) && matches!(answer, Attempt::Busy(_)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
             answer = self.claim()?.attempt().await?;
+        }
+        let takes_over = self.is(Mutation::TakesOverFromAnybody) || self.is(Mutation::TakesOverWhatIsFree);
+        if takes_over && self.request.takes_over.is_some() && matches!(answer, Attempt::Busy(_)) {
+            answer = self.take_over().await?;
         }
         let answer = match answer {
             Attempt::Granted(grant) => {
