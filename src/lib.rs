@@ -37,6 +37,7 @@
 //! | `mysql-tls` | no | the same over TLS |
 //! | `postgres` | no | locks in a PostgreSQL database |
 //! | `postgres-tls` | no | the same over TLS |
+//! | `serde` | no | a `Baton` in what serde writes |
 //! | `otel` | no | metrics and linked traces for OpenTelemetry |
 //! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
 //! | `redis-tls` | no | the same over TLS |
@@ -112,9 +113,10 @@ struct SqlPage;
 #[doc = include_str!("../docs/backends/sqlite.md")]
 struct SqlitePage;
 
-/// And those of the page on composition.
+/// And those of the pages on composition and on locks that are handed over.
 #[cfg(all(doctest, feature = "macros"))]
 #[doc = include_str!("../docs/composition.md")]
+#[doc = include_str!("../docs/handing-over.md")]
 struct CompositionPage;
 
 /// And those of the pages for whoever chooses, comes from another library, or has an error.
