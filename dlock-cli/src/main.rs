@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod baton;
 mod doctor;
 mod group;
 mod guardian;
@@ -84,6 +85,9 @@ enum Task {
     /// whoever asks meanwhile, on whichever host, skips it, with a line that says who ran it and when, and exit code
     /// 80. Who asks while it runs waits for its end, and runs it when it fails or its host dies.
     Run(Run),
+    /// Locks that a script carries from step to step, in a file: taken here, released elsewhere
+    #[command(subcommand)]
+    Baton(baton::BatonTask),
     /// Who leads: elections, which are locks that candidates hold as terms of office
     #[command(subcommand)]
     Leader(Leader),
@@ -231,6 +235,12 @@ struct Run {
     /// session_timeout says it
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     lease: Duration,
+    #[command(flatten)]
+    program: Program,
+}
+
+#[derive(Debug, Args)]
+struct Program {
     /// How long the command may take to end before it is killed, up to 24h; at most a third of the time for which the
     /// lock is trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout),
     /// unless the lock was taken away already
@@ -333,6 +343,7 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
             }
         }
         Task::Guardian => Ok(0),
+        Task::Baton(task) => baton::baton(&url, task, cli.json).await,
         Task::Quorum(task) => quorum::quorum(&url, task, cli.json).await,
         Task::Semaphore { task: SemaphoreTask::Resize(resize) } => {
             semaphore::resize(&store::look_into(&url).await?, &resize, cli.json).await

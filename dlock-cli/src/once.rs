@@ -77,7 +77,7 @@ pub(crate) async fn once(locks: &Locks, run: &Run, window: Duration) -> Result<u
         outcome = &mut job => outcome.map(|outcome| (outcome, Ok(0))),
         Ok(held) = begun => {
             let command = async {
-                let code = under(&held, run, &mut signals).await;
+                let code = under(&held, &run.program, &mut signals).await;
                 let _ = end.send(matches!(code, Ok(0)));
                 code
             };

@@ -15,7 +15,7 @@ use crate::guardian::Guardian;
 use crate::members::Members;
 use crate::signals::{Signals, exit_code, stop};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
-use crate::{Run, trouble};
+use crate::{Program, Run, trouble};
 
 /// How long to wait for the lock, unless it is said.
 const WAIT: Wait = Wait::For(Duration::from_secs(30));
@@ -46,7 +46,7 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
             return Err(error.into());
         }
     };
-    let mut outcome = under(&guard.held(), run, &mut signals).await;
+    let mut outcome = under(&guard.held(), &run.program, &mut signals).await;
     let was_lost = outcome.as_ref().map_or_else(Trouble::code, |code| *code) == LOST;
     match guard.release().await {
         Ok(()) => {}
@@ -76,7 +76,7 @@ async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
 
 /// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lock can be
 /// somebody else's.
-pub(crate) async fn under(held: &Held, run: &Run, signals: &mut Signals) -> Result<u8, Trouble> {
+pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> Result<u8, Trouble> {
     // The backend confirms the lock in the first third of that time, and is asked again in the second.
     let most = held.trusted_for().map_or(Duration::MAX, |trusted| trusted / 3);
     let (grace, reserve) = (run.grace.min(most), run.grace.max(KILLING).min(most));
@@ -195,12 +195,16 @@ async fn runs_short(held: &Held, reserve: Duration) -> Duration {
     }
 }
 
-fn start(held: &Held, run: &Run, mark: u64) -> Result<Group, Trouble> {
+fn start(held: &Held, run: &Program, mark: u64) -> Result<Group, Trouble> {
     let Some((program, arguments)) = run.command.split_first() else {
         return Err(Trouble::usage("which command?"));
     };
     let mut command = Command::new(program);
-    command.args(arguments).env("DLOCK_KEY", &run.key).env_remove("DLOCK_FENCE").kill_on_drop(true);
+    command
+        .args(arguments)
+        .env("DLOCK_KEY", held.key().unwrap_or_default())
+        .env_remove("DLOCK_FENCE")
+        .kill_on_drop(true);
     if !run.keep_env {
         command.env_remove("DLOCK_URL");
     }
