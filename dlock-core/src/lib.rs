@@ -13,6 +13,7 @@
 pub mod backend;
 mod backends;
 mod clock;
+mod data_version;
 mod engine;
 mod error;
 mod failure;
@@ -33,6 +34,7 @@ pub use backends::quorum::{
     LockOnNodes, Node, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumClaim, QuorumInUse, QuorumVotes,
 };
 pub use clock::{Clock, ManualClock, Timestamp};
+pub use data_version::{DataVersion, VersionCheck};
 #[cfg(dlock_schedules)]
 #[doc(hidden)]
 pub use engine::scenarios;
