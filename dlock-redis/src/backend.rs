@@ -8,7 +8,7 @@ use dlock_core::backend::{
     Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy, RequestClock,
     ServerAddress, boxed,
 };
-use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
+use dlock_core::{DataVersion, Error, Failure, Fence, Holder, Key, Operation, Result, VersionCheck, keeper};
 use futures_util::FutureExt;
 
 use crate::administration;
@@ -18,6 +18,7 @@ use crate::config::{Config, RedisBuilder};
 use crate::diagnosis;
 use crate::existing;
 use crate::keys;
+use crate::newer;
 
 /// Waiters are notified of releases; this often they ask in case a message was lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
@@ -122,7 +123,9 @@ impl Redis {
     /// Writes `value` to `key` unless a higher fence has written to it before; whether it did.
     ///
     /// The highest fence that was accepted is kept in [`fence_key(key)`](crate::fence_key). Only writes that go through
-    /// this, or through a [`fenced_script`](crate::fenced_script), are protected from stale holders.
+    /// this, or through a [`fenced_script`](crate::fenced_script), are protected from stale holders. A fence orders
+    /// writers by their grants; where the data itself has a time or a number, and older data must not follow newer,
+    /// see [`write_if_newer`](Self::write_if_newer).
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), dlock_core::Error> {
@@ -139,7 +142,8 @@ impl Redis {
     /// # Errors
     ///
     /// [`ErrorKind::Unknown`](dlock_core::ErrorKind::Unknown) when the answer did not come; writing the same again
-    /// is safe. Other kinds as for a lock.
+    /// is safe. [`ErrorKind::Conflict`](dlock_core::ErrorKind::Conflict) when the key is written with versions. Other
+    /// kinds as for a lock.
     ///
     /// # Cancel safety
     ///
@@ -148,9 +152,62 @@ impl Redis {
         let value = value.as_ref();
         let call = |number| crate::fenced::set(key, value, fence, number);
         match self.0.ask(keys::slot_of(key), call).await {
+            Ok(redis::Value::Int(-1)) => Err(Error::new(Operation::Hold, newer::mixed(key)).on("redis")),
             Ok(reply) => Ok(reply == redis::Value::Int(1)),
             Err(failure) => Err(Error::new(Operation::Hold, failure).on("redis")),
         }
+    }
+
+    /// Writes `value` to `key` if its `version` is newer than all that were accepted before, in one atomic step: the
+    /// order is that of the data, and not that of the grants.
+    ///
+    /// With a `fence`, both are checked in that step: the fence must not be lower than one before, and the version must
+    /// be higher. Without a lock, `None`: the step itself keeps two writers apart. What is refused changes nothing,
+    /// also no fence that is remembered.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), dlock_core::Error> {
+    /// # let redis = dlock_redis::Redis::connect("redis://127.0.0.1/").await?;
+    /// # let read_at = std::time::SystemTime::now();
+    /// use dlock_core::{DataVersion, VersionCheck};
+    ///
+    /// match redis.write_if_newer("price:42", "17", DataVersion::at(read_at)?, None).await? {
+    ///     VersionCheck::Accepted => {}
+    ///     VersionCheck::AlreadyThere => {} // a repetition, or another writer came to the same version first
+    ///     VersionCheck::Older { stored } => println!("{stored} is there already"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The version, and the fence where there is one, are kept in [`fence_key(key)`](crate::fence_key), a hash, for as
+    /// long as nobody deletes it. A key is written with fences alone ([`fenced_set`](Self::fenced_set)), with versions
+    /// alone, or with both; the first write decides. Programs with earlier versions of dlock are refused at a key with
+    /// versions by the server's `WRONGTYPE`. Not protected is what is written in other ways (`SET`, `DEL`), what an
+    /// eviction policy such as `allkeys-lru` removes, and what a failover forgets.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`](dlock_core::ErrorKind::Lost) when the fence is stale, whatever the version.
+    /// [`ErrorKind::Conflict`](dlock_core::ErrorKind::Conflict) when the key is written in another of the three ways.
+    /// [`ErrorKind::Unknown`](dlock_core::ErrorKind::Unknown) when the answer did not come: write the same again, and
+    /// [`VersionCheck::AlreadyThere`] says that it was written. Other kinds as for a lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the value may still be written.
+    pub async fn write_if_newer(
+        &self,
+        key: &str,
+        value: impl AsRef<[u8]> + Send,
+        version: DataVersion,
+        fence: Option<Fence>,
+    ) -> Result<VersionCheck> {
+        let value = value.as_ref();
+        let call = |number| newer::set(key, value, (version, fence), number);
+        let reply = self.0.ask(keys::slot_of(key), call).await;
+        reply
+            .and_then(|reply| newer::answer(key, fence, &reply))
+            .map_err(|failure| Error::new(Operation::Hold, failure).on("redis"))
     }
 }
 

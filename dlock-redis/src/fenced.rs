@@ -5,10 +5,18 @@ use dlock_core::Fence;
 use crate::keys::suffixed_with;
 use crate::request::CallNumber;
 
+/// What is said to another client of a key that is written in another way.
+pub(crate) const MIXED_ERROR: &str = "redis.error_reply('MIXED the key is written with fences alone, or with versions alone, or with both: go on in that \
+     way, or delete ' .. KEYS[#KEYS] .. ' when nobody writes')";
+
 /// The check and the body. It compares the decimal numbers as text: a number in Lua has 53 bits only.
-fn guarded(body: &str, when_stale: &str) -> String {
+fn guarded(body: &str, when_stale: &str, when_mixed: &str) -> String {
     format!(
-        "local fence, seen = ARGV[#ARGV], redis.call('GET', KEYS[#KEYS])
+        "local fence, seen = ARGV[#ARGV], redis.pcall('GET', KEYS[#KEYS])
+if type(seen) == 'table' and seen.err then
+  -- With versions it is a hash, which the scripts from before refuse with this error, too.
+  return string.find(seen.err, 'WRONGTYPE', 1, true) and {when_mixed} or seen
+end
 if seen and (#seen > #fence or (#seen == #fence and seen > fence)) then
   return {when_stale}
 end
@@ -21,7 +29,8 @@ redis.call('SET', KEYS[#KEYS], fence)
 ///
 /// The last of `KEYS` is the key that remembers the highest fence, such as [`fence_key`] gives; the last of `ARGV` is
 /// the fence in decimal. The body sees both, after its own keys and arguments. A stale fence is an error reply that
-/// begins with `STALE`. Use it with any Redis client.
+/// begins with `STALE`; one that begins with `MIXED` says that the key is written with versions
+/// ([`newer_script`](crate::newer_script)). Use it with any Redis client.
 ///
 /// ```
 /// let script = dlock_redis::fenced_script("return redis.call('HINCRBY', KEYS[1], 'sold', ARGV[1])");
@@ -31,19 +40,21 @@ redis.call('SET', KEYS[#KEYS], fence)
 /// ```
 #[must_use]
 pub fn fenced_script(body: &str) -> String {
-    guarded(body, "redis.error_reply('STALE the fence ' .. fence .. ' is lower than ' .. seen)")
+    guarded(body, "redis.error_reply('STALE the fence ' .. fence .. ' is lower than ' .. seen)", MIXED_ERROR)
 }
 
-/// Returns the key that remembers the highest fence that wrote to `key`: in the same hash slot.
+/// Returns the key that remembers the highest fence that wrote to `key`, or the newest version: in the same hash slot.
 #[must_use]
 pub fn fence_key(key: &str) -> String {
     suffixed_with(key, "fence")
 }
 
-/// Makes the call of [`Redis::fenced_set`](crate::Redis::fenced_set): 1, or 0 for a stale fence.
+/// Makes the call of [`Redis::fenced_set`](crate::Redis::fenced_set): 1, 0 for a stale fence, or -1 for a key
+/// that is written with versions.
 pub(crate) fn set(key: &str, value: &[u8], fence: Fence, number: CallNumber) -> redis::Cmd {
     let mut call = redis::cmd("EVAL");
-    call.arg(guarded("redis.call('SET', KEYS[1], ARGV[1])\nreturn { 1, ARGV[2] }", "{ 0, ARGV[2] }"));
+    let body = "redis.call('SET', KEYS[1], ARGV[1])\nreturn { 1, ARGV[2] }";
+    call.arg(guarded(body, "{ 0, ARGV[2] }", "{ -1, ARGV[2] }"));
     call.arg(2).arg(key).arg(fence_key(key)).arg(value).arg(number.0).arg(fence.get());
     call
 }

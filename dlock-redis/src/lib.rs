@@ -19,6 +19,7 @@ mod fenced;
 mod format;
 mod keys;
 mod listening;
+mod newer;
 mod request;
 mod servers;
 mod tracking;
@@ -32,3 +33,4 @@ pub use format::Recipe;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use format::hostile::holders_in;
+pub use newer::newer_script;

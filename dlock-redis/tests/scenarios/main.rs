@@ -19,6 +19,7 @@ mod handover;
 mod limits;
 mod majority;
 mod migrating;
+mod newer;
 mod outcomes;
 mod proxies;
 mod redisson;
