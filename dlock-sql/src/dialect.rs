@@ -19,6 +19,8 @@ pub trait Dialect: Database + sealed::Sealed {
     const QUOTE: char;
     #[doc(hidden)]
     const INTEGER: &'static str;
+    #[doc(hidden)]
+    const TIMES: Times;
     /// How a table is made that has a name of up to 512 bytes as its key, and a number.
     #[doc(hidden)]
     const NAMED_NUMBERS: &'static str;
@@ -38,12 +40,38 @@ pub trait Dialect: Database + sealed::Sealed {
         on: &mut Self::Connection,
         query: &mut QueryBuilder<Self>,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
-    /// The number in the column of this name.
+    /// The columns that a table has now.
     #[doc(hidden)]
-    fn number(row: &Self::Row, column: &str) -> Result<i64, sqlx::Error>;
+    fn columns(
+        on: &mut Self::Connection,
+        table: &str,
+    ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
+    /// The number in the column of this name, unless it is null.
+    #[doc(hidden)]
+    fn number(row: &Self::Row, column: &str) -> Result<Option<i64>, sqlx::Error>;
+    /// Whether the column of this name has one of these types, as the driver calls them, or there are none.
+    #[doc(hidden)]
+    fn is_one_of(types: &[&str], row: &Self::Row, column: &str) -> Result<bool, sqlx::Error>;
     /// What an error of the server means; other errors are the same for all.
     #[doc(hidden)]
     fn meaning(error: &dyn sqlx::error::DatabaseError) -> Meaning;
+}
+
+/// How a database reads and writes points in time exactly, whatever the time zone of the session: expressions with
+/// `{column}`, and the names of table and column as texts in `{table}` and `{name}`.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub struct Times {
+    /// The time as a whole number, different for different times.
+    pub seen: &'static str,
+    /// 1 where the column keeps microseconds.
+    pub fits: &'static str,
+    /// The types of columns as the driver calls them; any, where there is none.
+    pub types: &'static [&'static str],
+    /// The clock's time, later than the column's at least by a microsecond.
+    pub next: &'static str,
+    /// What kind of column is needed.
+    pub wanted: &'static str,
 }
 
 /// What an error of a server means for a statement on the user's own table.
@@ -113,13 +141,14 @@ pub(crate) fn quoted<D: Dialect>(name: &str) -> Result<String, Failure> {
 }
 
 macro_rules! dialect {
-    ($database:ty, $connection:ty, $backend:literal, $quote:literal, $integer:literal, $table:literal, $meaning:path) => {
+    ($database:ty, $connection:ty, $backend:literal, $quote:literal, $integer:literal, $table:literal, $times:path, $meaning:path) => {
         impl sealed::Sealed for $database {}
 
         impl Dialect for $database {
             const BACKEND: &'static str = $backend;
             const QUOTE: char = $quote;
             const INTEGER: &'static str = $integer;
+            const TIMES: Times = $times;
             const NAMED_NUMBERS: &'static str = $table;
 
             fn bind_number(query: &mut QueryBuilder<Self>, number: i64) {
@@ -144,8 +173,25 @@ macro_rules! dialect {
                 query.build().fetch_all(on).await
             }
 
-            fn number(row: &Self::Row, column: &str) -> Result<i64, sqlx::Error> {
+            async fn columns(on: &mut $connection, table: &str) -> Result<Vec<String>, sqlx::Error> {
+                // One row of nulls, whatever the table has. A statement that is prepared for good has the columns of
+                // then.
+                let nulls = "SELECT cell.* FROM (SELECT 1 AS one) AS one LEFT JOIN";
+                let mut query = QueryBuilder::<Self>::new(format!("{nulls} {table} AS cell ON 1 = 0"));
+                let row = query.build().persistent(false).fetch_one(on).await?;
+                Ok(sqlx::Row::columns(&row)
+                    .iter()
+                    .map(|column| sqlx::Column::name(column).to_owned())
+                    .collect())
+            }
+
+            fn number(row: &Self::Row, column: &str) -> Result<Option<i64>, sqlx::Error> {
                 sqlx::Row::try_get(row, column)
+            }
+
+            fn is_one_of(types: &[&str], row: &Self::Row, column: &str) -> Result<bool, sqlx::Error> {
+                let kind = sqlx::Column::type_info(sqlx::Row::try_column(row, column)?);
+                Ok(types.is_empty() || types.contains(&sqlx::TypeInfo::name(kind)))
             }
 
             fn meaning(error: &dyn sqlx::error::DatabaseError) -> Meaning {
@@ -163,6 +209,7 @@ dialect!(
     '"',
     "bigint",
     "(name bytea NOT NULL PRIMARY KEY, number bigint NOT NULL)",
+    POSTGRES_TIMES,
     postgres
 );
 #[cfg(feature = "mysql")]
@@ -173,6 +220,7 @@ dialect!(
     '`',
     "signed",
     "(name VARBINARY(512) NOT NULL PRIMARY KEY, number BIGINT NOT NULL) ENGINE = InnoDB",
+    MYSQL_TIMES,
     mysql
 );
 #[cfg(feature = "sqlite")]
@@ -183,8 +231,41 @@ dialect!(
     '"',
     "integer",
     "(name BLOB NOT NULL PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
+    SQLITE_TIMES,
     sqlite
 );
+
+/// What `extract` reads of both types is the same in all sessions, and so is a sum with an interval of no whole days.
+#[cfg(feature = "postgres")]
+const POSTGRES_TIMES: Times = Times {
+    seen: "CASE WHEN isfinite({column}) THEN CAST(EXTRACT(epoch FROM {column}) * 1000000 AS bigint) END",
+    fits: "(SELECT CAST(count(*) AS bigint) FROM pg_attribute WHERE attrelid = CAST('{table}' AS regclass) \
+           AND attname = '{name}' AND atttypid IN (1114, 1184) AND atttypmod IN (-1, 6))",
+    types: &[],
+    next: "{column} + GREATEST(1, CAST(EXTRACT(epoch FROM clock_timestamp()) * 1000000 AS bigint) \
+           - CAST(EXTRACT(epoch FROM {column}) * 1000000 AS bigint)) * interval '1 microsecond'",
+    wanted: "a timestamp or timestamptz of microseconds, its default",
+};
+
+/// A `TIMESTAMP` is converted to the time zone of the session, in which an hour may come twice.
+#[cfg(feature = "mysql")]
+const MYSQL_TIMES: Times = Times {
+    seen: "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
+    fits: "CAST(CHAR_LENGTH(CAST({column} AS char)) = 26 AS signed)",
+    types: &["DATETIME"],
+    next: "GREATEST(UTC_TIMESTAMP(6), {column} + INTERVAL 1 MICROSECOND)",
+    wanted: "DATETIME(6)",
+};
+
+/// Its own functions for times count milliseconds, and text has many forms.
+#[cfg(feature = "sqlite")]
+const SQLITE_TIMES: Times = Times {
+    seen: "{column}",
+    fits: "typeof({column}) IN ('integer', 'null')",
+    types: &[],
+    next: "max(CAST(round(unixepoch('subsec') * 1000) AS integer) * 1000, {column} + 1)",
+    wanted: "an integer, of microseconds since 1970",
+};
 
 #[cfg(feature = "postgres")]
 fn postgres(error: &dyn sqlx::error::DatabaseError) -> Meaning {

@@ -1,12 +1,23 @@
 //! Writes that refuse stale fences.
 
+mod newer;
+
 use std::fmt;
 use std::marker::PhantomData;
 
 use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use sqlx::{QueryBuilder, Transaction};
 
+pub use newer::VersionColumn;
+
 use crate::dialect::{Dialect, failure_of, quoted, refused};
+
+/// In the place of the highest fence where a resource has versions: who asks with a fence alone is refused, also by an
+/// earlier version of this crate.
+const VERSIONED: i64 = i64::MAX;
+
+const MIXED: &str = "the resource is written with fences alone, with versions alone, or with both; write it in that way, \
+                     or delete its row when nobody writes it, to begin anew; roll this transaction back";
 
 /// A table that remembers the highest fence that wrote to each resource, and refuses lower ones.
 ///
@@ -32,6 +43,9 @@ use crate::dialect::{Dialect, failure_of, quoted, refused};
 ///
 /// It costs one statement (MariaDB, MySQL: two), and a row per resource. Where the resource is one row that can have a
 /// column for its fence, [`FenceColumn`] costs nothing extra.
+///
+/// A fence orders writers by their grants. Where the data itself has a time or a number, and older data must not follow
+/// newer whoever has the lock, see [`admit_newer`](Self::admit_newer).
 pub struct FencedCell<D> {
     table: String,
     database: PhantomData<fn() -> D>,
@@ -49,7 +63,8 @@ impl<D: Dialect> FencedCell<D> {
         Ok(Self { table, database: PhantomData })
     }
 
-    /// Makes the table where it is missing.
+    /// Makes the table where it is missing, and its columns for [`admit_newer`](Self::admit_newer) where it is from
+    /// before them.
     ///
     /// # Errors
     ///
@@ -57,12 +72,33 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel-safe: the table is made or not.
+    /// Cancel-safe: each of them is made or not.
     pub async fn migrate(&self, on: &mut D::Connection) -> Result<()> {
-        let mut query = QueryBuilder::<D>::new("CREATE TABLE IF NOT EXISTS ");
-        query.push(&self.table).push(" ").push(D::NAMED_NUMBERS);
-        let made = D::execute(on, &mut query).await;
-        made.map(drop).map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
+        let made = self.make(on).await;
+        made.map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
+    }
+
+    async fn make(&self, on: &mut D::Connection) -> Result<(), sqlx::Error> {
+        let table = &self.table;
+        let mut query =
+            QueryBuilder::<D>::new(format!("CREATE TABLE IF NOT EXISTS {table} {}", D::NAMED_NUMBERS));
+        D::execute(&mut *on, &mut query).await?;
+        for column in ["version", "fence"] {
+            if self.lacks(&mut *on, column).await? {
+                let mut query = QueryBuilder::<D>::new(format!("ALTER TABLE {table} ADD {column} bigint"));
+                if let Err(error) = D::execute(&mut *on, &mut query).await
+                    // Another process may have been faster.
+                    && self.lacks(&mut *on, column).await?
+                {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn lacks(&self, on: &mut D::Connection, column: &str) -> Result<bool, sqlx::Error> {
+        Ok(D::columns(on, &self.table).await?.iter().all(|name| name != column))
     }
 
     /// Admits a writer with this fence to `resource` for the rest of the transaction, unless one with a higher fence
@@ -74,7 +110,8 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// [`ErrorKind::Lost`] when the fence is stale: the lock went to somebody else. Roll back. So do after
     /// [`ErrorKind::Unavailable`] (a deadlock, a serialization failure, SQLite busy), and run the whole transaction
-    /// again. [`ErrorKind::Busy`] when the server's limit for waiting ended it.
+    /// again. [`ErrorKind::Busy`] when the server's limit for waiting ended it. [`ErrorKind::Conflict`] when the
+    /// resource is written with versions.
     ///
     /// # Cancel safety
     ///
@@ -82,41 +119,69 @@ impl<D: Dialect> FencedCell<D> {
     pub async fn admit(&self, on: &mut Transaction<'_, D>, resource: &str, fence: Fence) -> Result<()> {
         let name = Key::new(resource).map_err(|failure| refused::<D>(Operation::Hold, failure))?;
         let fail = |failure| Error::new(Operation::Hold, failure).on(D::BACKEND).of(&name);
-        let number = i64::try_from(fence.get())
-            .map_err(|_| fail(Failure::invalid_config("the fence is above the numbers of SQL")))?;
-        let admitted = self.raise(on, &name, number).await;
-        if admitted.map_err(|error| fail(failure_of::<D>(error)))? {
+        let number = number_of(fence).map_err(fail)?;
+        let highest = self.raise(on, &name, number).await.map_err(|error| fail(failure_of::<D>(error)))?;
+        if highest == number {
             return Ok(());
         }
-        Err(fail(Failure::new(
-            ErrorKind::Lost,
-            format!("{fence} is stale: a later holder has written; roll this transaction back"),
-        )))
+        Err(fail(match highest {
+            VERSIONED => Failure::new(ErrorKind::Conflict, MIXED),
+            _ => Failure::new(
+                ErrorKind::Lost,
+                format!("{fence} is stale: a later holder has written; roll this transaction back"),
+            ),
+        }))
     }
 
-    /// Whether the fence is the highest; then it is remembered.
-    async fn raise(&self, on: &mut D::Connection, name: &Key, fence: i64) -> Result<bool, sqlx::Error> {
+    /// Remembers the fence if it is the highest, and returns the highest.
+    async fn raise(&self, on: &mut D::Connection, name: &Key, fence: i64) -> Result<i64, sqlx::Error> {
         let table = &self.table;
-        let mut query = QueryBuilder::<D>::new(format!("INSERT INTO {table} (name, number) VALUES ("));
+        // MariaDB and MySQL take no condition, and do not say what they did. They do lock the row.
+        let (set, tells) = match D::BACKEND {
+            "mysql" => ("number = GREATEST(number, VALUES(number))".to_owned(), false),
+            _ => (format!("number = excluded.number WHERE {table}.number <= excluded.number"), true),
+        };
+        if self.upsert(&mut *on, name, fence, set).await? == 1 && tells {
+            return Ok(fence);
+        }
+        let row = self.row(on, name, "number").await?;
+        Ok(D::number(&row, "number")?.unwrap_or_default())
+    }
+
+    /// Makes the row of a resource with this number, or locks it and does what `set` says.
+    async fn upsert(
+        &self,
+        on: &mut D::Connection,
+        name: &Key,
+        number: i64,
+        set: String,
+    ) -> Result<u64, sqlx::Error> {
+        let mut query = QueryBuilder::<D>::new(format!("INSERT INTO {} (name, number) VALUES (", self.table));
         D::bind_bytes(&mut query, name.as_str().as_bytes().to_vec());
         query.push(", ");
-        D::bind_number(&mut query, fence);
-        if D::BACKEND != "mysql" {
-            query.push(format!(
-                ") ON CONFLICT (name) DO UPDATE SET number = excluded.number WHERE {table}.number <= excluded.number"
-            ));
-            return Ok(D::execute(on, &mut query).await? == 1);
-        }
-        // There the upsert takes no condition, and does not say what it did. It does lock the row.
-        query.push(") ON DUPLICATE KEY UPDATE number = GREATEST(number, VALUES(number))");
-        D::execute(on, &mut query).await?;
-        let mut query = QueryBuilder::<D>::new(format!("SELECT number FROM {table} WHERE name = "));
-        D::bind_bytes(&mut query, name.as_str().as_bytes().to_vec());
-        // What is committed now, not what was when this transaction began.
-        query.push(" FOR UPDATE");
-        let rows = D::fetch(on, &mut query).await?;
-        rows.first().map_or(Ok(false), |row| Ok(D::number(row, "number")? == fence))
+        D::bind_number(&mut query, number);
+        let there =
+            if D::BACKEND == "mysql" { "DUPLICATE KEY UPDATE" } else { "CONFLICT (name) DO UPDATE SET" };
+        query.push(format!(") ON {there} {set}"));
+        D::execute(on, &mut query).await
     }
+
+    /// Reads the row of a resource, which is locked.
+    async fn row(&self, on: &mut D::Connection, name: &Key, columns: &str) -> Result<D::Row, sqlx::Error> {
+        let mut query = QueryBuilder::<D>::new(format!("SELECT {columns} FROM {} WHERE name = ", self.table));
+        D::bind_bytes(&mut query, name.as_str().as_bytes().to_vec());
+        if D::BACKEND == "mysql" {
+            // What is committed now, not what was when this transaction began.
+            query.push(" FOR UPDATE");
+        }
+        D::fetch(on, &mut query).await?.pop().ok_or(sqlx::Error::RowNotFound)
+    }
+}
+
+/// The number of a fence, as a row has it.
+fn number_of(fence: Fence) -> Result<i64, Failure> {
+    let number = i64::try_from(fence.get()).ok().filter(|number| *number != VERSIONED);
+    number.ok_or_else(|| Failure::invalid_config("the fence is above the numbers that a row can have"))
 }
 
 impl<D> Clone for FencedCell<D> {

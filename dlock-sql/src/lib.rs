@@ -72,7 +72,7 @@ pub use bare::BareRows;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use dialect::Dialect;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-pub use fenced::{FenceColumn, FencedCell};
+pub use fenced::{FenceColumn, FencedCell, VersionColumn};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use lease_rows::LeaseRows;
 #[cfg(feature = "mysql")]

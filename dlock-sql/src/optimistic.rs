@@ -5,21 +5,25 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use dlock_core::backend::{Backoff, sleep};
-use dlock_core::{Error, Operation};
+use dlock_core::{Error, Failure, Operation};
 use sqlx::{Encode, Pool, QueryBuilder, Type};
 
 use crate::dialect::{Dialect, Meaning, failure_of, meaning_of, quoted, refused};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The name under which the number that is compared is read.
+/// The names under which the number that is compared is read, the column that it is made of, and whether that keeps
+/// what it is set to.
 const SEEN: &str = "dlock_seen";
+const TIME: &str = "dlock_time";
+const FITS: &str = "dlock_fits";
 
 /// Read a row, think, and write it only if nobody else has written it since: no lock is held in between.
 ///
-/// The table has a number that changes with every write. [`on_version`](Self::on_version) takes a column for that alone
-/// and counts it up; [`on_value`](Self::on_value) takes the value itself, the stock for example. Every write to the row
-/// must go through it, or change the number.
+/// The table has a number or a time that changes with every write. [`on_version`](Self::on_version) takes a column for
+/// that alone and counts it up; [`on_timestamp`](Self::on_timestamp) takes the time of the last change, as many tables
+/// have it; [`on_value`](Self::on_value) takes the value itself, the stock for example. Every write to the row must go
+/// through it, or change what is compared.
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -41,11 +45,24 @@ const SEEN: &str = "dlock_seen";
 pub struct Optimistic<D> {
     table: String,
     key: String,
-    compared: String,
-    counts: bool,
+    compared: Compared,
     tries: u32,
     pause: Duration,
     database: PhantomData<fn() -> D>,
+}
+
+/// What is compared: a column, and statements about it.
+#[derive(Clone)]
+struct Compared {
+    column: String,
+    /// Its value as a whole number.
+    seen: String,
+    /// What has to be equal to that number when the row is written.
+    is: String,
+    /// What it is set to, unless the caller sets it.
+    next: Option<String>,
+    /// Of a time: whether the column keeps it exactly.
+    fits: Option<String>,
 }
 
 /// Why an optimistic write was not made.
@@ -59,7 +76,7 @@ pub enum OptimisticError {
         /// How many times it was tried.
         tries: u32,
     },
-    /// There is no row with this key, or the number that is compared is null.
+    /// There is no row with this key, or what is compared is null (or infinite).
     Missing {
         /// The table.
         table: String,
@@ -80,7 +97,10 @@ impl<D: Dialect> Optimistic<D> {
     ///
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a name is not allowed.
     pub fn on_version(table: &str, key: &str, version: &str) -> dlock_core::Result<Self> {
-        Self::new(table, key, version, true)
+        Self::new(table, key, version, |column| {
+            let next = format!("{column} + 1");
+            Compared { next: Some(next), ..Compared::number::<D>(column) }
+        })
     }
 
     /// Writes by an integer column whose own value is compared, and which the caller assigns: `UPDATE stock SET count =
@@ -91,14 +111,51 @@ impl<D: Dialect> Optimistic<D> {
     ///
     /// As [`on_version`](Self::on_version).
     pub fn on_value(table: &str, key: &str, value: &str) -> dlock_core::Result<Self> {
-        Self::new(table, key, value, false)
+        Self::new(table, key, value, Compared::number::<D>)
     }
 
-    fn new(table: &str, key: &str, compared: &str, counts: bool) -> dlock_core::Result<Self> {
+    /// Writes by a column with the time of the row's last change, which each write sets by the database's clock.
+    ///
+    /// It grows with every write, at least by a microsecond: also where two writes come within one, or where the clock
+    /// was set back. It is compared exactly, and in UTC: the time zones of the sessions do not matter.
+    ///
+    /// | database | column | what it is set to |
+    /// |---|---|---|
+    /// | PostgreSQL | `timestamptz`, `timestamp` | the time; in a `timestamp` that of UTC |
+    /// | MariaDB, MySQL | `DATETIME(6)` | the time of UTC |
+    /// | SQLite | an integer | microseconds since 1970; its clock counts in milliseconds |
+    ///
+    /// A row in a column that keeps less than microseconds or is of another type, such as `DATETIME`, `TIMESTAMP(6)` of
+    /// MariaDB and MySQL, which depends on the session's time zone, or text in SQLite, is refused with
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) before anything is written. Other programs
+    /// that write the row have to set the column to a later time, too: `ON UPDATE CURRENT_TIMESTAMP(6)` alone misses
+    /// the second of two changes within one microsecond.
+    ///
+    /// # Errors
+    ///
+    /// As [`on_version`](Self::on_version).
+    pub fn on_timestamp(table: &str, key: &str, changed: &str) -> dlock_core::Result<Self> {
+        let (quoted_table, name) = (quoted::<D>(table), changed.rsplit('.').next().unwrap_or(changed));
+        let quoted_table = quoted_table.map_err(|failure| refused::<D>(Operation::Configure, failure))?;
+        Self::new(table, key, changed, |column| {
+            let fill = |form: &str| {
+                form.replace("{table}", &quoted_table).replace("{name}", name).replace("{column}", &column)
+            };
+            let (seen, next, fits) = (fill(D::TIMES.seen), fill(D::TIMES.next), fill(D::TIMES.fits));
+            Compared { is: seen.clone(), seen, next: Some(next), fits: Some(fits), column }
+        })
+    }
+
+    fn new(
+        table: &str,
+        key: &str,
+        compared: &str,
+        how: impl FnOnce(String) -> Compared,
+    ) -> dlock_core::Result<Self> {
         let quote = |name| quoted::<D>(name).map_err(|failure| refused::<D>(Operation::Configure, failure));
-        let (table, key, compared) = (quote(table)?, quote(key)?, quote(compared)?);
+        let (table, key, compared) = (quote(table)?, quote(key)?, how(quote(compared)?));
         let pause = Duration::from_millis(5);
-        Ok(Self { table, key, compared, counts, tries: 10, pause, database: PhantomData })
+        Ok(Self { table, key, compared, tries: 10, pause, database: PhantomData })
     }
 
     /// Sets how many times [`modify`](Self::modify) tries before it gives up. Default 10; at least 1.
@@ -184,28 +241,27 @@ impl<D: Dialect> Optimistic<D> {
         F: FnOnce(&D::Row, &mut QueryBuilder<D>) -> Result<T, Cause> + Send,
     {
         let Self { table, key: key_column, compared, .. } = self;
-        let mut query = QueryBuilder::<D>::new(format!(
-            "SELECT {table}.*, CAST({compared} AS {}) AS {SEEN} FROM {table} WHERE {key_column} = ",
-            D::INTEGER
-        ));
+        let mut query = QueryBuilder::<D>::new(format!("SELECT {table}.*, {} AS {SEEN}", compared.seen));
+        if let Some(fits) = &compared.fits {
+            query.push(format!(", {} AS {TIME}, {fits} AS {FITS}", compared.column));
+        }
+        query.push(format!(" FROM {table} WHERE {key_column} = "));
         query.push_bind(key.clone());
         let rows = D::fetch(&mut *on, &mut query).await?;
         let row = rows.first().ok_or(Round::Missing)?;
-        let seen = D::number(row, SEEN).map_err(|error| match error {
-            sqlx::Error::ColumnDecode { .. } => Round::Missing,
-            other => Round::Database(other),
-        })?;
+        compared.check::<D>(row)?;
+        let seen = D::number(row, SEEN)?.ok_or(Round::Missing)?;
         let mut query = QueryBuilder::<D>::new(format!("UPDATE {table} SET "));
         let set = query.sql().as_str().len();
         let done = change(row, &mut query).map_err(Round::Refused)?;
         if query.sql().as_str().len() == set {
             return Ok(Some(done));
         }
-        if self.counts {
-            query.push(format!(", {compared} = {compared} + 1"));
+        if let Some(next) = &compared.next {
+            query.push(format!(", {} = {next}", compared.column));
         }
         query.push(format!(" WHERE {key_column} = ")).push_bind(key);
-        query.push(format!(" AND {compared} = "));
+        query.push(format!(" AND {} = ", compared.is));
         D::bind_number(&mut query, seen);
         Ok((D::execute(on, &mut query).await? > 0).then_some(done))
     }
@@ -218,14 +274,40 @@ impl<D: Dialect> Optimistic<D> {
         match error {
             Round::Missing => OptimisticError::Missing { table: self.table.clone() },
             Round::Refused(cause) => OptimisticError::Refused(cause),
+            Round::Unfit => {
+                let (column, table, wanted) = (&self.compared.column, &self.table, D::TIMES.wanted);
+                OptimisticError::Database(refused::<D>(
+                    Operation::Hold,
+                    Failure::invalid_config(format!(
+                        "the column {column} of {table} does not keep every microsecond; make it {wanted}"
+                    )),
+                ))
+            }
             Round::Database(error) => Self::failed(error),
         }
+    }
+}
+
+impl Compared {
+    fn number<D: Dialect>(column: String) -> Self {
+        let seen = format!("CAST({column} AS {})", D::INTEGER);
+        Self { is: column.clone(), column, seen, next: None, fits: None }
+    }
+
+    /// Refuses the row where its column does not keep what it is set to.
+    fn check<D: Dialect>(&self, row: &D::Row) -> Result<(), Round> {
+        let types = D::TIMES.types;
+        // Where the time is null, it may be null, too.
+        let fits = || Ok::<_, Round>(D::number(row, FITS)? != Some(0) && D::is_one_of(types, row, TIME)?);
+        if self.fits.is_none() || fits()? { Ok(()) } else { Err(Round::Unfit) }
     }
 }
 
 /// How a try failed.
 enum Round {
     Missing,
+    /// The column does not keep times exactly.
+    Unfit,
     Refused(Cause),
     Database(sqlx::Error),
 }
@@ -265,9 +347,9 @@ impl std::error::Error for OptimisticError {
 
 impl<D> Clone for Optimistic<D> {
     fn clone(&self) -> Self {
-        let Self { tries, pause, counts, .. } = *self;
+        let Self { tries, pause, .. } = *self;
         let (table, key, compared) = (self.table.clone(), self.key.clone(), self.compared.clone());
-        Self { table, key, compared, counts, tries, pause, database: PhantomData }
+        Self { table, key, compared, tries, pause, database: PhantomData }
     }
 }
 
@@ -275,7 +357,7 @@ impl<D> fmt::Debug for Optimistic<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Optimistic")
             .field("table", &self.table)
-            .field("compared", &self.compared)
+            .field("compared", &self.compared.column)
             .field("tries", &self.tries)
             .finish_non_exhaustive()
     }
