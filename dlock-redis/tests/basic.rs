@@ -8,6 +8,7 @@ use dlock_redis::{Redis, fence_key, fenced_script};
 use dlock_rig::servers::redis::RedisServer;
 
 const COUNTER: &str = "dlock:fence:{0}";
+const WITHOUT_A_LOCK: &str = include_str!("../../docs/which-backend.md");
 
 async fn locks(server: &RedisServer) -> Locks {
     Locks::new(Redis::connect(&server.url()).await.unwrap())
@@ -201,6 +202,20 @@ async fn a_fenced_write_refuses_who_was_overtaken() {
     let refused = sell("9").unwrap_err();
     assert_eq!(refused.code(), Some("STALE"), "{refused}");
     assert_eq!(sell("10").unwrap(), 6);
+}
+
+#[test]
+fn what_which_backend_md_does_without_a_lock_are_commands_of_redis() {
+    let server = RedisServer::start().unwrap();
+    let block = WITHOUT_A_LOCK.split("```redis\n").nth(1).and_then(|rest| rest.split("```").next());
+    let commands: Vec<Vec<&str>> =
+        block.expect("the page has commands").lines().map(|line| line.split(' ').collect()).collect();
+    assert_eq!(commands.len(), 2);
+    server.command::<()>(&["SET", "stock:42", "1"]);
+    for (left, is_first) in [(0, true), (-1, false)] {
+        assert_eq!(server.command::<i64>(&commands[0]), left);
+        assert_eq!(server.command::<Option<String>>(&commands[1]).is_some(), is_first);
+    }
 }
 
 #[tokio::test]

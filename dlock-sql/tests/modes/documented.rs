@@ -8,6 +8,7 @@ use sea_orm::ConnectionTrait;
 use crate::support::{mysql, on_each, postgres};
 
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
+const WITHOUT_A_LOCK: &str = include_str!("../../../docs/which-backend.md");
 const SERVERS: &str = include_str!("../../../docs/backends/sql.md");
 
 /// The blocks of SQL in a page.
@@ -29,6 +30,22 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
             }
         }
         assert_eq!(db.number("SELECT count(*) FROM stock WHERE amount = 58 AND fence = 6").await, 1);
+    }
+
+    async fn what_which_backend_md_does_without_a_lock_is_sql(db) {
+        db.run("CREATE TABLE stock (sku bigint, amount bigint); INSERT INTO stock VALUES (7, 1);
+            CREATE TABLE seat (id bigint, guest bigint); INSERT INTO seat VALUES (3, NULL);
+            CREATE TABLE price (sku bigint, amount bigint, as_of bigint); INSERT INTO price VALUES (7, 0, 0)").await;
+        // Two come at the same time, and the second one has older data.
+        for (guest, as_of) in [("1", "705"), ("2", "700")] {
+            for block in blocks(WITHOUT_A_LOCK) {
+                let block = block.replace(":sku", "7").replace(":seat", "3").replace(":amount", guest);
+                db.run(&block.replace(":guest", guest).replace(":as_of", as_of)).await;
+            }
+        }
+        assert_eq!(db.number("SELECT amount FROM stock").await, 0);
+        assert_eq!(db.number("SELECT guest FROM seat").await, 1);
+        assert_eq!(db.number("SELECT count(*) FROM price WHERE amount = 1 AND as_of = 705").await, 1);
     }
 }}
 
