@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, FileState};
-use super::detached::Detached;
+use super::detached::{Detached, detached};
 use super::failure::classify;
 use super::line::{self, Place};
 use super::{shares, time};
@@ -105,8 +105,8 @@ impl SqliteClaim {
         Ok((database, self.unsettled.map_or(Writer::Any, Writer::Same)))
     }
 
-    /// The lock's row is taken if it is free or ours; the last of the fences that were reserved with it, or `None` when
-    /// it is somebody else's.
+    /// The lock's row is taken if it is free or ours, or was left for this claim to take over; the last of the fences
+    /// that were reserved with it, or `None` when it is somebody else's.
     async fn take(
         &mut self,
         database: &Database,
@@ -117,11 +117,14 @@ impl SqliteClaim {
         let (mut turn, lane) = database.connections.writer(writer, until).await?;
         let request = &self.request;
         let holder = stored::line(request, fences);
-        let [low, high] = line::bounds(&request.key);
+        let (statement, [low, high]) = match request.takes_over {
+            None => (&database.statements.take, line::bounds(&request.key)),
+            Some(left) => (&database.statements.take_over, [left.as_bytes().to_vec(), Vec::new()]),
+        };
         let before = self.unsettled.replace(lane);
         let answer = turn
             .run(until, |now| {
-                sqlx::query(database.statements.take.clone())
+                sqlx::query(statement.clone())
                     .bind(request.key.as_str().as_bytes().to_vec())
                     .bind(request.token.as_bytes().to_vec())
                     .bind(time::wall_micros())
@@ -153,9 +156,12 @@ impl SqliteClaim {
     }
 
     fn forget(&mut self) {
-        if let Some(database) = self.database.take()
-            && self.held
-        {
+        self.has_nothing();
+        self.database = None;
+    }
+
+    fn has_nothing(&mut self) {
+        if let Some(database) = self.database.as_ref().filter(|_| self.held) {
             database.ended(&self.request.token);
         }
         self.unsettled = None;
@@ -196,6 +202,11 @@ impl Claim for SqliteClaim {
                         busy.holder = Some(holder);
                         return Ok(Attempt::Busy(busy));
                     }
+                    Ok(Standing::Shared) if self.request.takes_over.is_some() => {
+                        let mut busy = Busy::default();
+                        busy.holder = holder(database, &self.request.key, until).await?.map(Box::new);
+                        return Ok(Attempt::Busy(busy));
+                    }
                     Ok(Standing::Shared) => {
                         self.shared_lock = true;
                         return self.attempt_share(&database, writer, until).await;
@@ -204,7 +215,8 @@ impl Claim for SqliteClaim {
                     Err(failure) => return Err(failure),
                 }
             }
-            let fences = if self.unsettled.is_none() { self.reserves } else { 1 };
+            let is_first = self.unsettled.is_none() && self.request.takes_over.is_none();
+            let fences = if is_first { self.reserves } else { 1 };
             if let Some(grant) = self.take(&database, writer, until, fences).await? {
                 // Were the next attempt to look first, it would take its own lock for another owner's.
                 (self.held, self.contended) = (true, false);
@@ -318,7 +330,8 @@ impl Claim for SqliteClaim {
         let awaited = answer
             .and_then(|answer| answer.rows.first().map(|row| row.try_get::<bool, _>(0)).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
-        self.forget();
+        // The database stays known: what was left may be asked to end sooner.
+        self.has_nothing();
         Ok(awaited.map_or(Withdrawal::ABSENT, |wait| Withdrawal::REMOVED.with_others_waiting(wait.into())))
     }
 
@@ -370,6 +383,23 @@ pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result
             answer.rows.first().map_or(Ok(Standing::Free), |row| understand(row, &database.boot, now))
         })
         .map_err(|error| unchanged(classify(error, database.connections.path())))
+}
+
+/// Who has the lock of `key`; of several who have it the first.
+pub(super) async fn holder(
+    database: Arc<Database>,
+    key: &Key,
+    until: Until,
+) -> Result<Option<Holder>, Failure> {
+    match read(&database, key, until).await? {
+        Standing::Free => Ok(None),
+        Standing::Held(holder) => Ok(Some(*holder)),
+        Standing::Shared => {
+            let key = key.clone();
+            let occupancy = detached(async move { database.occupancy(&key).await }).await?;
+            Ok(occupancy.holders.into_iter().next())
+        }
+    }
 }
 
 pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {

@@ -29,7 +29,6 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 pub use claim::SqliteClaim;
 pub use options::SqliteOptions;
 
-use claim::Standing;
 use connections::Until;
 use database::{Database, FileState};
 use detached::detached;
@@ -213,6 +212,7 @@ impl Backend for Sqlite {
             .with_permits()
             .with_fairness_on_request()
             .with_leaving()
+            .with_handing_over()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {
@@ -232,14 +232,7 @@ impl Backend for Sqlite {
         let key = key.clone();
         self.0
             .ask(move |database| async move {
-                Ok(match claim::read(&database, &key, Until::after(Duration::from_secs(1))).await? {
-                    Standing::Free => None,
-                    Standing::Held(holder) => Some(*holder),
-                    Standing::Shared => {
-                        let occupancy = detached(async move { database.occupancy(&key).await }).await?;
-                        occupancy.holders.into_iter().next()
-                    }
-                })
+                claim::holder(database, &key, Until::after(Duration::from_secs(1))).await
             })
             .await
     }

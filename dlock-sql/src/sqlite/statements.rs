@@ -14,7 +14,7 @@ use sqlx::SqlStr;
 use super::claim::batch;
 use super::line::{self, LineStatements};
 use super::shares::ShareStatements;
-use crate::stored::AWAITED;
+use crate::stored::{AWAITED, ENDING};
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -36,6 +36,8 @@ pub(super) struct SqliteStatements {
     /// key, token, least fence, boot, expiry, holder, now, fences, bounds of the line: the last fence, or no row when
     /// somebody else has it, or waits for it in order.
     pub(super) take: SqlStr,
+    /// As `take`, with the token that was left behind in the place of the bounds: takes over what stands under it.
+    pub(super) take_over: SqlStr,
     /// key: the row.
     pub(super) read: SqlStr,
     /// after key, boot, now: the rows of some locks that are held, with their keys.
@@ -89,6 +91,15 @@ impl SqliteStatements {
                 RETURNING fence"#,
                 line::exists(table, ["?9", "?10", "?4", "?7"])
             )),
+            // A mark of those who wait stays.
+            take_over: sql(format!(
+                r#"UPDATE "{table}" SET
+                    fence = iif(token = ?2, fence,
+                        max(fence + ?8, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x''), ?3)),
+                    holder = ?6 || iif({is_awaited}, '{AWAITED}', ''), token = ?2, expires = ?5
+                WHERE key = ?1 AND token IN (?2, ?9) AND boot = ?4 AND expires > ?7
+                RETURNING fence"#
+            )),
             read: sql(format!(r#"SELECT token, fence, boot, expires, holder FROM "{table}" WHERE key = ?1"#)),
             list: sql(format!(
                 r#"SELECT token, fence, boot, expires, holder, key FROM "{table}"
@@ -104,8 +115,9 @@ impl SqliteStatements {
             )),
             leave: sql(format!(
                 r#"UPDATE "{table}" SET holder = iif(token = ?2, '{LEFT_BEHIND}' || holder, holder), token = ?5, expires = ?6
-                WHERE key = ?1 AND token IN (?2, ?5) AND boot = ?3 AND expires > ?4
-                RETURNING {is_awaited}"#
+                WHERE key = ?1 AND (token = ?2 OR token = ?5 AND expires > ?4 + {}) AND boot = ?3 AND expires > ?4
+                RETURNING {is_awaited}"#,
+                ENDING.as_nanos()
             )),
             note: sql(format!(
                 r#"UPDATE "{table}" SET holder = holder || '{AWAITED}'

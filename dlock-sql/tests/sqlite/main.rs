@@ -4,6 +4,7 @@ mod administrators;
 #[path = "../by_hand/mod.rs"]
 mod by_hand;
 mod cancelling;
+mod carrying;
 mod fences;
 mod handoff;
 mod keys;
