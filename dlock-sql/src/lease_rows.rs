@@ -87,6 +87,7 @@ impl<S: Server> Backend for LeaseRows<S> {
             .with_fencing()
             .with_administration()
             .with_leaving()
+            .with_handing_over()
             .with_fairness_on_request()
             .with_sharing()
             .with_downgrading()

@@ -176,6 +176,14 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         ask: &Ask,
         contended: bool,
     ) -> impl Future<Output = SqlResult<Taken>> + Send;
+    /// Takes over what stands under the token that was left behind, and adopts what is ours, while its time has not
+    /// ended; those who wait stay noted. Changes nothing else.
+    fn take_over(
+        &self,
+        on: &mut Conn<Self>,
+        ask: &Ask,
+        left: &Token,
+    ) -> impl Future<Output = SqlResult<Taken>> + Send;
     /// Gives the lock back and wakes who waits; nothing when it was not ours.
     fn release(
         &self,

@@ -283,6 +283,20 @@ impl Server for MysqlServer {
         Ok(Taken::Busy(None))
     }
 
+    async fn take_over(&self, on: &mut MySqlConnection, ask: &Ask, left: &Token) -> SqlResult<Taken> {
+        let (key, token) = (Bytes(bytes(&ask.key)), ask.token.as_bytes());
+        let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
+        let (ours, left) = (Bytes(token), Bytes(left.as_bytes()));
+        let values = [ours, holder, ours, lease, key, ours, left];
+        if let Some(taken) = granted(&execute(on, &self.statements.take_over, &values).await?) {
+            return Ok(taken);
+        }
+        Ok(match self.look(on, &ask.key, token).await? {
+            Standing::Held(holder) => Taken::Busy(Some(holder)),
+            Standing::Missing | Standing::Free | Standing::Kept => Taken::Busy(None),
+        })
+    }
+
     async fn release(
         &self,
         on: &mut MySqlConnection,

@@ -10,7 +10,7 @@ use sqlx::SqlStr;
 
 use super::values::literal;
 use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK};
-use crate::stored::{self, IN_LINE, TURN};
+use crate::stored::{self, ENDING, IN_LINE, TURN};
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -19,6 +19,9 @@ pub(super) struct MysqlStatements {
     /// token, fences, twice, token, fences, holder, token, lease, key, token: takes a row that is there; the last fence
     /// is the last insert id.
     pub(super) take: SqlStr,
+    /// token, holder, token, lease, key, token, the token left behind: takes over what stands under that; the fence is
+    /// the last insert id.
+    pub(super) take_over: SqlStr,
     /// key, token, fences, lease, holder: makes the row of a key that has none; the last fence is the last insert id.
     pub(super) insert: SqlStr,
     /// token, key: whether somebody else has it, or it is kept for those in line (null: no row), fence, remaining us,
@@ -131,6 +134,16 @@ impl MysqlStatements {
                     holder = IF(token = ? AND expires > {NOW} AND ? > 1, holder, ?), token = ?, expires = {NOW} + ?
                 WHERE `key` = ? AND (token = ? OR NOT {is_barred}) AND @@SESSION.autocommit"
             )),
+            // What waiters have added to the line stays.
+            take_over: sql(format!(
+                "UPDATE {table} SET
+                    fence = CAST(LAST_INSERT_ID(IF(token = ?, fence, GREATEST(fence + 1, {NOW}))) AS SIGNED),
+                    holder = CONCAT(LEFT(?, {}), RIGHT(holder, IF({wanted}, {MARK_LENGTH}, IF({is_awaited}, {}, 0)))),
+                    token = ?, expires = {NOW} + ?
+                WHERE `key` = ? AND (token = ? OR token = ?) AND expires > {NOW}",
+                LONGEST_LINE - MARK_LENGTH,
+                mark.len()
+            )),
             insert: sql(format!(
                 "INSERT INTO {table} (`key`, token, fence, expires, holder)
                 SELECT ?, ?, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1) + ? - 1),
@@ -154,7 +167,8 @@ impl MysqlStatements {
                     expires = {NOW} + IF(LAST_INSERT_ID({RUNNING} + ({is_awaited}) * {AWAITED}) > 3, 0, 0),
                     holder = IF(token = ?, LEFT(CONCAT('{LEFT_BEHIND}', holder), {LONGEST_LINE}), holder),
                     expires = expires + ?, token = ?
-                WHERE `key` = ? AND (token = ? OR token = ?) AND expires > {NOW}"
+                WHERE `key` = ? AND (token = ? OR token = ? AND expires > {NOW} + {}) AND expires > {NOW}",
+                ENDING.as_micros()
             )),
             note: sql(format!(
                 "UPDATE {table} SET holder = CONCAT(holder, '{mark}')

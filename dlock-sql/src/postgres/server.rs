@@ -82,6 +82,20 @@ impl PostgresServer {
             .await
     }
 
+    /// What an attempt comes to, by this statement, whose last value is `last`.
+    async fn attempt(
+        &self,
+        on: &mut PgConnection,
+        statement: &SqlStr,
+        ask: &Ask,
+        last: Value<'_>,
+    ) -> SqlResult<Taken> {
+        let (key, token) = (Value::Bytes(bytes(&ask.key)), Value::Bytes(ask.token.as_bytes()));
+        let (lease, holder) = (Value::Number(micros(ask.lease)), Value::Text(&ask.holder));
+        let rows = self.all(on, statement, &[key, token, lease, holder, last]).await?;
+        rows.first().map_or(Ok(Taken::Busy(None)), |row| taken(row, 0))
+    }
+
     async fn create(&self, on: &mut PgConnection) -> SqlResult<()> {
         // Whatever is set there, each statement sees what was made before it.
         let mut transaction = on.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
@@ -294,16 +308,11 @@ impl Server for PostgresServer {
     }
 
     async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> SqlResult<Taken> {
-        let token = ask.token.as_bytes();
-        let values = [
-            Value::Bytes(bytes(&ask.key)),
-            Value::Bytes(token),
-            Value::Number(micros(ask.lease)),
-            Value::Text(&ask.holder),
-            Value::Number(i64::from(ask.fences)),
-        ];
-        let rows = self.all(on, &self.statements.take, &values).await?;
-        rows.first().map_or(Ok(Taken::Busy(None)), |row| taken(row, 0))
+        self.attempt(on, &self.statements.take, ask, Value::Number(i64::from(ask.fences))).await
+    }
+
+    async fn take_over(&self, on: &mut PgConnection, ask: &Ask, left: &Token) -> SqlResult<Taken> {
+        self.attempt(on, &self.statements.take_over, ask, Value::Bytes(left.as_bytes())).await
     }
 
     async fn release(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<Option<Released>> {

@@ -9,7 +9,7 @@ use sqlx::SqlStr;
 use super::values::Value;
 use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK, TURNS};
 use crate::session::Name;
-use crate::stored::{IN_LINE, TURN};
+use crate::stored::{ENDING, IN_LINE, TURN};
 use crate::table::TableName;
 use crate::text::{hex, micros, sql};
 
@@ -18,6 +18,8 @@ pub(super) struct PostgresStatements {
     /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us, holder and token of somebody
     /// else.
     pub(super) take: SqlStr,
+    /// key, token, lease in us, holder, the token left behind: as `take`.
+    pub(super) take_over: SqlStr,
     /// key, token, channel: whether the lease was still running, and somebody waits.
     pub(super) release: SqlStr,
     /// key, token, channel, the token left behind, us: whether somebody waits.
@@ -164,6 +166,21 @@ impl PostgresStatements {
                 UNION ALL
                 SELECT fence, {LEFT}, holder, token FROM seen WHERE token IS NOT NULL AND NOT EXISTS (SELECT FROM taken)"#
             )),
+            take_over: sql(format!(
+                r#"WITH taken AS (
+                    UPDATE {table} SET
+                        fence = CASE WHEN token = $2 THEN fence ELSE greatest(fence + 1, {NOW},
+                            (SELECT mark.fence + 1 FROM {table} AS mark WHERE mark.key = '')) END,
+                        holder = $4::text || CASE WHEN {wanted} THEN right(holder, {MARK_LENGTH}) ELSE '' END,
+                        token = $2::bytea, expires = clock_timestamp() + $3::bigint * interval '1 microsecond'
+                    WHERE key = $1::bytea AND (token = $2 OR token = $5::bytea) AND expires > clock_timestamp()
+                    RETURNING fence
+                )
+                SELECT fence, NULL::bigint, NULL::text, NULL::bytea FROM taken
+                UNION ALL
+                SELECT fence, {LEFT}, holder, token FROM {table}
+                WHERE key = $1 AND {IS_HELD} AND NOT EXISTS (SELECT FROM taken)"#
+            )),
             release: sql(format!(
                 r#"WITH freed AS (
                     UPDATE {table} SET {freed} WHERE key = $1::bytea AND token = $2::bytea
@@ -176,11 +193,13 @@ impl PostgresStatements {
                 r#"WITH kept AS (
                     UPDATE {table} SET holder = CASE WHEN token = $2 THEN '{LEFT_BEHIND}' || holder ELSE holder END,
                         token = $4::bytea, expires = clock_timestamp() + $5::bigint * interval '1 microsecond'
-                    WHERE key = $1::bytea AND (token = $2::bytea OR token = $4) AND expires > clock_timestamp()
+                    WHERE key = $1::bytea AND expires > clock_timestamp() AND (token = $2::bytea
+                        OR token = $4 AND expires > clock_timestamp() + {ending} * interval '1 microsecond')
                     RETURNING awaited, holder
                 )
                 SELECT true, awaited, {} FROM kept"#,
-                tell(&format!("NOT {wanted}"), "$3::text")
+                tell(&format!("NOT {wanted}"), "$3::text"),
+                ending = micros(ENDING)
             )),
             // No row that somebody else has locked is waited for: all others would wait with it.
             take_all: sql(format!(

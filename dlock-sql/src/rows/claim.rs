@@ -16,7 +16,7 @@ use super::Rows;
 use super::connections::{Holding, Kind, Limits};
 use super::line::Place;
 use super::progress::Progress;
-use super::steps::{AwaitRelease, Downgrade, Leave, Release, Take};
+use super::steps::{AwaitRelease, Downgrade, Leave, Release, Take, TakeOver};
 use crate::questions::Turn;
 use crate::server::{Ask, Released, Server, Taken};
 use crate::stored;
@@ -158,7 +158,8 @@ impl<S: Server> Claim for RowClaim<S> {
         self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
         // What others of this process learn does not say whether it is this token that holds the lock.
-        let fresh = !self.unknown;
+        let left = self.request.takes_over;
+        let fresh = !self.unknown && left.is_none();
         let fences = if fresh { self.reserves } else { 1 };
         let holder = stored::line(&self.request, fences);
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
@@ -191,7 +192,11 @@ impl<S: Server> Claim for RowClaim<S> {
             Some(answer) => answer,
             None => {
                 self.unknown = true;
-                connections.begin(Kind::Ordinary, Take(ask.clone(), contended), limits, self.sent()).await
+                let (ask, sent) = (ask.clone(), self.sent());
+                match left {
+                    None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, sent).await,
+                    Some(left) => connections.begin(Kind::Ordinary, TakeOver(ask, left), limits, sent).await,
+                }
             }
         };
         if let (Some(asking), Ok(taken)) = (asking, &answer) {
@@ -209,9 +214,12 @@ impl<S: Server> Claim for RowClaim<S> {
                 let with_fences = |grant, last| stored::with_fences(grant, last, fences);
                 Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
             }
-            Taken::Busy(holder) => {
+            Taken::Busy(mut holder) => {
                 self.contended = true;
                 match holder.as_ref().map(|holder| holder.mode) {
+                    Some(Mode::Shared | Mode::Permits { .. }) if left.is_some() => {
+                        holder = self.rows.inspect(&self.request.key).await?.map(Box::new);
+                    }
                     Some(mode @ Mode::Permits { .. }) => return Err(self.conflict(mode)),
                     // From now on it has a place.
                     _ if self.request.fair && self.request.waits => return self.attempt_share().await,

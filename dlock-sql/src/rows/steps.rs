@@ -46,6 +46,7 @@ macro_rules! steps {
 steps! {
     Mark() -> Option<String> = mark(), false, true;
     Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true, false;
+    TakeOver(ask: Ask, left: Token) -> Taken = take_over(ask, left), false, false;
     Release(key: Key, token: Token) -> Option<Released> = release(key, token), false, false;
     Leave(key: Key, token: Token, taken_for: Duration) -> Option<Released> = leave_taken(key, token, *taken_for), false, false;
     TakeAll(asks: Vec<Ask>) -> Vec<Option<Taken>> = take_all(asks), true, false;
