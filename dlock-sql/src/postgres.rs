@@ -57,11 +57,11 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 pub type Postgres = LeaseRows<PostgresServer>;
 
 impl PostgresOptions {
-    /// Returns the statements that make `dlock_take`, `dlock_renew` and `dlock_release`, version 1: functions by which
-    /// programs that do not use dlock take the lock rows of this table, and are respected. To be run once, as one
-    /// script, by whoever owns the table; making them again does no harm. Where the table is named without its schema,
-    /// the script finds it as dlock does, and fails where there are several, or only one of somebody else outside the
-    /// search path.
+    /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
+    /// `dlock_take_over`, version 1: functions by which programs that do not use dlock take the lock rows of this
+    /// table, give and take batons, and are respected. To be run once, as one script, by whoever owns the table; making
+    /// them again does no harm. Where the table is named without its schema, the script finds it as dlock does, and
+    /// fails where there are several, or only one of somebody else outside the search path.
     ///
     /// ```
     /// # fn example() -> dlock_core::Result<()> {

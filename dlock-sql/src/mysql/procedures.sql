@@ -50,4 +50,42 @@ BEGIN
     SELECT running AS released;
 END //
 
+-- Hands the lock over: the token of the baton, 32 hexadecimal digits, or null: the lock was lost before. The caller has
+-- it no more, and nobody else gets it for so long. After a lost reply it can be called again.
+DROP PROCEDURE IF EXISTS dlock_hand_over //
+CREATE PROCEDURE dlock_hand_over(k VARBINARY(512), mine BINARY(16), at_most_ms BIGINT)
+    MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE baton BINARY(16) DEFAULT UNHEX(CONCAT(
+        LPAD(HEX(~CAST(CONV(HEX(LEFT(mine, 8)), 16, 10) AS UNSIGNED)), 16, '0'),
+        LPAD(HEX(~CAST(CONV(HEX(RIGHT(mine, 8)), 16, 10) AS UNSIGNED)), 16, '0')));
+    UPDATE {table} SET
+        holder = IF(token = mine, LEFT(CONCAT('left=1 ', holder), 2048), holder), token = baton,
+        expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + at_most_ms * 1000
+    WHERE `key` = k AND token IN (mine, baton)
+        AND expires > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
+    SELECT IF(ROW_COUNT() = 1, LOWER(HEX(baton)), NULL) AS baton;
+END //
+
+-- Takes over what was handed over with a baton of this token, or adopts what an earlier call took: the fence, or null
+-- where it was taken over before, or its time is over. `mine` and `who` are those of `dlock_take`.
+DROP PROCEDURE IF EXISTS dlock_take_over //
+CREATE PROCEDURE dlock_take_over(
+    k VARBINARY(512), baton CHAR(32), mine BINARY(16), lease_ms BIGINT, who VARBINARY(2048))
+    MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    IF @@SESSION.autocommit = 0 THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'dlock: autocommit is off, so that no lock would be committed';
+    END IF;
+    UPDATE {table} SET
+        fence = LAST_INSERT_ID(IF(token = mine, fence,
+            GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))))),
+        holder = CONCAT(LEFT(who, 2002), RIGHT(holder, IF(SUBSTRING(holder, -46, 6) = ' line=', 46,
+            IF(RIGHT(holder, 8) = ' awaited', 8, 0)))),
+        token = mine, expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + lease_ms * 1000
+    WHERE `key` = k AND (token = mine OR token = UNHEX(baton))
+        AND expires > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
+    SELECT IF(ROW_COUNT() = 1, LAST_INSERT_ID(), NULL) AS fence;
+END //
+
 DELIMITER ;

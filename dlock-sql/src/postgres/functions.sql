@@ -33,3 +33,30 @@ CREATE OR REPLACE FUNCTION dlock_release(k text, mine bytea) RETURNS boolean LAN
         RETURNING expires > clock_timestamp() AS running
     ) SELECT EXISTS (SELECT FROM freed WHERE running)
 $$;
+
+-- Hands the lock over: the token of the baton, 32 hexadecimal digits, or null: the lock was lost before. The caller has
+-- it no more, and nobody else gets it for so long. After a lost reply it can be called again.
+CREATE OR REPLACE FUNCTION dlock_hand_over(k text, mine bytea, at_most interval) RETURNS text LANGUAGE sql AS $$
+    UPDATE {table} SET
+        holder = CASE WHEN token = mine THEN 'left=1 ' || holder ELSE holder END,
+        token = decode(translate(encode(mine, 'hex'), '0123456789abcdef', 'fedcba9876543210'), 'hex'),
+        expires = clock_timestamp() + at_most
+    WHERE key = convert_to(k, 'UTF8') AND expires > clock_timestamp()
+        AND token IN (mine, decode(translate(encode(mine, 'hex'), '0123456789abcdef', 'fedcba9876543210'), 'hex'))
+    RETURNING encode(token, 'hex')
+$$;
+
+-- Takes over what was handed over with a baton of this token, or adopts what an earlier call took: the fence, or null
+-- where it was taken over before, or its time is over. `mine` and `who` are those of `dlock_take`.
+CREATE OR REPLACE FUNCTION dlock_take_over(k text, baton text, mine bytea, lease interval, who text) RETURNS bigint
+LANGUAGE sql AS $$
+    UPDATE {table} SET
+        fence = CASE WHEN token = mine THEN fence
+            ELSE greatest(fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+                (SELECT mark.fence + 1 FROM {table} AS mark WHERE mark.key = '')) END,
+        token = mine, expires = clock_timestamp() + lease,
+        holder = who || coalesce(substring(holder FROM ' line=[0-9a-f]{32}$'), '')
+    WHERE key = convert_to(k, 'UTF8') AND length(mine) = 16 AND expires > clock_timestamp()
+        AND (token = mine OR token = decode(baton, 'hex'))
+    RETURNING fence
+$$;

@@ -89,21 +89,26 @@ async fn what_sql_md_says_to_administrators_of_postgresql_is_sql() {
     }
 }
 
-/// In the order of the table: take, renew, release.
+/// The parameters of the calls in the table, and what of it is handed over.
+const MINE: &str = "07070707070707070707070707070707";
+const BATON: &str = "f8f8f8f8f8f8f8f8f8f8f8f8f8f8f8f8";
+
+/// In the order of the table: take, renew, hand over, take over, release.
 #[tokio::test]
 async fn the_calls_in_sql_md_are_those_of_other_clients_of_postgresql() {
     let db = postgres().await;
     let options = PostgresOptions::from_pool(&db.pool);
     options.migrate().await.unwrap();
     db.run(&options.functions()).await;
-    let token = format!("'\\x{}'::bytea", "07".repeat(16));
     let answers: Vec<_> = inline(SERVERS, "SELECT dlock_");
-    assert_eq!(answers.len(), 3);
-    for (call, column) in answers.iter().zip(["dlock_take", "dlock_renew", "dlock_release"]) {
-        let call = call.replace("$1", &token);
-        // Of a fence, or of a truth.
-        let answer =
-            format!("SELECT CASE {column}::text WHEN 'false' THEN 0 ELSE 1 END::int8 FROM ({call}) answer");
+    let columns = ["dlock_take", "dlock_renew", "dlock_hand_over", "dlock_take_over", "dlock_release"];
+    assert_eq!(answers.len(), columns.len());
+    for (call, column) in answers.iter().zip(columns) {
+        let call = call.replace("$1", &format!("'\\x{MINE}'::bytea")).replace("$2", &format!("'{BATON}'"));
+        // Of a fence, a truth or a token.
+        let answer = format!(
+            "SELECT CASE coalesce({column}::text, 'false') WHEN 'false' THEN 0 ELSE 1 END::int8 FROM ({call}) answer"
+        );
         assert_eq!(db.number(&answer).await, 1, "{call}");
     }
 }
@@ -116,14 +121,17 @@ async fn the_calls_in_sql_md_are_those_of_other_clients_of_mariadb() {
     for statement in options.procedures() {
         db.run(&statement).await;
     }
-    let token = format!("X'{}'", "07".repeat(16));
     let answers: Vec<_> = inline(SERVERS, "CALL dlock_")
         .into_iter()
-        .map(|call| db.server.query(&call.replace('?', &token)))
+        .map(|call| {
+            let batons = usize::from(call.contains("take_over"));
+            let call = call.replacen('?', &format!("'{BATON}'"), batons);
+            db.server.query(&call.replace('?', &format!("X'{MINE}'")))
+        })
         .collect();
-    assert_eq!(answers.len(), 3);
-    assert!(answers[0].trim().parse::<u64>().unwrap() > 0, "{answers:?}");
-    assert_eq!(answers[1..], ["1", "1"]);
+    let [taken, renewed, baton, taken_over, released] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!([&**renewed, &**baton, &**released], ["1", BATON, "1"]);
+    assert!(taken_over.parse::<u64>().unwrap() > taken.parse().unwrap(), "{answers:?}");
 }
 
 #[tokio::test]
@@ -140,6 +148,9 @@ trait OtherClient {
     async fn take(&mut self, key: &str, token: u8) -> Option<u64>;
     async fn renew(&mut self, key: &str, token: u8) -> bool;
     async fn release(&mut self, key: &str, token: u8) -> bool;
+    /// The token of the baton.
+    async fn hand_over(&mut self, key: &str, token: u8) -> Option<String>;
+    async fn take_over(&mut self, key: &str, baton: &str, token: u8) -> Option<u64>;
 }
 
 /// It takes the same locks, and both sides respect each other.
@@ -172,6 +183,39 @@ async fn they_take_and_respect_the_same_locks(locks: Locks, mut other: impl Othe
     assert!(first > 0);
     assert_eq!(locks.inspect("never locked before").await.unwrap().unwrap().fence.unwrap().get(), first);
     assert_eq!(other.take("", 4).await, None, "no lock has this key");
+    they_give_batons_and_take_them_over(&locks, &mut other).await;
+}
+
+/// Each side takes over what the other has handed over.
+async fn they_give_batons_and_take_them_over(locks: &Locks, other: &mut impl OtherClient) {
+    let guard = locks.lock("b").acquire().await.unwrap();
+    let baton = guard.hand_over().await.unwrap();
+    let text = baton.to_text();
+    let [_, _, _, until, _, token, _] = text.splitn(7, ':').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    assert_eq!(other.take_over("b", &"0".repeat(32), 1).await, None, "it has another token");
+    let fence = other.take_over("b", token, 1).await.unwrap();
+    assert!(fence > guard.fence().unwrap().get());
+    assert_eq!(other.take_over("b", token, 1).await, Some(fence), "asked again, it is the same grant");
+    assert_eq!(other.take_over("b", token, 2).await, None, "it is taken over once");
+    assert_eq!(locks.take_over(&baton).await.unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(other.renew("b", 1).await);
+
+    assert_eq!(other.hand_over("b", 2).await, None, "another one has it");
+    let token = other.hand_over("b", 1).await.unwrap();
+    assert_eq!(other.hand_over("b", 1).await.as_ref(), Some(&token), "asked again, it is the same baton");
+    assert!(!other.renew("b", 1).await && !other.release("b", 1).await, "it is handed over");
+    assert!(other.take("b", 3).await.is_none(), "nobody else gets it");
+    let holder = locks.inspect("b").await.unwrap().unwrap();
+    assert!(holder.left_behind && holder.fence.unwrap().get() == fence, "{holder:?}");
+    let baton = format!("dlock-baton:1:{}:{until}:{fence}:{token}:b", baton.backend());
+    let guard = locks.take_over(&baton.parse().unwrap()).await.unwrap();
+    assert!(guard.fence().unwrap().get() > fence);
+    assert_eq!(other.hand_over("b", 1).await, None, "it was lost before");
+    guard.release().await.unwrap();
+    for key in ["b", "never locked either"] {
+        assert_eq!(other.take_over(key, &token, 1).await, None, "it makes no lock");
+        assert_eq!(other.hand_over(key, 1).await, None, "nobody has it");
+    }
 }
 
 struct TokioPostgres(tokio_postgres::Client);
@@ -200,6 +244,17 @@ impl OtherClient for TokioPostgres {
 
     async fn release(&mut self, key: &str, token: u8) -> bool {
         self.is("release($1, $2)", key, token).await
+    }
+
+    async fn hand_over(&mut self, key: &str, token: u8) -> Option<String> {
+        let hand_over = "SELECT dlock_hand_over($1, $2, '30 seconds')";
+        self.0.query_one(hand_over, &[&key, &[token; 16].as_slice()]).await.unwrap().get(0)
+    }
+
+    async fn take_over(&mut self, key: &str, baton: &str, token: u8) -> Option<u64> {
+        let take_over = "SELECT dlock_take_over($1, $2, $3, '30 seconds', 'another client')";
+        let row = self.0.query_one(take_over, &[&key, &baton, &[token; 16].as_slice()]).await.unwrap();
+        row.get::<_, Option<i64>>(0).map(i64::unsigned_abs)
     }
 }
 
@@ -240,6 +295,16 @@ impl OtherClient for CommandLine {
     async fn release(&mut self, key: &str, token: u8) -> bool {
         self.call("release", key, token, "") == "1"
     }
+
+    async fn hand_over(&mut self, key: &str, token: u8) -> Option<String> {
+        Some(self.call("hand_over", key, token, ", 30000")).filter(|answer| answer != "NULL")
+    }
+
+    async fn take_over(&mut self, key: &str, baton: &str, token: u8) -> Option<u64> {
+        let token = format!("{token:02x}").repeat(16);
+        let call = format!("CALL dlock_take_over('{key}', '{baton}', X'{token}', 30000, 'another client')");
+        self.0.query(&call).parse().ok()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -251,8 +316,10 @@ async fn the_command_line_client_of_mariadb_takes_and_respects_the_same_locks() 
         db.run(&statement).await;
     }
     let locks = Locks::new(options.connect().await.unwrap());
-    let refused = db.server.try_query("SET autocommit = 0; CALL dlock_take('a', X'01', 30000, '')");
-    assert!(refused.unwrap_err().to_string().contains("autocommit is off"));
+    for call in ["dlock_take('a', X'01', 30000, '')", "dlock_take_over('a', '01', X'01', 30000, '')"] {
+        let refused = db.server.try_query(&format!("SET autocommit = 0; CALL {call}"));
+        assert!(refused.unwrap_err().to_string().contains("autocommit is off"));
+    }
     they_take_and_respect_the_same_locks(locks, CommandLine(db.server)).await;
 }
 
@@ -267,16 +334,20 @@ async fn the_command_line_clients_run_the_files_for_other_clients_as_they_are() 
     for _ in 0..2 {
         mariadb.server.query(&format!("source {}", script.display()));
     }
-    let token = "07".repeat(16);
+    let token = MINE;
     let call = |call: &str| mariadb.server.query(&format!("CALL dlock_{call}"));
     assert!(call(&format!("take('a', X'{token}', 30000, '')")).parse::<u64>().unwrap() > 0);
     assert_eq!(call(&format!("renew('a', X'{token}', 30000)")), "1");
+    assert_eq!(call(&format!("hand_over('a', X'{token}', 30000)")), BATON);
+    assert!(call(&format!("take_over('a', '{BATON}', X'{token}', 30000, '')")).parse::<u64>().unwrap() > 0);
     assert_eq!(call(&format!("release('a', X'{token}')")), "1");
     PostgresOptions::from_url(&postgresql.server.url()).unwrap().migrate().await.unwrap();
     let script = include_str!("../../src/postgres/functions.sql").replace("{table}", "dlock");
     postgresql.server.query(&script);
     let take = format!("SELECT dlock_take('a', '\\x{token}', '30 seconds', '')");
     assert!(postgresql.server.query(&take).parse::<u64>().unwrap() > 0);
+    let hand_over = format!("SELECT dlock_hand_over('a', '\\x{token}', '30 seconds')");
+    assert_eq!(postgresql.server.query(&hand_over), BATON);
 }
 
 /// sea-orm, on a connection of its own.
@@ -290,12 +361,17 @@ impl SeaOrm {
             sea_orm::DbBackend::Postgres => format!("SELECT dlock_{call}($1, $2{rest}) AS answer"),
             _ => format!("CALL dlock_{call}(?, ?{rest})"),
         };
-        let statement = sea_orm::Statement::from_sql_and_values(backend, text, [key.into(), token.into()]);
-        let row = self.0.query_one_raw(statement).await.unwrap().unwrap();
-        // A fence of MariaDB has no sign.
-        let fence = row.try_get_by_index::<Option<u64>>(0).map(|fence| fence.map(u64::cast_signed));
-        let number = fence.or_else(|_| row.try_get_by_index::<Option<i64>>(0));
-        number.unwrap_or_else(|_| row.try_get_by_index::<Option<bool>>(0).unwrap().map(i64::from))
+        number(&self.ask(text, [key.into(), token.into()]).await)
+    }
+
+    async fn ask<const COUNT: usize>(
+        &self,
+        text: String,
+        values: [sea_orm::Value; COUNT],
+    ) -> sea_orm::QueryResult {
+        let backend = self.0.get_database_backend();
+        let statement = sea_orm::Statement::from_sql_and_values(backend, text, values);
+        self.0.query_one_raw(statement).await.unwrap().unwrap()
     }
 
     fn lease(&self) -> &'static str {
@@ -305,6 +381,13 @@ impl SeaOrm {
             ", 30000"
         }
     }
+}
+
+fn number(row: &sea_orm::QueryResult) -> Option<i64> {
+    // A fence of MariaDB has no sign.
+    let fence = row.try_get_by_index::<Option<u64>>(0).map(|fence| fence.map(u64::cast_signed));
+    let number = fence.or_else(|_| row.try_get_by_index::<Option<i64>>(0));
+    number.unwrap_or_else(|_| row.try_get_by_index::<Option<bool>>(0).unwrap().map(i64::from))
 }
 
 impl OtherClient for SeaOrm {
@@ -319,6 +402,26 @@ impl OtherClient for SeaOrm {
 
     async fn release(&mut self, key: &str, token: u8) -> bool {
         self.call("release", key, token, "").await == Some(1)
+    }
+
+    async fn hand_over(&mut self, key: &str, token: u8) -> Option<String> {
+        let text = match self.0.get_database_backend() {
+            sea_orm::DbBackend::Postgres => "SELECT dlock_hand_over($1, $2, '30 seconds')",
+            _ => "CALL dlock_hand_over(?, ?, 30000)",
+        };
+        let row = self.ask(text.to_owned(), [key.into(), vec![token; 16].into()]).await;
+        row.try_get_by_index(0).unwrap()
+    }
+
+    async fn take_over(&mut self, key: &str, baton: &str, token: u8) -> Option<u64> {
+        let text = match self.0.get_database_backend() {
+            sea_orm::DbBackend::Postgres => {
+                "SELECT dlock_take_over($1, $2, $3, '30 seconds', 'another client')"
+            }
+            _ => "CALL dlock_take_over(?, ?, ?, 30000, 'another client')",
+        };
+        let row = self.ask(text.to_owned(), [key.into(), baton.into(), vec![token; 16].into()]).await;
+        number(&row).map(i64::unsigned_abs)
     }
 }
 

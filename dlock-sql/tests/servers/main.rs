@@ -4,6 +4,7 @@ mod addresses;
 mod attacks;
 #[path = "../by_hand/mod.rs"]
 mod by_hand;
+mod carrying;
 mod clocks;
 mod connections;
 mod failover;

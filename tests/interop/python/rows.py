@@ -33,6 +33,13 @@ class Postgres:
     def renew(self, key, mine):
         return self.one("SELECT dlock_renew(%s, %s, %s * interval '1 ms')", key, mine, LEASE_MS)
 
+    def hand_over(self, key, mine):
+        return self.one("SELECT dlock_hand_over(%s, %s, %s * interval '1 ms')", key, mine, LEASE_MS)
+
+    def take_over(self, key, baton, mine):
+        statement = "SELECT dlock_take_over(%s, %s, %s, %s * interval '1 ms', 'host=python')"
+        return self.one(statement, key, baton, mine, LEASE_MS)
+
     def release(self, key, mine):
         return self.one("SELECT dlock_release(%s, %s)", key, mine)
 
@@ -63,6 +70,12 @@ class Mysql:
     def renew(self, key, mine):
         return self.one("CALL dlock_renew(%s, %s, %s)", key, mine, LEASE_MS)
 
+    def hand_over(self, key, mine):
+        return self.one("CALL dlock_hand_over(%s, %s, %s)", key, mine, LEASE_MS)
+
+    def take_over(self, key, baton, mine):
+        return self.one("CALL dlock_take_over(%s, %s, %s, %s, 'host=python')", key, baton, mine, LEASE_MS)
+
     def release(self, key, mine):
         return self.one("CALL dlock_release(%s, %s)", key, mine)
 
@@ -78,6 +91,11 @@ def main():
         assert fence > last, f"fence {fence} after {last}"
         last = fence
         assert database.take(key, mine) == fence, "it is taken again under its token"
+        baton, mine = database.hand_over(key, mine), secrets.token_bytes(16)
+        fence = database.take_over(key, baton, mine)
+        assert fence > last, f"fence {fence} after {last}"
+        assert database.take_over(key, baton, secrets.token_bytes(16)) is None, "it is taken over once"
+        last = fence
         before = database.one("SELECT n FROM counter")
         assert database.renew(key, mine)
         database.run("UPDATE counter SET n = %s, fence = %s WHERE fence < %s", before + 1, fence, fence)
