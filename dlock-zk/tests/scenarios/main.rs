@@ -4,6 +4,7 @@ mod support;
 
 mod administrators;
 mod cancelling;
+mod carrying;
 mod connections;
 mod crowds;
 mod downgrading;
