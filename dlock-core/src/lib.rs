@@ -12,6 +12,7 @@
 
 pub mod backend;
 mod backends;
+mod baton;
 mod clock;
 mod data_version;
 mod engine;
@@ -33,6 +34,7 @@ pub use backends::prefix::Prefixed;
 pub use backends::quorum::{
     LockOnNodes, Node, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumClaim, QuorumInUse, QuorumVotes,
 };
+pub use baton::Baton;
 pub use clock::{Clock, ManualClock, Timestamp};
 pub use data_version::{DataVersion, VersionCheck};
 #[cfg(dlock_schedules)]
@@ -43,7 +45,7 @@ pub use engine::tasks as keeper;
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
 pub use handles::batch::{Batch, BatchGuard, BatchKey, KeyInMode, read, write};
-pub use handles::baton::{Baton, HandOver};
+pub use handles::baton::HandOver;
 pub use handles::election::{Campaign, Election, Eligibility, Leader, LeaderChanges, Term};
 pub use handles::guard::Guard;
 pub use handles::held::{Ended, Held};

@@ -1,5 +1,6 @@
 //! Locks in a MariaDB or MySQL database.
 
+mod answers;
 mod diagnosis;
 mod failure;
 mod line;

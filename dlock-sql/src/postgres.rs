@@ -1,5 +1,6 @@
 //! Locks in a PostgreSQL database.
 
+mod answers;
 mod diagnosis;
 mod failure;
 mod line;

@@ -11,8 +11,8 @@
 //! The server then has the key under another token than the giver's, for a time: nothing that the giver sent before
 //! touches it. A taker is granted the lock only where the key stands under the baton's token, in one step that draws a
 //! fence; a repeated request finds the taker's own token and adopts the lock. A copy that comes second finds another
-//! token, or nothing, and is refused. A baton that nobody takes ends with its time. See `dlock-core/src/engine/baton.rs`
-//! and, for the server's part, `dlock-core/src/backends/memory/claim.rs`.
+//! token, or nothing, and is refused. A baton that nobody takes ends with its time. See
+//! `dlock-core/src/engine/baton.rs` and, for the server's part, `dlock-core/src/backends/memory/claim.rs`.
 //!
 //! # What is to be shown
 //!
@@ -51,7 +51,8 @@ const OTHER: u8 = 3;
 pub struct Baton {
     /// Length of a lease, and of the time for which the key is left, in ticks.
     pub lease: u8,
-    /// How often the giver asks to leave the key, the first taker to take it over, and everybody else for what it wants.
+    /// How often the giver asks to leave the key, the first taker to take it over, and everybody else for what it
+    /// wants.
     pub attempts: [u8; 3],
     /// Requests that can be on their way at a time.
     pub in_flight: usize,

@@ -28,6 +28,7 @@ const OTHER_FEATURES: &[&str] = &[
     "postgres-tls",
     "redis-credentials",
     "redis-tls",
+    "serde",
     "zk-sasl",
     "zk-tls",
 ];

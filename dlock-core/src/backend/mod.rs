@@ -130,7 +130,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
     ///
     /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by
-    /// itself. None of them [takes over](ClaimRequest::takes_over). One that finds its own token adopts its lock, as in an attempt of its own.
+    /// itself. None of them [takes over](ClaimRequest::takes_over). One that finds its own token adopts its lock, as
+    /// in an attempt of its own.
     ///
     /// # Errors
     ///

@@ -1,14 +1,14 @@
 //! Handing a lock over: closing a hold, and leaving its key for whoever brings the baton.
 //!
 //! ```text
-//! Held ── close ──▶ closed, believed by nobody ── leave ──▶ left under the baton's token ── taken over ──▶ another hold
-//!                        │                                      │
-//!                        └─ failed or dropped: withdrawn        └─ taken by nobody: its time ends it
+//! Held ── close ──▶ closed, believed by nobody ── leave ──▶ left for the baton ── taken over ──▶ another hold
+//!                        │                                    │
+//!                        └─ failed or dropped: withdrawn      └─ taken by nobody: its time ends it
 //! ```
 //!
-//! The belief ends before the first request is sent, so that it has ended whenever the key can be taken over. The key is
-//! left under [another token](crate::Token::left_behind): nothing that was sent for the hold touches it. What is known of
-//! the protocol beyond doubt is in the model `models/src/baton.rs`.
+//! The belief ends before the first request is sent, so that it has ended whenever the key can be taken over. The key
+//! is left under [another token](crate::Token::left_behind): nothing that was sent for the hold touches it. The
+//! protocol is explored by the model `models/src/baton.rs`.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use std::time::{Duration, SystemTime};
 
 use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
+use crate::baton::Baton;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
 use crate::engine::hold::Hold;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::baton::Baton;
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
 use crate::handles::requirement::{Requirement, check};
 use crate::telemetry::Spanned;
@@ -51,9 +51,7 @@ fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
         return unsupported("only a lock that is held alone can be handed over, not what is read or permits");
     }
     if hold.fair && !hold.engine.capabilities.fair {
-        return unsupported(
-            "a lock that is kept in line cannot be handed over; leave out `fair` for this key",
-        );
+        return unsupported("a fair lock cannot be handed over; leave out `fair` for this key");
     }
     if !(MIN_LEASE..=MAX_LEASE).contains(&at_most) {
         return Err(Failure::invalid_config(format!(

@@ -1,204 +1,19 @@
-//! Carrying a lock from process to process.
+//! Handing a lock over, and taking it over.
 
-use std::fmt;
 use std::future::IntoFuture;
 use std::pin::Pin;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use crate::baton::Baton;
 use crate::engine::baton::hand_over;
 use crate::engine::hold::Hold;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
-use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::locks::Locks;
 use crate::handles::requirement::{Requirement, check};
-use crate::key::Key;
-use crate::token::Token;
-
-/// How its text begins.
-const PREFIX: &str = "dlock-baton:1:";
-
-/// A lock on its way from its holder to whoever goes on with the work: another task, another process, another program.
-///
-/// [`Guard::hand_over`] makes it, and [`Locks::take_over`] makes a guard of it. In between nobody holds the lock, and
-/// nobody else gets it:
-///
-/// * **The giver has stopped to believe** before the baton exists, and writes of the giver are stale once the taker has
-///   written, who has a higher fence.
-/// * **It is taken over once.** A copy that comes second is refused with [`ErrorKind::NotHeld`], and so is a baton whose
-///   [time](Self::until) is over: it neither makes the lock anew nor touches what somebody else has.
-/// * **Nobody renews it.** A baton that nobody takes over ends by the server's clock, at [`until`](Self::until) at the
-///   latest, and others get the lock.
-///
-/// The [text](Self::to_text) is a secret: whoever has it can take the lock. Neither `Debug` nor an error shows it. With
-/// the feature `serde` a baton is serialized as that text.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
-/// use dlock_core::{Baton, ErrorKind, Locks, Memory};
-///
-/// let locks = Locks::new(Memory::new());
-/// let guard = locks.lock("order_7").acquire().await?;
-/// let text = guard.hand_over().await?.to_text();
-/// assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::NotHeld);
-/// assert!(locks.lock("order_7").try_acquire().await?.is_none(), "nobody else gets it");
-///
-/// // The text went along with the job. Elsewhere:
-/// let baton: Baton = text.parse()?;
-/// let next = locks.take_over(&baton).await?;
-/// assert!(next.fence() > guard.fence());
-/// assert_eq!(locks.take_over(&baton).await.unwrap_err().kind(), ErrorKind::NotHeld, "once");
-/// next.release().await?;
-/// # Ok(()) }
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Baton {
-    backend: Box<str>,
-    key: Key,
-    /// What the key was left under.
-    token: Token,
-    fence: Option<Fence>,
-    until: SystemTime,
-}
-
-impl Baton {
-    pub(crate) fn new(
-        backend: &str,
-        key: Key,
-        token: Token,
-        fence: Option<Fence>,
-        until: SystemTime,
-    ) -> Self {
-        Self { backend: backend.into(), key, token, fence, until }
-    }
-
-    /// Returns the key of the lock, without the prefix of its [`Locks`].
-    #[must_use]
-    pub fn key(&self) -> &str {
-        self.key.as_str()
-    }
-
-    /// Returns the name of the backend that has the lock, such as `redis`.
-    #[must_use]
-    pub fn backend(&self) -> &str {
-        &self.backend
-    }
-
-    /// Returns the fence of the giver; the taker gets a higher one. `None` on backends without fences.
-    #[must_use]
-    pub fn fence(&self) -> Option<Fence> {
-        self.fence
-    }
-
-    /// Returns until when it can be taken over, by the clock of the process that gave it. It is there to be shown: the
-    /// server's clock decides.
-    #[must_use]
-    pub fn until(&self) -> SystemTime {
-        self.until
-    }
-
-    /// Returns the text from which [`parse`](str::parse) makes the baton again: one line of printable ASCII without
-    /// blanks, of which each version reads those before. **It is a secret**, as a session cookie is: pass it as you pass
-    /// those, and keep it out of logs.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        let millis = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let fence = self.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
-        let (token, key) = (self.token.to_hex(), escaped(self.key.as_str()));
-        format!("{PREFIX}{}:{millis}:{fence}:{token}:{key}", self.backend)
-    }
-}
-
-impl fmt::Debug for Baton {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Baton")
-            .field("backend", &self.backend)
-            .field("key", &self.key.as_str())
-            .field("fence", &self.fence)
-            .field("until", &self.until)
-            .finish_non_exhaustive()
-    }
-}
-
-impl FromStr for Baton {
-    type Err = Error;
-
-    /// Makes a baton of its [text](Self::to_text). Blanks around it, such as the end of a line, are left out.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): it is no such text. The error does not show it.
-    fn from_str(text: &str) -> Result<Self> {
-        parsed(text.trim()).ok_or_else(|| {
-            let what = "this is not the text of a baton, which begins with `dlock-baton:1:`; pass on what \
-                        `Baton::to_text` returned, whole";
-            Error::new(Operation::Configure, Failure::invalid_config(what))
-        })
-    }
-}
-
-fn parsed(text: &str) -> Option<Baton> {
-    let mut parts = text.strip_prefix(PREFIX)?.splitn(5, ':');
-    let backend = parts.next().filter(|name| !name.is_empty() && name.len() <= 64)?;
-    let millis: u64 = parts.next()?.parse().ok()?;
-    let fence = match parts.next()? {
-        "-" => None,
-        number => Some(Fence::new(number.parse().ok()?)),
-    };
-    let token = Token::from_hex(parts.next()?)?;
-    let key = Key::new(unescaped(parts.next()?)?).ok()?;
-    let until = UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
-    Some(Baton::new(backend, key, token, fence, until))
-}
-
-/// The key with all that is not printable ASCII as `%` and two digits, and `%` itself.
-fn escaped(key: &str) -> String {
-    use std::fmt::Write as _;
-
-    let mut text = String::with_capacity(key.len());
-    for byte in key.bytes() {
-        if byte.is_ascii_graphic() && byte != b'%' {
-            text.push(char::from(byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let mut digit = || char::from(rest.next()?).to_digit(16);
-                u8::try_from(digit()? * 16 + digit()?).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for Baton {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.to_text())
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Baton {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <String as serde::Deserialize>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
 
 /// A lock that is about to be handed over: to be awaited. See [`Guard::hand_over`].
 #[derive(Debug)]
@@ -233,8 +48,8 @@ impl Guard {
     ///   for every view. Dropping or releasing the guard afterwards does nothing.
     /// * **Nobody renews the baton.** It can be taken over for a lease, or for what
     ///   [`for_at_most`](HandOver::for_at_most) says; then others get the lock.
-    /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it, it is
-    ///   refused: they rely on the lock.
+    /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it, it
+    ///   is refused: they rely on the lock.
     /// * A key that stays taken by [`with_hold_at_least`](Lock::with_hold_at_least) stays so for at least what is
     ///   missing of that.
     ///
@@ -266,8 +81,8 @@ impl Guard {
     /// The guard holds nothing any more, and there is no baton:
     ///
     /// * [`ErrorKind::NotHeld`]: the server did not have the lock for it.
-    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and other kinds of the backend: it did not confirm. The lock
-    ///   is released in the background.
+    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and other kinds of the backend: it did not confirm. The
+    ///   lock is released in the background.
     ///
     /// # Cancel safety
     ///
@@ -279,8 +94,8 @@ impl Guard {
 }
 
 impl Held {
-    /// Hands the lock over from inside its body, which goes on without it: [`Guard::hand_over`]. The end of the body then
-    /// releases nothing.
+    /// Hands the lock over from inside its body, which goes on without it: [`Guard::hand_over`]. The end of the body
+    /// then releases nothing.
     ///
     /// # Errors
     ///
@@ -364,7 +179,7 @@ impl Lock {
             return refuse(Failure::new(ErrorKind::Unsupported, what));
         }
         // One that is invalid is refused by the acquire.
-        if self.key().is_some_and(|key| *key != baton.key) {
+        if self.key().is_some_and(|key| key != baton.key_of_lock()) {
             return refuse(Failure::invalid_config(format!("the baton is one of the key {:?}", baton.key())));
         }
         if self.engine().name != baton.backend() {
@@ -373,7 +188,7 @@ impl Lock {
                 "the baton is one of a lock on {theirs:?}, and this is one on {ours:?}"
             )));
         }
-        Ok(self.clone().taking_over(baton.token))
+        Ok(self.clone().taking_over(baton.token()))
     }
 }
 
@@ -396,56 +211,20 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Memory;
+    use crate::{Key, Memory, Token};
 
-    fn baton(key: &str) -> Baton {
-        let (key, token) = (Key::new(key).unwrap(), Token::random().unwrap());
-        Baton::new("redis", key, token, Some(Fence::new(7)), UNIX_EPOCH + Duration::from_millis(1_234_567))
-    }
-
-    #[test]
-    fn a_text_gives_the_baton_again_whatever_the_key_is() {
-        for key in ["order_7", "a:b:c", "100%", "ключ \n\t\u{7f}", ":", "%41"] {
-            let baton = baton(key);
-            let text = baton.to_text();
-            assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text:?}");
-            assert_eq!(format!(" {text}\n").parse::<Baton>().unwrap(), baton);
-        }
-        let without = Baton { fence: None, ..baton("k") };
-        assert_eq!(without.to_text().parse::<Baton>().unwrap(), without);
-    }
-
-    #[test]
-    fn what_is_no_text_of_a_baton_is_refused_without_being_shown() {
-        let text = baton("k").to_text();
-        let shown = |text: &str| text.parse::<Baton>().unwrap_err();
-        for wrong in
-            ["", "k", &text[..text.len() - 1], &text[1..], &text.replace("dlock-baton:1", "dlock-baton:2")]
-        {
-            let error = shown(wrong);
-            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{wrong:?}");
-            assert!(wrong.is_empty() || wrong == "k" || !error.to_string().contains(wrong), "{error}");
-        }
-        for (from, to) in [(":7:", ":x:"), (":7:", "::"), (":redis:", "::"), (":k", ":%4"), (":k", ":%FF")] {
-            assert_eq!(shown(&text.replace(from, to)).kind(), ErrorKind::InvalidConfig, "{to:?}");
-        }
-    }
-
-    #[test]
-    fn a_secret_is_not_shown() {
-        let baton = baton("k");
-        let hex = baton.token.to_hex();
-        assert!(baton.to_text().contains(&hex));
-        assert!(!format!("{baton:?} {baton:#?}").contains(&hex[..6]));
+    fn baton(backend: &str) -> Baton {
+        let (key, token) = (Key::new("k").unwrap(), Token::random().unwrap());
+        Baton::new(backend, key, token, None, std::time::SystemTime::now())
     }
 
     #[tokio::test]
     async fn a_baton_of_another_key_or_backend_is_refused_before_any_request() {
         let locks = Locks::new(Memory::new());
-        let error = locks.take_over(&baton("k")).await.unwrap_err();
+        let error = locks.take_over(&baton("redis")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("redis"), "{error}");
-        let ours = Baton { backend: "memory".into(), ..baton("k") };
+        let ours = baton("memory");
         let error = locks.lock("other").from_baton(&ours).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let error = locks.lock("k").read().from_baton(&ours).unwrap_err();

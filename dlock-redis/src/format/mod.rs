@@ -501,8 +501,8 @@ impl Format {
         command
     }
 
-    /// Makes the call that takes over what was left under the token `left`. Rarely used, so that servers need not keep the
-    /// script.
+    /// Makes the call that takes over what was left under the token `left`. Rarely used, so that servers need not keep
+    /// the script.
     pub(crate) fn call_take_over(&self, request: &Request, left: &Token, number: CallNumber) -> Cmd {
         let mut call = redis::cmd("EVAL");
         let Step::Acquire { lease, who, .. } = &request.step else { return call };

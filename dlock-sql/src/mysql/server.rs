@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use dlock_core::backend::Occupancy;
 use dlock_core::{Failure, Fence, Holder, Key, Token};
-use sqlx::mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow};
+use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row};
 
+use super::answers::{Standing, granted};
+pub(super) use super::answers::{bytes, counted, holder};
 use super::diagnosis;
 use super::failure::{UNCOMMITTED, UNLOGGED, classify, has_no_room, no_database, number};
 use super::session::{self, SESSION};
@@ -25,7 +27,6 @@ use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, RowIdentity, Schemas, Server, SqlResult, Taken};
 use crate::session::{FENCE, Found, Name, TURN, Wanted};
 use crate::settings::Settings;
-use crate::stored;
 use crate::table::TableName;
 use crate::text::{hex, micros};
 
@@ -89,38 +90,6 @@ impl MysqlServer {
         let values = [Bytes(bytes(&ask.key)), Bytes(ask.token.as_bytes()), fences, lease, holder];
         Ok(granted(&execute(on, &self.statements.insert, &values).await?))
     }
-}
-
-/// The grant, whose fence is the last insert id, if the one row was written.
-fn granted(done: &MySqlQueryResult) -> Option<Taken> {
-    let fence = || stored::fence(done.last_insert_id().cast_signed());
-    (done.rows_affected() == 1).then(|| Taken::Granted(fence()))
-}
-
-/// The fence of a grant that was counted now, which is not below zero, if the one row was written.
-pub(super) fn counted(done: &MySqlQueryResult) -> Option<Fence> {
-    match granted(done) {
-        Some(Taken::Granted(fence)) => fence,
-        _ => None,
-    }
-}
-
-/// What a row says of its lock.
-enum Standing {
-    Missing,
-    Free,
-    Kept,
-    Held(Box<Holder>),
-}
-
-/// The holder by fence, remaining time and description from this column on.
-pub(super) fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
-    let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
-    Ok(stored::holder(&String::from_utf8_lossy(row.try_get(from + 2)?), row.try_get(from)?, left))
-}
-
-pub(super) fn bytes(key: &Key) -> &[u8] {
-    key.as_str().as_bytes()
 }
 
 impl Server for MysqlServer {

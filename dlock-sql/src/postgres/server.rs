@@ -10,6 +10,8 @@ use dlock_core::{Failure, Fence, Holder, Key, Token};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, SqlStr};
 
+pub(super) use super::answers::{bytes, holder};
+use super::answers::{placed, released, taken};
 use super::diagnosis;
 use super::failure::{OUTDATED, UNPREPARED, classify, has_no_room, is_made_twice, is_missing, no_table};
 use super::listen::Listening;
@@ -26,12 +28,8 @@ use crate::rows::{LineSeen, Resized, ShareAsk, ShareTaken};
 use crate::server::{Ask, Fault, Lease, Pruned, Released, RowIdentity, Schemas, Server, SqlResult, Taken};
 use crate::session::{Found, Name, Wanted};
 use crate::settings::Settings;
-use crate::stored::{self, TURN};
 use crate::table::TableName;
 use crate::text::{micros, number, sql, unhex};
-
-/// When to ask again for a row that is kept for those in line after its lease.
-const KEPT_BEYOND: Duration = Duration::from_millis(50);
 
 /// Whether it can be written. The transaction of a locked row keeps the setting that it began with.
 const IS_FIT: &str = "SELECT current_setting('transaction_read_only') = 'off'
@@ -124,52 +122,6 @@ impl PostgresServer {
         let name = self.table.name();
         format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
     }
-}
-
-/// The holder by fence, remaining time and description from this column on.
-pub(super) fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
-    let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
-    Ok(stored::holder(row.try_get(from + 2)?, row.try_get(from)?, left))
-}
-
-/// What an attempt came to: the holder from this column on, of which a grant has only the fence.
-fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
-    if row.try_get::<Option<i64>, _>(from + 1)?.is_some() {
-        // Nobody has what is kept for those in line.
-        if row.try_get::<Option<&[u8]>, _>(from + 3)? == Some(TURN.as_slice()) {
-            return Ok(Taken::Busy(None));
-        }
-        let mut holder = holder(row, from)?;
-        // Its lease may have ended, and it is kept for those in line: they ask soon.
-        holder.expires_in = holder.expires_in.map(|left| if left.is_zero() { KEPT_BEYOND } else { left });
-        return Ok(Taken::Busy(Some(Box::new(holder))));
-    }
-    Ok(Taken::Granted(stored::fence(row.try_get(from)?)))
-}
-
-/// What a release found, from this column on.
-fn released(row: &PgRow, from: usize) -> SqlResult<Released> {
-    Ok(Released { running: row.try_get(from)?, awaited: row.try_get(from + 1)? })
-}
-
-/// What the rows say of each of so many requests, whose place in their list is the first column.
-fn placed<T>(
-    rows: &[PgRow],
-    count: usize,
-    read: impl Fn(&PgRow) -> SqlResult<T>,
-) -> SqlResult<Vec<Option<T>>> {
-    let mut all: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
-    for row in rows {
-        let place = usize::try_from(row.try_get::<i64, _>(0)? - 1).unwrap_or(usize::MAX);
-        if let Some(of) = all.get_mut(place) {
-            *of = Some(read(row)?);
-        }
-    }
-    Ok(all)
-}
-
-pub(super) fn bytes(key: &Key) -> &[u8] {
-    key.as_str().as_bytes()
 }
 
 impl Server for PostgresServer {

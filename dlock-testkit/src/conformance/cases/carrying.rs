@@ -8,14 +8,16 @@ use dlock_core::{Baton, ErrorKind, Guard};
 use futures_util::future::join_all;
 
 use super::cases;
-use crate::conformance::expect::{error_of, give_back};
+use crate::conformance::expect::{error_of, give_back, soon, until};
 use crate::conformance::{Process, Stage};
 use crate::wire::Wire;
 
 cases! {
     a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else: Carrying, Easy;
     a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock: Carrying, Easy;
+    a_baton_is_refused_where_the_key_was_left_for_another_one: Carrying, Easy;
     of_many_copies_of_a_baton_at_once_one_has_the_lock: Carrying, Easy;
+    who_waits_while_a_lock_is_handed_over_has_a_higher_fence_than_the_taker: Carrying, Easy;
     a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it: Carrying, Timed;
     a_lock_that_was_taken_over_is_renewed: Carrying, Timed;
     a_lock_goes_through_many_hands_with_a_higher_fence_in_each: Carrying, Easy;
@@ -34,7 +36,9 @@ cases! {
 pub const CARRYING: &[&str] = &[
     "a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else",
     "a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock",
+    "a_baton_is_refused_where_the_key_was_left_for_another_one",
     "of_many_copies_of_a_baton_at_once_one_has_the_lock",
+    "who_waits_while_a_lock_is_handed_over_has_a_higher_fence_than_the_taker",
     "a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it",
     "a_lock_that_was_taken_over_is_renewed",
     "a_lock_goes_through_many_hands_with_a_higher_fence_in_each",
@@ -98,6 +102,38 @@ async fn a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_loc
     error_of(theirs.locks.take_over(&baton).await, &[ErrorKind::NotHeld]);
     next.check().expect("it is held");
     give_back(next).await;
+}
+
+/// The token is compared, not only that the key was left.
+async fn a_baton_is_refused_where_the_key_was_left_for_another_one(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let old = handed_over(&ours.take(&key).await).await;
+    let guard = taken_over(&theirs, &old).await;
+    let new = handed_over(&guard).await;
+    error_of(ours.locks.take_over(&old).await, &[ErrorKind::NotHeld]);
+    let next = taken_over(&ours, &new).await;
+    assert_later(&next, &guard);
+    give_back(next).await;
+}
+
+/// It began to wait before, and has the lock after.
+async fn who_waits_while_a_lock_is_handed_over_has_a_higher_fence_than_the_taker(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let waiting = stage.process().await;
+    let guard = ours.take(&key).await;
+    let waiter = waiting.locks.lock(&key);
+    let waits = async { waiter.acquire().await.expect("its turn comes") };
+    let goes_on = async {
+        until("the waiter", || waiting.wire.attempts() > 0).await;
+        let baton = handed_over(&guard).await;
+        let next = taken_over(&theirs, &baton).await;
+        let fence = next.fence();
+        give_back(next).await;
+        fence
+    };
+    let (last, fence) = soon("the turn of who waits", async { tokio::join!(waits, goes_on) }).await;
+    assert!(last.fence() > fence || fence.is_none(), "{:?} after {fence:?}", last.fence());
+    give_back(last).await;
 }
 
 /// The others are refused.
@@ -228,7 +264,7 @@ async fn a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton(s
     give_back(next).await;
 }
 
-/// A guard that does not know of it is told then.
+/// The guard may learn of it only then.
 async fn a_lock_that_is_gone_is_not_handed_over_and_not_made_anew(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let guard = ours.take(&key).await;
