@@ -15,10 +15,6 @@ pub(crate) const AWAITED: &str = " awaited";
 
 const RESERVED: &str = "reserved";
 
-/// What stays taken for no longer than this is not left anew for longer: an end that was asked for is the last word,
-/// also where an earlier request arrives only after it.
-pub(crate) const ENDING: Duration = Duration::from_millis(10);
-
 /// What is added to the line of a row that several hold at a time: how many permits there are, 0 of a lock.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const SEVERAL: &str = "several";

@@ -8,7 +8,10 @@ if type(value) ~= 'string' then
   return value and not string.find(value.err, 'WRONGTYPE', 1, true) and value or { 0, ARGV[5] }
 end
 if string.sub(value, 1, #ARGV[2]) == ARGV[2] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  -- What ends within 10 ms was left by the last word: a request that was sent before does not lengthen it.
+  if redis.call('PTTL', KEYS[1]) > 10 then
+    redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  end
   return { 1, ARGV[5] }
 end
 local fence, line = string.match(value, '^ (%d+%+%d+) (.*)$', #ARGV[1] + 1)

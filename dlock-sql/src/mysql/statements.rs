@@ -5,12 +5,12 @@
 //! does nothing where it would not be committed. An empty text is written and bound as bytes: in some modes `''` is
 //! null.
 
-use dlock_core::backend::LEFT_BEHIND;
+use dlock_core::backend::{ENDING, LEFT_BEHIND};
 use sqlx::SqlStr;
 
 use super::values::literal;
 use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK};
-use crate::stored::{self, ENDING, IN_LINE, TURN};
+use crate::stored::{self, IN_LINE, TURN};
 use crate::table::TableName;
 use crate::text::sql;
 

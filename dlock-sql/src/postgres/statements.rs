@@ -3,13 +3,13 @@
 //! Times are the server's, of the moment they are used, not of the transaction. Each statement is run to its end, since
 //! the server sends the rows before it commits.
 
-use dlock_core::backend::LEFT_BEHIND;
+use dlock_core::backend::{ENDING, LEFT_BEHIND};
 use sqlx::SqlStr;
 
 use super::values::Value;
 use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK, TURNS};
 use crate::session::Name;
-use crate::stored::{ENDING, IN_LINE, TURN};
+use crate::stored::{IN_LINE, TURN};
 use crate::table::TableName;
 use crate::text::{hex, micros, sql};
 

@@ -8,13 +8,13 @@
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
-use dlock_core::backend::LEFT_BEHIND;
+use dlock_core::backend::{ENDING, LEFT_BEHIND};
 use sqlx::SqlStr;
 
 use super::claim::batch;
 use super::line::{self, LineStatements};
 use super::shares::ShareStatements;
-use crate::stored::{AWAITED, ENDING};
+use crate::stored::AWAITED;
 use crate::table::TableName;
 use crate::text::sql;
 
