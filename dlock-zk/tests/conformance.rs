@@ -32,8 +32,8 @@ impl Harness for OnServers {
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         match self.recipe {
-            Recipe::Mutex => &[conformance::LEASES],
-            _ => &[conformance::LEASES, conformance::PERMITS],
+            Recipe::Mutex => &[conformance::LEASES, conformance::CARRYING],
+            _ => &[conformance::LEASES, conformance::CARRYING, conformance::PERMITS],
         }
     }
 }

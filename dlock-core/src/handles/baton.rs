@@ -211,11 +211,32 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Key, Memory, Token};
+    use crate::backend::Attempt;
+    use crate::engine::Spec;
+    use crate::handles::options::Options;
+    use crate::telemetry::Site;
+    use crate::{Key, ManualClock, Memory, Token};
 
     fn baton(backend: &str) -> Baton {
         let (key, token) = (Key::new("k").unwrap(), Token::random().unwrap());
         Baton::new(backend, key, token, None, std::time::SystemTime::now())
+    }
+
+    /// As the request of a hand-over does that was dropped, and arrives after what retracts it.
+    #[tokio::test]
+    async fn what_was_left_and_is_about_to_end_is_not_left_for_longer() {
+        let clock = ManualClock::stopped();
+        let locks = Locks::new(Memory::with_clock(clock.clock()));
+        let (engine, key) = (Arc::clone(locks.engine()), Key::new("k").unwrap());
+        let spec = Spec { engine, key, site: Site::default(), options: Options::default() };
+        let mut claim = spec.claim().unwrap();
+        assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+        let (hour, last) = (Duration::from_secs(3_600), Duration::from_millis(1));
+        for time in [hour, last, hour] {
+            assert!(claim.leave(time).await.unwrap().removed);
+        }
+        clock.advance(last);
+        assert!(locks.inspect("k").await.unwrap().is_none());
     }
 
     #[tokio::test]

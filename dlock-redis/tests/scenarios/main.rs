@@ -6,6 +6,7 @@ mod administering;
 mod administrators;
 mod batches;
 mod cancelling;
+mod carrying;
 mod clients;
 mod clocks;
 mod cluster;

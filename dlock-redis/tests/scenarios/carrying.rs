@@ -1,0 +1,92 @@
+//! Locks that are handed over by a baton.
+
+use dlock_core::{Baton, ErrorKind, Fence, Locks};
+use dlock_redis::Redis;
+use dlock_rig::proxy::Loss;
+
+use crate::support::{HOUR, LONG, Proxied, error_of, fence, held, locks, over, soon, until};
+
+/// One of two copies, which both come at once.
+async fn taken_by_one(takers: [&Locks; 2], baton: &Baton) -> dlock_core::Guard {
+    let (one, other) = tokio::join!(takers[0].take_over(baton), takers[1].take_over(baton));
+    let (guard, refused) = if one.is_ok() { (one, other) } else { (other, one) };
+    error_of(refused, ErrorKind::NotHeld);
+    guard.unwrap()
+}
+
+/// Each baton goes to two processes, connections end before answers come, and the giver writes late each time.
+#[tokio::test]
+async fn a_lock_goes_through_hundreds_of_hands_in_two_copies_over_a_wire_that_loses_answers() {
+    let on = Proxied::start();
+    let mut processes = Vec::new();
+    for _ in 0..3 {
+        processes.push(on.locks(LONG).await);
+    }
+    let resource = Redis::connect(&on.server.url()).await.unwrap();
+    let mut guard = processes[0].lock("order").acquire().await.unwrap();
+    for number in 0..300_usize {
+        if number % 3 == 0 {
+            // The hand-over's, or one of the two take-overs'.
+            on.proxy.lose_reply(1 + number as u64 / 3 % 3, "EVAL", Loss::Cut);
+        }
+        let before = fence(&guard);
+        let baton = guard.hand_over().await.unwrap();
+        error_of(guard.check(), ErrorKind::NotHeld);
+        let takers = [&processes[number % 3], &processes[(number + 1) % 3]];
+        let next = soon("one of the takers", taken_by_one(takers, &baton)).await;
+        next.check().unwrap();
+        assert!(fence(&next) > before, "{} after {before}", fence(&next));
+        assert!(resource.fenced_set("stock", "new", Fence::new(fence(&next))).await.unwrap());
+        assert!(!resource.fenced_set("stock", "old", Fence::new(before)).await.unwrap());
+        guard = next;
+    }
+    assert!(on.proxy.lost() >= 90, "{} were lost", on.proxy.lost());
+    guard.release().await.unwrap();
+    until("the clean-up", || !held(&on.server).iter().any(|key| key == "order")).await;
+}
+
+#[tokio::test]
+async fn a_hand_over_and_a_take_over_are_one_request_each() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(LONG).await, on.locks(LONG).await);
+    for locks in [&ours, &theirs] {
+        locks.lock("before").acquire().await.unwrap().release().await.unwrap();
+    }
+    let guard = ours.lock("order").acquire().await.unwrap();
+    let count = || on.proxy.requests().get("EVAL").copied().unwrap_or_default();
+    let before = count();
+    let baton = guard.hand_over().await.unwrap();
+    assert_eq!(count() - before, 1);
+    let guard = theirs.take_over(&baton).await.unwrap();
+    assert_eq!(count() - before, 2);
+    guard.release().await.unwrap();
+}
+
+/// The mark that somebody listens, which the release looks at.
+#[tokio::test]
+async fn who_waits_through_a_hand_over_is_notified_of_the_takers_release() {
+    let on = Proxied::start();
+    let (ours, theirs) = (on.locks(HOUR).await, over(Redis::connect(&on.url()).await.unwrap(), HOUR));
+    let guard = ours.lock("order").acquire().await.unwrap();
+    let waiter = locks(&on.server.url(), HOUR).await.lock("order").with_wait(HOUR);
+    let waiter = tokio::spawn(async move { waiter.acquire().await });
+    let stored = || on.server.command::<String>(&["GET", "dlock:order"]);
+    until("the mark of the waiter", || stored().ends_with(" !")).await;
+    let baton = guard.hand_over().await.unwrap();
+    until("the mark of the waiter on what was left", || stored().ends_with(" !")).await;
+    let guard = theirs.take_over(&baton).await.unwrap();
+    assert!(stored().ends_with(" !"), "{}", stored());
+    guard.release().await.unwrap();
+    soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Its token is no owner that could be carried there.
+#[tokio::test]
+async fn in_redissons_form_a_lock_stays_where_it_is() {
+    let on = Proxied::start();
+    let redisson = locks(&format!("{}?redisson=true", on.server.url()), LONG).await;
+    let guard = redisson.lock("order").acquire().await.unwrap();
+    error_of(guard.hand_over().await, ErrorKind::Unsupported);
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
