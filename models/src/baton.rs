@@ -49,8 +49,10 @@ const OTHER: u8 = 3;
 /// The model; its size is in the fields.
 #[derive(Clone, Debug)]
 pub struct Baton {
-    /// Length of a lease, and of the time for which the key is left, in ticks.
+    /// Length of a lease in ticks.
     pub lease: u8,
+    /// For how many ticks the key is left: a giver may say less than its lease.
+    pub kept: u8,
     /// How often the giver asks to leave the key, the first taker to take it over, and everybody else for what it
     /// wants.
     pub attempts: [u8; 3],
@@ -94,13 +96,13 @@ impl Baton {
     /// The size of the tests.
     #[must_use]
     pub const fn small(rules: Rules) -> Self {
-        Self { lease: 2, attempts: [2, 2, 1], in_flight: 2, rules }
+        Self { lease: 2, kept: 1, attempts: [2, 2, 1], in_flight: 2, rules }
     }
 
     /// More requests, and more of them on their way.
     #[must_use]
     pub const fn large(rules: Rules) -> Self {
-        Self { lease: 2, attempts: [2, 2, 2], in_flight: 3, rules }
+        Self { lease: 2, kept: 1, attempts: [2, 2, 2], in_flight: 3, rules }
     }
 }
 
@@ -235,7 +237,7 @@ impl State {
             }
             Leave if stands == Some(own) || stands == Some(baton) => {
                 if let Some(lock) = &mut self.lock {
-                    (lock.token, lock.left, lock.waits) = (baton, model.lease, true);
+                    (lock.token, lock.left, lock.waits) = (baton, model.kept, true);
                 }
             }
             Withdraw if stands == Some(own) => self.lock = None,
