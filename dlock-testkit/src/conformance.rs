@@ -150,6 +150,7 @@ pub const WITH_FENCES: &[&str] = &[
 /// The cases about what a lease does, for [`Harness::left_out`] of a backend whose locks a session keeps: its own tests
 /// say what that does instead.
 pub const LEASES: &[&str] = &[
+    "each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone",
     "a_lock_of_a_batch_that_was_deleted_ends_it_and_the_others_are_given_back",
     "a_renewal_that_panics_is_made_again",
     "renewals_and_losses_take_their_course_under_a_subscriber_that_panics",
